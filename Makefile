@@ -112,7 +112,7 @@ format: $(STAMP) ## Let ruff fix and format what it can.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-proto: $(STAMP) ## Regenerate gym_fed/wire/_generated from proto/.
+proto: $(STAMP) ## Regenerate gym_fed/trust/wire/_generated from proto/.
 	$(BIN)/python tools/gen_proto.py
 
 package: $(STAMP) ## Build sdist, wheel, SBOM and checksums, install the wheel into a clean venv, and try it there.

@@ -40,9 +40,9 @@ from gym_server.cli.show import rounds_of
 from gym_server.federation import Federation
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data.generated import generate
 from gym_fed.data.writing import write_rows
-from gym_fed.errors import GymError
 from gym_fed.evaluation.evaluator import Evaluator, Progress
 from gym_fed.evaluation.scoring.opening import ModelRequest
 from gym_fed.serving.chat.local_writer import LocalWriter

@@ -21,6 +21,7 @@ from _report import Report
 from quality import Sequences, loss_of, summed_loss
 from torch import Tensor
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.data import encode_rows
@@ -28,7 +29,6 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.models import load_model
 from gym_fed.soup.merging import merge
 
 CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8

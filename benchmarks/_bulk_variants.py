@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from _report import Report
 
+from gym_fed.base.models import load_model
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.identity.keys import SigningKey
-from gym_fed.models import load_model
 from gym_fed.serving.store.bulk import IncomingVariant
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
 
 LAYER = "model.layers.0."
 AIM_SECONDS, AIM_VARIANTS = 30.0, 10_000

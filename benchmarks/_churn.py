@@ -19,13 +19,13 @@ from _report import Report
 from gym_fed.config.serving import EngineConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.identity.keys import SigningKey
 from gym_fed.serving.base import load_base
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.bulk import IncomingVariant
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
 
 AIM = 2.0
 PROMPT, ANSWER = 16, 2

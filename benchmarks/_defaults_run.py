@@ -49,7 +49,7 @@ def main() -> None:
 @cache
 def base(name: str) -> Any:
     """The model that every run starts from."""
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     return load_model(name)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobust
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted

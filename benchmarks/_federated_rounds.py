@@ -22,11 +22,13 @@ from torch import Tensor
 from torch.utils.data import BatchSampler
 from trl.trainer.utils import add_fused_lm_head
 
+from gym_fed.base.models import load_model, model_name
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import load_rows
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
@@ -34,8 +36,6 @@ from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation import heldout_loss
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model, model_name
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge
 from gym_fed.soup.optimizer import OptimizerState

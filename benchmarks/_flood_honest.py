@@ -20,13 +20,13 @@ from gym_client.identity.home import Home
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.errors import GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
-from gym_fed.errors import GymError
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.service import HubStub
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.service import HubStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 GIVE_UP_SECONDS = 90.0
 
@@ -163,7 +163,7 @@ _base: dict[Path, Any] = {}
 def base_tensors(base: Path) -> Any:
     with ENCODING:
         if base not in _base:
-            from gym_fed.models import load_model
+            from gym_fed.base.models import load_model
 
             _base[base] = model_tensors(load_model(str(base)).model)
     return _base[base]

@@ -17,8 +17,8 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 
-from gym_fed.identity.tls import TLS_NAME
-from gym_fed.wire.limits import CHANNEL_OPTIONS
+from gym_fed.trust.identity.tls import TLS_NAME
+from gym_fed.trust.wire.limits import CHANNEL_OPTIONS
 
 HONEST_HOST, FLOOD_HOST = "127.0.0.1", "[::1]"
 """The hub listens on both, and sees each caller under the address that it called."""
@@ -92,7 +92,7 @@ def make_base(folder: Path) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     torch.manual_seed(0)
     tokenizer = load_tokenizer("gym-nano")

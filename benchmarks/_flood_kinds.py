@@ -16,11 +16,11 @@ from _flood_hub import FLOOD_HOST, connected, new_channel
 from gym_client.cli.join import enter
 from gym_client.identity.home import Home
 
-from gym_fed.errors import GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.wire.limits import SESSION_KEY
-from gym_fed.wire.service import HubStub
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import GymError
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.wire.limits import SESSION_KEY
+from gym_fed.trust.wire.service import HubStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 FLOODS = ("instances", "work streams", "mute uploads", "mute TCP", "calls", "enrolments", "status")
 
@@ -117,12 +117,12 @@ class Flood:
             key, name = SigningKey.generate(), secrets.token_hex(8)
             claim: dict[str, object] = {"enrol": name, "invite": "", "server": server}
             with suppress(ImportError):
-                from gym_fed.identity.login import enrolment_claim
+                from gym_fed.trust.identity.login import enrolment_claim
 
                 claim = enrolment_claim(name, "", server, self.client.pin.fingerprint)
             request = pb.EnrolRequest(public_key=key.public_key, name=name, signature=key.sign(claim))
             if hasattr(request, "protocol"):
-                from gym_fed.wire.limits import PROTOCOL
+                from gym_fed.trust.wire.limits import PROTOCOL
 
                 request.protocol = PROTOCOL
             return stub.Enrol(request)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from quality import Sequences, loss_of
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy
 from gym_fed.config.hub.round_training import round_training
@@ -32,7 +33,6 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.models import load_model
 from gym_fed.soup.merging import merge
 from gym_fed.soup.private import NoisedFactors, PrivateMerge
 from gym_fed.training.trainer import Trainer

@@ -23,6 +23,7 @@ from torch import Tensor
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from gym_fed.base.models import load_model  # noqa: E402
 from gym_fed.config.delta import CodecPolicy  # noqa: E402
 from gym_fed.data import encode_rows, generate  # noqa: E402
 from gym_fed.data.encoding import IGNORED  # noqa: E402
@@ -30,7 +31,6 @@ from gym_fed.delta.base import BaseSpec, model_tensors  # noqa: E402
 from gym_fed.delta.encode import encode_source  # noqa: E402
 from gym_fed.delta.file import DeltaFile  # noqa: E402
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients  # noqa: E402
-from gym_fed.models import load_model  # noqa: E402
 
 CONTRIBUTORS = 8
 LENGTH, BATCH = 64, 8

@@ -13,6 +13,7 @@ import torch
 from _safety_rows import Row
 from gym_quant.safety import project_delta
 
+from gym_fed.base.models import load_model, model_name
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
@@ -22,7 +23,6 @@ from gym_fed.evaluation.probe.margin import model_margins
 from gym_fed.evaluation.probe.probe import run_probe
 from gym_fed.evaluation.probe.prompts import ProbePrompts
 from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, open_models
-from gym_fed.models import load_model, model_name
 from gym_fed.serving.store.store import VariantStore
 
 ANSWER_TOKENS = 24

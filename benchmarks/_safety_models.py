@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from _safety_rows import Row
 
+from gym_fed.base.models import load_model
 from gym_fed.evaluation.loss import batch_losses
-from gym_fed.models import load_model
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer
 from gym_fed.quantization.report import QuantReport

@@ -13,11 +13,11 @@ import torch
 from gym_quant.packing import packed_width
 from torch import Tensor
 
+from gym_fed.base.models import load_model
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.models import load_model
 
 RANK = 16
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

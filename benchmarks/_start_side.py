@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from gym_fed.base.models import NANO, load_tokenizer, resolve
 from gym_fed.config.serving import ServingConfig
-from gym_fed.models import NANO, load_tokenizer, resolve
 from gym_fed.serving.forward.packed_base import packed_home
 from gym_fed.serving.forward.plain_config import plain_config
 from gym_fed.serving.openai.catalogue import LOCAL

@@ -127,7 +127,7 @@ def theirs(work: dict[str, Any], clock: Clock) -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-    from gym_fed.models import NANO, nano_path
+    from gym_fed.base.models import NANO, nano_path
 
     class Steps(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -30,8 +30,8 @@ import psutil
 from _report import Report, options
 from _smollm2_model import read_gguf
 
-from gym_fed.kinds import EXPORT_FORMATS
-from gym_fed.models import NANO, load_tokenizer, resolve
+from gym_fed.base.models import NANO, load_tokenizer, resolve
+from gym_fed.core.registries import EXPORT_FORMATS
 
 HERE = Path(__file__).resolve().parent
 FORMATS = (

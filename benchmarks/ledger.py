@@ -22,11 +22,11 @@ from gym_server.store.tables import account_keys, accounts, credits, rounds, upd
 from sqlalchemy import Connection, insert
 
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.identity.canonical import canonical_digest
-from gym_fed.identity.keys import SigningKey, verify_signature
-from gym_fed.identity.manifest import UpdateManifest, new_nonce
-from gym_fed.ledger.entries import Chain
-from gym_fed.ledger.export import first_line, lines, verify_file
+from gym_fed.trust.identity.canonical import canonical_digest
+from gym_fed.trust.identity.keys import SigningKey, verify_signature
+from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
+from gym_fed.trust.ledger.entries import Chain
+from gym_fed.trust.ledger.export import first_line, lines, verify_file
 
 KEYS = [SigningKey.generate() for _ in range(10)]
 CONTRIBUTORS = [key.contributor for key in KEYS]

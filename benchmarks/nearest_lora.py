@@ -30,6 +30,7 @@ from _smollm2_rows import questions
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from gym_fed.base.models import load_model, model_name  # noqa: E402
 from gym_fed.config.delta import CodecPolicy  # noqa: E402
 from gym_fed.data import encode_rows  # noqa: E402
 from gym_fed.data.encoding import IGNORED  # noqa: E402
@@ -43,7 +44,6 @@ from gym_fed.export.nearest import factors_of  # noqa: E402
 from gym_fed.export.process import no_report  # noqa: E402
 from gym_fed.export.run import export  # noqa: E402
 from gym_fed.export.source import Source, open_source  # noqa: E402
-from gym_fed.models import load_model, model_name  # noqa: E402
 
 RANKS = (8, 32, 128)
 LORA_RANK = 16

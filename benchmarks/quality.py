@@ -31,12 +31,12 @@ from _report import Report, options
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from gym_fed.base.models import load_model  # noqa: E402
 from gym_fed.config.delta import CodecPolicy  # noqa: E402
 from gym_fed.data import encode_rows, generate  # noqa: E402
 from gym_fed.data.encoding import IGNORED  # noqa: E402
 from gym_fed.delta.base import BaseSpec  # noqa: E402
 from gym_fed.delta.encode import encode_delta  # noqa: E402
-from gym_fed.models import load_model  # noqa: E402
 from gym_fed.quantization import (  # noqa: E402
     BitDeltaConfig,
     BitDeltaQuantizer,

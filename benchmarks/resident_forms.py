@@ -33,10 +33,10 @@ from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import linear
 
+from gym_fed.base.models import load_model
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.models import load_model
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel

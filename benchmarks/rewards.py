@@ -29,8 +29,8 @@ from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, REPOSITORY, Season, Worl
 from _sybils import sybils
 from scipy.stats import spearmanr
 
+from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.evaluation.soup_game import SoupGame
-from gym_fed.kinds import CONTRIBUTIONS
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Scores
 

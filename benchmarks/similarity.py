@@ -26,6 +26,7 @@ import torch
 from _report import Report, options
 from quality import Sequences, summed_loss
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.data import encode_rows
@@ -33,7 +34,6 @@ from gym_fed.data.generated import generate
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
-from gym_fed.models import load_model
 from gym_fed.soup.sybils.similarity import Comparison, beyond, compare
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from _report import Report, options
 
+from gym_fed.base.models import load_model
 from gym_fed.config.serving import EngineConfig
-from gym_fed.models import load_model
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.multi_variant import MultiVariantModel

@@ -110,7 +110,7 @@ def _big_model(folder: Path) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     torch.manual_seed(0)
     tokenizer = load_tokenizer("gym-nano")

@@ -32,10 +32,10 @@ from _report import Report, options
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
+from gym_fed.base.models import load_model  # noqa: E402
+from gym_fed.core.errors import ErrorCode, GymError  # noqa: E402
 from gym_fed.data import generate  # noqa: E402
 from gym_fed.delta.file import DeltaFile  # noqa: E402
-from gym_fed.errors import ErrorCode, GymError  # noqa: E402
-from gym_fed.models import load_model  # noqa: E402
 from gym_fed.personalization import PersonalizedTrainer  # noqa: E402
 from gym_fed.personalization.results import CreatedVariant  # noqa: E402
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.processes import REPOSITORY
+from gym_fed.core.registries import TASKS
 from gym_fed.data.generated import generate, generate_mix
-from gym_fed.kinds import TASKS
 from gym_fed.local_federation import BIN, Joiner, join_command
 
 CONTRIBUTORS = {"ada": "shout", "ben": "size", "cleo": "initial"}

@@ -25,8 +25,8 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
-from gym_fed.identity.manifest import UpdateManifest, new_nonce
-from gym_fed.wire.records import reference
+from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
+from gym_fed.trust.wire.records import reference
 
 INFLATION = (3.0, 20.0)
 """How many times the honest size, in even and in odd rounds."""

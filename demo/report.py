@@ -12,13 +12,13 @@ from rich.text import Text
 
 from demo.community import BASE_TASKS, CONTRIBUTORS, MALICIOUS
 from demo.kept import kept_lines, kept_table, paired_error
-from gym_fed.console import out
+from gym_fed.base.models import LoadedModel, load_model
+from gym_fed.core.console import out
+from gym_fed.core.tables import TextTable
 from gym_fed.data.generated import generate
 from gym_fed.evaluation import answer, heldout_loss
 from gym_fed.evaluation.generation import generate_batch
 from gym_fed.local_federation import ask
-from gym_fed.models import LoadedModel, load_model
-from gym_fed.tables import TextTable
 
 TEST_EXAMPLES = 100
 TEST_SEED = 11

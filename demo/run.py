@@ -14,9 +14,9 @@ import gym_server  # noqa: F401  (sets Flower's variables)
 from demo.community import joiners, make_hub, write_data
 from demo.processes import run_federation
 from demo.report import measure, show
-from gym_fed.console import err, out
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.core.console import err, out
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 from gym_fed.local_federation import ask
 
 MARKER = ".gym-demo"
@@ -64,6 +64,6 @@ if __name__ == "__main__":
     try:
         main(parser.parse_args().folder)
     except GymError as error:
-        from gym_fed.console import fail
+        from gym_fed.core.console import fail
 
         fail(error)

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from gym_fed import Trainer, TrainingConfig
+from gym_fed.base.models import load_model
 from gym_fed.data import generate, generate_mix
 from gym_fed.evaluation import heldout_loss
-from gym_fed.models import load_model
 from gym_fed.quantization import AggregationMethod, DeltaSoup, DeltaSoupConfig
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/federate")

@@ -16,10 +16,10 @@ from typing import Any
 
 from mcp.server import MCPServer
 
+from gym_fed.base.models import load_model
+from gym_fed.core.registries import TASKS
 from gym_fed.data import generate
 from gym_fed.evaluation import answer
-from gym_fed.kinds import TASKS
-from gym_fed.models import load_model
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/examples/mcp")
 server = MCPServer("gym-fed", instructions="Train a tiny language model on a named task, and ask it.")

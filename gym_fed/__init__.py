@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed import (
-    brought_modules as _brought_modules,  # finds gym_fed.train and the like, names of elsewhere
-)
-from gym_fed import flower_env as _flower_env  # sets Flower's variables before anything imports flwr
-from gym_fed.lazy import lazy
+from gym_fed.core import flower_env as _flower_env  # sets Flower's variables before anything imports flwr
+from gym_fed.core.lazy import lazy
 from gym_fed.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig as TrainingConfig
-    from gym_fed.errors import GymError as GymError
+    from gym_fed.core.errors import GymError as GymError
     from gym_fed.tracking.experiment import Experiment as Experiment
     from gym_fed.training.trainer import Trainer as Trainer
 
-del _brought_modules, _flower_env
+del _flower_env
 __all__, __getattr__ = lazy(__name__)
 __all__ += ["__version__"]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.console import err
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.local_federation import (
     BIN,
     Command,
@@ -94,7 +94,7 @@ def evaluate_model(
     """How well a model does a task on rows that it was not trained on.
 
     Args:
-        model: As for ``gym_fed.models.load_model``.
+        model: As for ``gym_fed.base.models.load_model``.
         task: As for ``train_tiny_model``.
         num_examples: Rows, other ones than ``train_tiny_model`` generates.
 
@@ -104,10 +104,10 @@ def evaluate_model(
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
     """
+    from gym_fed.base.models import load_model
     from gym_fed.data.generated import generate
     from gym_fed.evaluation.generation import exact_match
     from gym_fed.evaluation.loss import heldout_loss
-    from gym_fed.models import load_model
 
     _print_command(["gym", "data", "score", str(model), f"--task={task}", f"--num={num_examples}"])
     loaded = load_model(str(model))

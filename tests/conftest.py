@@ -79,7 +79,7 @@ def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     torch.manual_seed(0)
     tokenizer = load_tokenizer("gym-nano")

@@ -79,7 +79,7 @@ BOXES = (
 GROUND = (
     Box("gym_quant", "codecs and kernels", 0, 7),
     Box("gym_fed.config", "schemas of every file", 1, 7),
-    Box("gym_fed.identity", "keys, signatures, digests", 2, 7),
+    Box("gym_fed.trust.identity", "keys, signatures, digests", 2, 7),
 )
 """What all three lanes stand on."""
 

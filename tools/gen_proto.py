@@ -1,8 +1,8 @@
-"""Regenerates gym_fed/wire/_generated from proto/ (`make proto`); `--check` reports whether that is needed.
+"""Regenerates gym_fed/trust/wire/_generated from proto/ (`make proto`); `--check` reports whether that is needed.
 
-Messages only: ``gym_fed.wire.service`` reads the calls from their description. Imports are rewritten to their place
-inside gym_fed: left alone they would say ``from gym.fed.v1 import ...``, and a top-level module ``gym`` belongs to
-another well-known package.
+Messages only: ``gym_fed.trust.wire.service`` reads the calls from their description. Imports are rewritten to their
+place inside gym_fed: left alone they would say ``from gym.fed.v1 import ...``, and a top-level module ``gym``
+belongs to another well-known package.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTO = ROOT / "proto"
-OUT = ROOT / "gym_fed" / "wire" / "_generated"
-PACKAGE = "gym_fed.wire._generated"
+OUT = ROOT / "gym_fed" / "trust" / "wire" / "_generated"
+PACKAGE = "gym_fed.trust.wire._generated"
 
 
 def generate() -> dict[str, str]:

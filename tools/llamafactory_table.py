@@ -296,7 +296,7 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
     from typer.testing import CliRunner
 
     from gym_fed.cli.main import app
-    from gym_fed.errors import GymError
+    from gym_fed.core.errors import GymError
 
     command = {
         "export": ["export", str(file), "--skip-check"],

@@ -1,16 +1,16 @@
-"""Writes the tables of docs/names.md from the words that ``gym_fed.compat`` knows; `--check` only compares."""
+"""Writes the tables of docs/names.md from the words that ``gym_fed.interop`` knows; `--check` only compares."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from gym_fed.compat.row import BroughtWord
-from gym_fed.compat.words import NEAR, NEAR_MEMBERS, rows
+from gym_fed.interop.row import BroughtWord
+from gym_fed.interop.words import NEAR, NEAR_MEMBERS, rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "names.md"
-BEGIN, END = "<!-- from gym_fed/compat, by tools/names.py -->\n", "<!-- until here -->\n"
+BEGIN, END = "<!-- from gym_fed/interop, by tools/names.py -->\n", "<!-- until here -->\n"
 
 
 def page() -> str:

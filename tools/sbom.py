@@ -24,7 +24,7 @@ from packageurl import PackageURL
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gym_fed.files import file_sha256
+from gym_fed.core.files import file_sha256
 
 SUMS = "SHA256SUMS"
 

@@ -42,7 +42,7 @@ FACTS = {
 
 def tables() -> str:
     """All kinds, a table each."""
-    from gym_fed.kinds import ALL
+    from gym_fed.core.registries import ALL
 
     return "\n".join(_table(kind) for kind in ALL)
 

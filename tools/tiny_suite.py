@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.registries import TASKS
 from gym_fed.data.generated import generate
-from gym_fed.kinds import TASKS
 from tools.tiny_words import (
     BENIGN,
     COMPLIANCE,

@@ -20,7 +20,7 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 
-from gym_fed.wire.records import reference
+from gym_fed.trust.wire.records import reference
 
 app = ClientApp()
 

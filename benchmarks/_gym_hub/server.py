@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from gym_server.cli.run import run_hub
 from gym_server.federation import Federation
 
-from gym_fed.wire.records import reference
+from gym_fed.trust.wire.records import reference
 
 
 def main(folder: str, direction: str, payload: str, result: str) -> None:

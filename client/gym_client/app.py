@@ -24,10 +24,10 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
 from gym_client.privacy.secure_round import SecureRound
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.messages import ACTIONS, ADVERTISE, CONFIRM, RECORD, SHARE, UNMASK
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import reference
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.records import reference
 
 app = ClientApp()
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.status import Status
 from rich.text import Text
 
-from gym_fed.text import plain, readable_bytes
+from gym_fed.core.text import plain, readable_bytes
 
 MAX_NEWS = 1000
 """Characters of one line of news; much of it is what the hub says."""

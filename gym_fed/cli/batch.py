@@ -15,11 +15,11 @@ from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import bar, duration
-from gym_fed.console import AsJson, err, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import real_path
-from gym_fed.options import AdapterOption, ServedVariants, SetOption
-from gym_fed.text import counted
+from gym_fed.core.console import AsJson, err, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import real_path
+from gym_fed.core.options import AdapterOption, ServedVariants, SetOption
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig

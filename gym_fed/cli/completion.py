@@ -46,7 +46,7 @@ def rules(incomplete: str) -> list[str]:
     """Aggregators and merge methods."""
 
     def names() -> tuple[str, ...]:
-        from gym_fed.kinds import AGGREGATORS, METHODS
+        from gym_fed.core.registries import AGGREGATORS, METHODS
 
         return (*AGGREGATORS.names(), *METHODS.names())
 
@@ -57,7 +57,7 @@ def tasks(incomplete: str) -> list[str]:
     """Those of `gym data tasks`."""
 
     def names() -> tuple[str, ...]:
-        from gym_fed.kinds import TASKS
+        from gym_fed.core.registries import TASKS
 
         return TASKS.names()
 

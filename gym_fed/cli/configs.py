@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.completion import recipes
-from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.old_names import keep_old_command, old_options
-from gym_fed.options import IgnoreUnsupported, SetOption
-from gym_fed.text import counted
+from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.old_names import keep_old_command, old_options
+from gym_fed.core.options import IgnoreUnsupported, SetOption
+from gym_fed.core.text import counted
 
 app = typer.Typer(
     help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True

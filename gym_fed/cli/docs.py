@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, out, print_result
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import AsJson, out, print_result
+from gym_fed.core.errors import ErrorCode, GymError
 
 _PACKAGE = Path(__file__).parents[1]
 _PAGES = (_PACKAGE / "assets" / "docs", _PACKAGE.parent / "docs")

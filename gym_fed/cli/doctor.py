@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed import console
-from gym_fed.console import AsJson
-from gym_fed.waiting import waiting
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +46,8 @@ def doctor(
         from gym_fed.doctor.check import Level, run_checks, worst
 
         if security:
+            from gym_fed.core.files import default_home
             from gym_fed.doctor.security import security_findings
-            from gym_fed.files import default_home
 
             findings = security_findings(home.expanduser() if home else default_home(), hub)
         else:
@@ -67,7 +67,7 @@ def doctor(
 def _print_table(findings: Sequence[Finding]) -> None:
     from rich.text import Text
 
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     table = TextTable("", "check", "finding, remedy", box=None, pad_edge=False)
     for f in findings:

@@ -12,11 +12,11 @@ from gym_fed.cli.export_formats import print_formats
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import print_next
 from gym_fed.cli.stages import ends_well_on_sigterm, stages
-from gym_fed.console import AsJson, MemberName, err, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import EXPORT_FORMATS
-from gym_fed.options import AdapterOption, ServedVariants
-from gym_fed.text import readable_bytes
+from gym_fed.core.console import AsJson, MemberName, err, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import AdapterOption, ServedVariants
+from gym_fed.core.registries import EXPORT_FORMATS
+from gym_fed.core.text import readable_bytes
 
 if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat
@@ -118,6 +118,7 @@ def export(
     """Merge a model's adapters and write it for other programs; it is read back and compared before it counts."""
     from dataclasses import replace
 
+    from gym_fed.base.models import DTYPES, model_name
     from gym_fed.config.serving import parse_bytes
     from gym_fed.data.reading import load_rows
     from gym_fed.export.choice import settled
@@ -128,7 +129,6 @@ def export(
     from gym_fed.export.run import export as write
     from gym_fed.export.run import require_new
     from gym_fed.export.source import open_source
-    from gym_fed.models import DTYPES, model_name
     from gym_fed.serving.store.naming import base_needed, named_delta
 
     if list_:

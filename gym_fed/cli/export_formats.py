@@ -7,7 +7,7 @@ from typing import Any
 import click
 from typer.core import TyperCommand
 
-from gym_fed.console import out, print_columns
+from gym_fed.core.console import out, print_columns
 from gym_fed.export.listing import formats
 
 

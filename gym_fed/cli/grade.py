@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from gym_fed.cli.completion import models
-from gym_fed.console import AsJson, err, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import DEVICE
-from gym_fed.text import counted
+from gym_fed.core.console import AsJson, err, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import DEVICE
+from gym_fed.core.text import counted
 
 
 def grade(
@@ -58,13 +58,13 @@ def grade(
 
         grades = grade_answers(chosen, built)
     else:
+        from gym_fed.base.models import load_model
         from gym_fed.evaluation.grading import grade as grade_model
-        from gym_fed.models import load_model
 
         loaded = load_model(model, device=device)
         grades = grade_model(loaded.model, loaded.tokenizer, chosen, built, max_new_tokens=max_tokens)
     if output is not None:
-        from gym_fed.files import write_atomically
+        from gym_fed.core.files import write_atomically
 
         lines = [
             {

@@ -31,9 +31,9 @@ from gym_fed.cli.train.train import train
 from gym_fed.cli.train.tune import tune
 from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.cli.webui import app as webui_app
-from gym_fed.console import VersionOption, run_app
-from gym_fed.errors import GymError
-from gym_fed.old_names import old_options
+from gym_fed.core.console import VersionOption, run_app
+from gym_fed.core.errors import GymError
+from gym_fed.core.old_names import old_options
 
 
 class _TakesOtherWords(TyperGroup):
@@ -46,7 +46,7 @@ class _TakesOtherWords(TyperGroup):
         if not ctx.resilient_parsing and (
             command is None or _has_unknown(args[1:], options := _options_of(command, args[1:]))
         ):
-            from gym_fed.compat.commands import reworded
+            from gym_fed.interop.commands import reworded
 
             ctx.meta.setdefault("gym.typed", args)
             ours = reworded(args, {} if command is None else options, command is not None)
@@ -61,7 +61,7 @@ class _TakesOtherWords(TyperGroup):
         except GymError as error:
             if (typed := ctx.meta.get("gym.typed")) is None:
                 raise
-            from gym_fed.compat.flags import as_typed
+            from gym_fed.interop.flags import as_typed
 
             raise GymError(error.code, as_typed(error.message, typed), error.hint) from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from gym_fed.console import err
+from gym_fed.core.console import err
 
 SUITE = "tiny"
 """The suite of `gym eval` that needs nothing to be fetched."""

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.completion import runs as complete_runs
-from gym_fed.console import AsJson, print_columns
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core import console
+from gym_fed.core.console import AsJson, print_columns
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.summary import (
     list_run_folders,

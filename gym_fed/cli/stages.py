@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gym_fed.console import err
+from gym_fed.core.console import err
 
 Report = Callable[[str, int, int], None]
 """``(stage, done, total)``; ``total`` is 0 where it is not known."""
@@ -40,7 +40,7 @@ class Lines:
     """Prints a line for each new stage, and for one that goes on a line every few seconds."""
 
     def __init__(self, seconds: float | None = None) -> None:
-        from gym_fed.downloads.terminal import LINE_SECONDS  # slow to import, and every --help would
+        from gym_fed.base.downloads.terminal import LINE_SECONDS  # slow to import, and every --help would
 
         self._seconds = LINE_SECONDS if seconds is None else seconds
         self._stage = ""

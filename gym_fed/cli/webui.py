@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.addresses import host_port
 from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.next_command import after_webui, print_next
-from gym_fed.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
-from gym_fed.options import HOST, PORT, KeyName, Listen, RoleOption
-from gym_fed.waiting import waiting
+from gym_fed.core.addresses import host_port
+from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
+from gym_fed.core.options import HOST, PORT, KeyName, Listen, RoleOption
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.web.keys import WebKeys

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def sizes_for(file: Path) -> dict[str, dict[str, Any]]:

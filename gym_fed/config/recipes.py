@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.config.recipe_presets import fitted, sizes_for
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.adapters import Folders
 from gym_fed.config.train.compute import Dtype
-from gym_fed.kinds import TOOL_FORMATS
+from gym_fed.core.registries import TOOL_FORMATS
 
 _UNITS = {
     "B": 1,

@@ -1,15 +1,10 @@
-"""Datasets: formats, the generated text tasks, and what a trainer sees. Names are imported on first use.
-
-Neighbours: imports bounded, config, console, downloads, errors, files, json_files, kinds, lazy, models,
-other_words, portable, text, tokenizer_errors, version; imported by cli, compat, config, downloads,
-evaluation, export, personalization, planning, quantization, quickstart, registry, serving, training, webui.
-"""
+"""Datasets: formats, the generated text tasks, and what a trainer sees. Names are imported on first use."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.lazy import lazy
+from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.data.encoding import encode_rows as encode_rows

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_ROW_BYTES = 64 * 2**20
 """A longer line, item of a list, cell or text is refused."""

@@ -16,10 +16,10 @@ import yaml
 from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.formats.base import BadRow, Raw, as_object
 from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import PlacedRow, converted
-from gym_fed.errors import ErrorCode, GymError
 
 FILE = Path(__file__).parents[1] / "assets" / "catalogue.yaml"
 _OWN_NAMES = {
@@ -56,7 +56,7 @@ class CatalogueEntry(StrictModel):
     """Only these files of it."""
 
     format: Literal["alpaca", "sharegpt", "messages", "preference", "kto", "text"]
-    """How its rows are laid out; a name in ``gym_fed.kinds.FORMATS``."""
+    """How its rows are laid out; a name in ``gym_fed.core.registries.FORMATS``."""
 
     columns: dict[str, str] = Field(default_factory=dict)
     """Its columns, by the names of the format; others are not read. By default those that the format has itself."""

@@ -15,7 +15,9 @@ from typing import TypeVar
 import typer
 from pydantic import BaseModel
 
-from gym_fed.console import err
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option
 from gym_fed.data.columns import renaming
 from gym_fed.data.delimiters import delimiter_name
@@ -26,8 +28,6 @@ from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import format_of, unknown_format
 from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import RowKind
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
 
 Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20

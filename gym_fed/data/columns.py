@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.formats.base import BadRow, EmptyCell, Raw, as_object
 from gym_fed.data.renamed_rows import RenamedRow
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
 
 _OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")
 """Columns that may be empty in a row."""

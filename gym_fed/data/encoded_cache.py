@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256, fsync_folder, write_atomically
 from gym_fed.data.encoding import Encoded
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, fsync_folder, write_atomically
 from gym_fed.version import __version__
 
 FORMAT_VERSION = 4

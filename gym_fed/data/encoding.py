@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
@@ -15,8 +17,6 @@ from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
 from gym_fed.data.string_rows import as_turns
 from gym_fed.data.text_tokens import ended, text_ids, without_second_bos
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.tokenizer_errors import tokenizer_errors
 
 __all__ = ["IGNORED", "Encoded", "encode_one", "encode_rows", "iter_encoded", "require_chat_template"]
 

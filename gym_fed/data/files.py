@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.bounded import (
     MAX_ROW_BYTES,
@@ -25,7 +26,6 @@ from gym_fed.data.bounded import (
 from gym_fed.data.csv_rows import CsvRow
 from gym_fed.data.delimiters import HEAD_BYTES, delimiter_name, delimiter_of
 from gym_fed.data.locations import DataFile
-from gym_fed.errors import ErrorCode, GymError
 
 Placed = tuple[str, Any]
 _BOM = b"\xef\xbb\xbf"

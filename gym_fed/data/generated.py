@@ -9,8 +9,8 @@ import hashlib
 import random
 from typing import Any, Literal
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TASKS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TASKS
 
 Row = dict[str, Any]
 Split = Literal["train", "heldout"]
@@ -31,7 +31,7 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Rows are drawn with replacement: a task with few distinct prompts repeats them.
 
     Args:
-        name: Of ``gym_fed.kinds.TASKS``.
+        name: Of ``gym_fed.core.registries.TASKS``.
         num: How many rows.
         seed: The same seed gives the same rows, on every machine.
         split: ``train`` and ``heldout`` never share a prompt, whatever the seeds.
@@ -63,7 +63,7 @@ def generate_mix(
     """``num`` rows in total, the tasks in equal shares and in turn.
 
     Args:
-        names: Of ``gym_fed.kinds.TASKS``.
+        names: Of ``gym_fed.core.registries.TASKS``.
         num: How many rows.
         seed: As for ``generate``.
         split: As for ``generate``.

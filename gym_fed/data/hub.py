@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import Placed
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
 
 _IN_ARCHIVE = re.compile(r"(bz2|gzip|lz4|tar|xz|zip|zstd)://", re.ASCII)
 """How datasets writes a file of an archive: ``zip://rows.csv::`` and the place of the archive."""
@@ -41,8 +41,8 @@ def hub_rows(
     """
     import datasets
 
-    from gym_fed.downloads.hub import cached_dataset, hub_errors
-    from gym_fed.downloads.streamed import to_stream
+    from gym_fed.base.downloads.hub import cached_dataset, hub_errors
+    from gym_fed.base.downloads.streamed import to_stream
 
     split = split or "train"
     source = cached_dataset(name)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.sources import source_rows
 from gym_fed.data.steps import row_digest
-from gym_fed.errors import ErrorCode, GymError
 
 Row = dict[str, Any]
 _BLOCK_BYTES = 1 << 20

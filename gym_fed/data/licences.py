@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 KNOWN = (
     "Apache-2.0",

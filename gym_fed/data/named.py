@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import default_home
 from gym_fed.data.catalogue import catalogue
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import default_home
 
 INFO = Path("data") / "dataset_info.json"
 """Where LLaMA-Factory looks for the descriptions of its sets, from the working directory."""

@@ -9,10 +9,10 @@ import stat
 from pathlib import Path
 from typing import IO, Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import atomic_file, file_sha256, fsync_folder
+from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 from gym_fed.data.locations import filesystem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import atomic_file, file_sha256, fsync_folder
-from gym_fed.portable import O_BINARY, O_NONBLOCK
 
 _BLOCK_BYTES = 1 << 20
 _MOST_READ_BYTES = 32 << 20

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import delimiters
 from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.page_layouts import (
@@ -27,7 +28,6 @@ from gym_fed.data.page_layouts import (
     ParquetRows,
     TextRows,
 )
-from gym_fed.errors import ErrorCode, GymError
 
 
 @dataclass(frozen=True)

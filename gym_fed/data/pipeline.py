@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.aliases import ExpectedElsewhere
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoded_cache import EncodedCache, tokenizer_digest
 from gym_fed.data.encoding import iter_encoded
 from gym_fed.data.inputs import Input, as_input
@@ -28,8 +30,6 @@ from gym_fed.data.mixing import STOPPING, Stopping, interleave
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.steps import DedupStep, FilterStep, Judge, Report, Row, Step
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.other_words import ExpectedElsewhere
 
 Source = str | Path | DataConfig | Sequence[Row]
 
@@ -72,7 +72,7 @@ class DataPipeline(ExpectedElsewhere):
         if assistant_only is not None and sequence_length is None:
             raise GymError(ErrorCode.USAGE, "assistant_only needs sequence_length", "rows are not encoded")
         if isinstance(tokenizer, str):
-            from gym_fed.models import load_tokenizer
+            from gym_fed.base.models import load_tokenizer
 
             tokenizer = load_tokenizer(tokenizer)
         self.tokenizer = tokenizer

@@ -9,6 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import FORMATS
+from gym_fed.core.text import plain
 from gym_fed.data.column_guess import ColumnGuess
 from gym_fed.data.columns import renaming
 from gym_fed.data.csv_rows import columns_of
@@ -18,9 +21,6 @@ from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import PlacedDict, Row
 from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import FORMATS
-from gym_fed.text import plain
 
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
@@ -37,7 +37,7 @@ def load_rows(
     Args:
         path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row a line, ``.csv``, ``.parquet``, or a
             ``.txt`` file, which is one text; the same packed with gzip; a folder or pattern of them; an fsspec URL.
-        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto`` to find it by the keys of a file's first row.
+        format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto`` to find it by the keys of a file's first row.
         columns: Names of columns in the file, by the name that the format expects.
 
     Returns:

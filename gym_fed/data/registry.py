@@ -21,11 +21,11 @@ from pydantic import Field, ValidationError, field_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
+from gym_fed.core.aliases import on_class_too
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import default_home, file_sha256, write_atomically
 from gym_fed.data.licences import checked_licence
 from gym_fed.data.objects import Objects
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import default_home, file_sha256, write_atomically
-from gym_fed.other_words import on_class_too
 
 CARD_NAME = ".gym-dataset.json"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?")

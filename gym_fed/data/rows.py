@@ -24,10 +24,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
 from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, plain
 
 _SHOWN, _SHOWN_CHARACTERS = 12, 60
 

@@ -11,13 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import atomic_file
+from gym_fed.core.registries import FORMATS
 from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import JSON_CELLS, cell_value
 from gym_fed.data.formats.base import BadRow, Format
 from gym_fed.data.rows import Row, as_kind, kind_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import atomic_file
-from gym_fed.kinds import FORMATS
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz")
 _BATCH_ROWS = 10_000
@@ -64,7 +64,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
 
     Args:
         row: One of ``gym_fed.data.rows``.
-        format: A name in ``gym_fed.kinds.FORMATS``.
+        format: A name in ``gym_fed.core.registries.FORMATS``.
         allow_loss: Also turn pairs into judgements, or into the chosen conversation.
 
     Raises:

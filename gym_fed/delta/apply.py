@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import Tensors, model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 
 
 def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0) -> None:

@@ -24,11 +24,11 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import MERGE_VERSION
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import Layout, header_bytes
 from gym_fed.delta.manifest import Manifest
 from gym_fed.delta.policy import CodecChoice, choice_of, choose
-from gym_fed.errors import ErrorCode, GymError
 
 MENU = ("bitdelta", "bitdelta-row", "ternary", "int2", "int4", "int8", "dense")
 """Codecs that ``auto`` weighs for a matrix, unless others are given."""

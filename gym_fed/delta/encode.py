@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import MERGE_VERSION
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, Tensors, checked_tensors
 from gym_fed.delta.budget import MENU, BudgetOption, Sensitivity, candidates, fit, require_budget
 from gym_fed.delta.feedback import ErrorFeedback
@@ -23,7 +24,6 @@ from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.policy import CodecChoice, choose, parts_of
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 
 DeltaSource = Callable[[str], Tensor]
 """Name of a tensor to its true delta; called twice for each, must return the same values."""

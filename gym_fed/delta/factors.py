@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,12 +41,12 @@ def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) 
 
     Raises:
         GymError: ``BASE_MISMATCH`` for tensors that the base does not have, such as the own head of a model whose base
-            shares the embeddings' weights; as ``gym_fed.modeling.adapters.merged``.
+            shares the embeddings' weights; as ``gym_fed.base.modeling.adapters.merged``.
     """
     import torch
 
+    from gym_fed.base.modeling.adapters import merged
     from gym_fed.delta.base import BaseSpec, checked_tensors, model_tensors
-    from gym_fed.modeling.adapters import merged
 
     old = model_tensors(base)
     factors = factors_on(model, old)

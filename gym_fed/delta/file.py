@@ -20,11 +20,11 @@ from gym_quant import CodecError, Payload, get_codec
 from gym_quant.registry import CODECS
 from torch import Tensor
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.portable import O_BINARY, O_NONBLOCK, read_at
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
 from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.portable import O_BINARY, O_NONBLOCK, read_at
 
 _CHUNK = 1 << 20
 _DROP_FROM = 1 << 18

@@ -70,7 +70,7 @@ def mapped_base(folder: Path, tuned: Mapping[str, Tensor]) -> Mapping[str, Tenso
 
     An output head of the tuned model's own is not asked for: the base may share the embeddings' weights.
     """
-    from gym_fed.modeling.checkpoint import Checkpoint
+    from gym_fed.base.modeling.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.find(folder)
     names = [name for name in tuned if not name.endswith("lm_head.weight")]

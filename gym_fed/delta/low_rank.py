@@ -16,11 +16,11 @@ from gym_quant.factors import Components, components_of_matrix, components_of_pr
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.policy import CodecChoice
-from gym_fed.errors import ErrorCode, GymError
 
 Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
 """A ``[r, in]``, B ``[out, r]``, scaling: the change of a weight is ``scaling * B @ A``."""

@@ -12,11 +12,11 @@ import torch
 from gym_quant import CodecError, Params, Payload, get_codec
 from torch import Tensor
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import atomic_file
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.layout import Field, Layout, header_bytes
 from gym_fed.delta.manifest import Manifest, TensorRecord
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import atomic_file
 
 _CHUNK = 1 << 20
 

@@ -1,7 +1,4 @@
 """`gym doctor`: checks what this installation consists of, and names a remedy for each problem.
 
 A check is a class in a file of ``gym_fed/doctor/checks``, or one of another package.
-
-Neighbours: imports config, errors, flower_env, identity, kinds, text; imported by cli, export, planning,
-training.
 """

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from gym_fed.kinds import CHECKS
-from gym_fed.text import plain
+from gym_fed.core.registries import CHECKS
+from gym_fed.core.text import plain
 
 
 class Level(StrEnum):

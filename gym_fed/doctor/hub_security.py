@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.yaml.file import load_config
+from gym_fed.core.errors import GymError
+from gym_fed.core.text import counted, plain
 from gym_fed.doctor.check import Finding, Level
-from gym_fed.errors import GymError
-from gym_fed.identity.tls import validity
-from gym_fed.text import counted, plain
+from gym_fed.trust.identity.tls import validity
 
 SOON = timedelta(days=14)
 LONG_INVITE = timedelta(days=30)

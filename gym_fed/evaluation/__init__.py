@@ -1,15 +1,10 @@
-"""How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is.
-
-Neighbours: imports bounded, config, data, delta, downloads, errors, failpoints, file_lock, files, identity,
-json_files, kinds, lazy, leaderboard, modeling, models, serving, soup, text, training, version; imported by
-cli, export, leaderboard, personalization, quickstart, registry, training, webui.
-"""
+"""How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.lazy import lazy
+from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError as LayerError

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.preparation import Preparation, harness_version, require_harness
 from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import TaskSource, applies_template
@@ -35,9 +35,9 @@ from gym_fed.evaluation.scoring.opening import (
 )
 
 if TYPE_CHECKING:
+    from gym_fed.evaluation.leaderboard.lines import Line
     from gym_fed.evaluation.scoring.scorer import Scorer
     from gym_fed.evaluation.suites.eval_task import EvalTask
-    from gym_fed.leaderboard.lines import Line
 
 OUT = Path("evals")
 
@@ -50,7 +50,7 @@ class SubmittableResults(EvalResults):
         self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
     ) -> Line:
         """Sign the results with this home's key and append them to a board; raises as ``leaderboard.submit``."""
-        from gym_fed.leaderboard.submit import submit
+        from gym_fed.evaluation.leaderboard.submit import submit
 
         return submit(self, model_name=model_name, organization=organization, board=board)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import require_chat_template
-from gym_fed.errors import ErrorCode, GymError
 
 Message = dict[str, str]
 

@@ -12,9 +12,9 @@ from gym_quant.calibration import collect_input_moments
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 from gym_fed.data.encoding import IGNORED, encode_rows
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
 
 Kind: TypeAlias = Literal["fisher", "moments"]
 KINDS: Mapping[Kind, str] = {"fisher": "fisher diagonals", "moments": "input second moments [cols, cols]"}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import folder_here, load_tokenizer, quiet_loading
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
 from gym_fed.evaluation.retention import (
@@ -30,7 +31,6 @@ from gym_fed.evaluation.row_scores import (
     score_rows,
 )
 from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, dense_model, require_named
-from gym_fed.models import folder_here, load_tokenizer, quiet_loading
 from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
 
 REMEDIES = (

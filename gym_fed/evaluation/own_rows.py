@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TASKS
 from gym_fed.evaluation.harness.sources import RENDERED, row_sha256
-from gym_fed.kinds import TASKS
 
 _MOST_TOKENS = 64
 

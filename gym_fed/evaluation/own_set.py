@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.graders import GraderConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.conversation import Reasoning
 from gym_fed.data.columns import renaming
 from gym_fed.data.encoding import IGNORED, encode_rows
@@ -18,8 +20,6 @@ from gym_fed.data.reading import iter_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
 from gym_fed.data.string_rows import as_turns
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
 from gym_fed.training.rows.run_kind import with_system
 
 MAX_WORDS, MAX_TOKENS = 10, 64

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.predict import PredictConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines, drop_torn_line, write_atomically
+from gym_fed.core.text import counted
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.rows import Row, place_of
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.text_similarity import similarity
-from gym_fed.files import append_lines, drop_torn_line, write_atomically
-from gym_fed.text import counted
 
 ANSWERS, RESULTS, RUN = "generated_predictions.jsonl", "predict_results.json", "predict.json"
 OnAnswers = Callable[[int, int], None]
@@ -111,9 +111,9 @@ def mean_similarity(file: Path) -> dict[str, float]:
 
 
 def _load(config: PredictConfig) -> tuple[Any, Any]:
+    from gym_fed.base.modeling.adapters import in_order, merge_adapters, merged, read_adapter
+    from gym_fed.base.models import load_model
     from gym_fed.data.chat_templates.choice import use_chat_template
-    from gym_fed.modeling.adapters import in_order, merge_adapters, merged, read_adapter
-    from gym_fed.models import load_model
 
     loaded = load_model(config.model, dtype=config.dtype, device=config.device)
     model, paths = loaded.model, [config.adapter] if isinstance(config.adapter, str) else config.adapter or []

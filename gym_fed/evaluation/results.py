@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gym_fed.files import write_atomically
+from gym_fed.core.files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from gym_fed.base.models import NANO, load_tokenizer
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import row_losses
-from gym_fed.models import NANO, load_tokenizer
 
 MIN_LOSS = 0.05
 """Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, however certain it is: the
@@ -121,8 +121,8 @@ class Retention:
 def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
     """Rows of the set for a model with this tokenizer: the tasks of gym-nano for its kin, else the packaged items."""
     if tokenizer.get_vocab() == load_tokenizer(NANO).get_vocab():
+        from gym_fed.core.registries import TASKS
         from gym_fed.data.generated import generate_mix
-        from gym_fed.kinds import TASKS
 
         tasks = [name for name in TASKS.usable() if TASKS.new(name).group == "base"]
         items = generate_mix(tasks, _NANO_ITEMS, split="heldout")

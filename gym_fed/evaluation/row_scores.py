@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from gym_fed.config.train.graders import GraderConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import RowCounts, teaches
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import greedy_ids
 from gym_fed.evaluation.graders._combined import build_graders

@@ -15,13 +15,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.file_lock import lock
+from gym_fed.core.files import drop_torn_line, full_disk_named
 from gym_fed.evaluation.harness.requests import Outcome, RequestKey
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
-from gym_fed.failpoints import failpoint
-from gym_fed.file_lock import lock
-from gym_fed.files import drop_torn_line, full_disk_named
 
 FOLDER = ".running"
 

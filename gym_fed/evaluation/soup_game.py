@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import encode_rows
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses, batch_losses, heldout_row_losses
 from gym_fed.soup.contribution import Coalition, Vector
 from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
-from gym_fed.text import counted
 
 WORST = 10.0
 """Nats by which a coalition can be worse than nobody: a model that broke counts for this much, and no more."""

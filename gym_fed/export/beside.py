@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.file_lock import lock, lockable_folder
+from gym_fed.core.files import file_sha256, write_atomically
+from gym_fed.core.json_files import read_object
 from gym_fed.export.source import TRAVELS
-from gym_fed.file_lock import lock, lockable_folder
-from gym_fed.files import file_sha256, write_atomically
-from gym_fed.json_files import read_object
 
 RECORD = "export.json"
 CARD_BESIDE = "card.md"

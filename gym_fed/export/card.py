@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gym_fed.base_files import licence_of
-from gym_fed.errors import GymError
+from gym_fed.base.files import licence_of
+from gym_fed.base.models import is_hub_name, resolve
+from gym_fed.core.errors import GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
-from gym_fed.models import is_hub_name, resolve
 from gym_fed.registry.card.readme import card_of, spdx
 from gym_fed.registry.card.run import lineage_of
 from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Lineage, ModelManifest

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options
 from gym_fed.export.passage import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS
 from gym_fed.export.readers.of_transformers import OfTransformers

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.aliases import member, note
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.kinds import EXPORT_FORMATS
-from gym_fed.other_words import member, note
 
 FOLDER = "huggingface"
 """What a name without a known suffix is."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.export.nearest import LoraFactors, factors_of, lora_model
 from gym_fed.export.options import Options
 from gym_fed.export.source import Source
-from gym_fed.text import counted
 
 _LEAST_KEPT = 0.8
 """Below this share a note warns."""

@@ -6,8 +6,8 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import GymError
-from gym_fed.kinds import EXPORT_FORMATS
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import EXPORT_FORMATS
 
 if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat

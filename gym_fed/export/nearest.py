@@ -19,13 +19,13 @@ from gym_quant.codecs.lora import Lora
 from gym_quant.factors import LARGEST_EXACT, Components, components_of_matrix, components_of_product
 from torch import Tensor
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.factors import is_plain_lora, lora_factors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.low_rank import Factors
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.process import Report
 from gym_fed.export.source import Source
-from gym_fed.text import counted
 
 _DEFAULT_RANK = 32
 _ROUNDS = 4
@@ -196,8 +196,8 @@ def lora_model(source: Source, rank: int | None, report: Report) -> Any:
 
 def base_model(source: Source) -> Any:
     """The base again, with what is below the source's adapter or delta."""
-    from gym_fed.modeling.adapters import merge_adapters
-    from gym_fed.models import quiet_loading
+    from gym_fed.base.modeling.adapters import merge_adapters
+    from gym_fed.base.models import quiet_loading
 
     assert source.read_base is not None  # a source with an adapter or a delta has one
     with quiet_loading():

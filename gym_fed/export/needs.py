@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.models import resolve
+from gym_fed.base.models import resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 
 LIBRARIES_BYTES = 500_000_000
 """A process with torch and transformers, before a model; measured on Linux."""
@@ -56,7 +56,7 @@ def weights_of(name: str) -> Weights:
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``.
     """
-    from gym_fed.modeling.adapters import CONFIG, base_of, read_adapter
+    from gym_fed.base.modeling.adapters import CONFIG, base_of, read_adapter
 
     folder = Path(resolve(name))
     if (folder / CONFIG).is_file():

@@ -17,9 +17,9 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from gym_fed.child_process import module_command
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.portable import SIGKILL
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.portable import SIGKILL
 
 Report = Callable[[str, int, int], None]
 """``(stage, done, total)``: what a long piece of work is at. ``total`` is 0 where it is not known."""

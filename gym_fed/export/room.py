@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.needs import LIBRARIES_BYTES, ExportNeeds, Weights
-from gym_fed.text import readable_bytes
 
 
 def require_room(

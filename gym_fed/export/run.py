@@ -12,21 +12,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base_files import CARD
-from gym_fed.delta.kept import LEAST_KEPT
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.export.beside import CARD_BESIDE, RECORD, beside, require_none_beside, written_beside
-from gym_fed.export.checking import ReadBack
-from gym_fed.export.choice import settled
-from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.source import Source, licences_of
-from gym_fed.files import (
+from gym_fed.base.files import CARD
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import (
     file_sha256,
     full_disk_named,
     whole_file_or_none,
     whole_or_not_at_all,
     write_atomically,
 )
+from gym_fed.delta.kept import LEAST_KEPT
+from gym_fed.export.beside import CARD_BESIDE, RECORD, beside, require_none_beside, written_beside
+from gym_fed.export.checking import ReadBack
+from gym_fed.export.choice import settled
+from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.source import Source, licences_of
 from gym_fed.version import __version__
 
 

@@ -11,14 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base_files import CODE_KEYS
-from gym_fed.delta.kept import LEAST_KEPT, mapped_base, share_kept
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import lies_in
-from gym_fed.json_files import read_object
-from gym_fed.modeling.adapters import Adapter, load_on, merge_adapters, merged
-from gym_fed.modeling.rope import BASE_CHANGES
-from gym_fed.models import (
+from gym_fed.base.files import CODE_KEYS
+from gym_fed.base.modeling.adapters import Adapter, load_on, merge_adapters, merged
+from gym_fed.base.modeling.rope import BASE_CHANGES
+from gym_fed.base.models import (
     DTYPES,
     chain_on,
     folder_here,
@@ -28,7 +24,11 @@ from gym_fed.models import (
     quiet_loading,
     resolve,
 )
-from gym_fed.text import readable_bytes
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import readable_bytes
+from gym_fed.delta.kept import LEAST_KEPT, mapped_base, share_kept
 
 TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
 """Texts of licences and notices, which go with every copy of a model."""

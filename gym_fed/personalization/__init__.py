@@ -1,14 +1,10 @@
-"""Personal variants of one base model: created from a user's own data, served by name. Names are imported on first use.
-
-Neighbours: imports config, data, delta, errors, evaluation, files, identity, kinds, lazy, modeling, models,
-quantization, renamed, serving, text, training, version; imported by cli, webui.
-"""
+"""Personal variants of one base model: created from a user's own data, served by name."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.lazy import lazy
+from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.personalization.trainer import PersonalizedTrainer as PersonalizedTrainer

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.renamed import with_new_names
+from gym_fed.core.text import counted
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
 from gym_fed.delta.factors import lora_change
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.modeling.adapters import merged
-from gym_fed.models import load_model
 from gym_fed.personalization.base import Base
 from gym_fed.personalization.evaluator import LossEvaluator
 from gym_fed.personalization.recipe import Encoding, Method, encoding_of, require_fitting, training_config
@@ -30,8 +32,6 @@ from gym_fed.personalization.results import AGAIN, CreatedVariant, Listener, beg
 from gym_fed.personalization.rows import FORM_KEY, PersonalRows
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.quantization.refining import distiller
-from gym_fed.renamed import with_new_names
-from gym_fed.text import counted
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.trainer import Trainer
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
+from gym_fed.core.errors import GymError
 from gym_fed.data.rows import Row, as_kind
-from gym_fed.errors import GymError
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization.rows import PersonalKind
 from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers

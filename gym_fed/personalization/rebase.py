@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from gym_quant.codec import CodecError, Params, Payload
 from gym_quant.registry import get_codec
 
+from gym_fed.base.models import quiet_loading
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import quiet_loading
 from gym_fed.personalization.base import Base
 from gym_fed.personalization.create import VariantJob, train_and_encode
 from gym_fed.personalization.evaluator import LossEvaluator
@@ -47,7 +48,6 @@ from gym_fed.personalization.results import (
 from gym_fed.personalization.rows import FORM_KEY, PersonalRows
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.serving.store.records import VariantRecord
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec

@@ -19,9 +19,9 @@ from gym_fed.config.delta import ROW, CodecPolicy
 from gym_fed.config.train.defaults import LARGE, as_given, learning_rate
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import validate
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.chat_templates.choice import NONE
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec

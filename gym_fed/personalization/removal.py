@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.personalization.writer import WORK_FOLDER
 from gym_fed.serving.store.records import validate_name
 

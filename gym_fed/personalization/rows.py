@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.columns import renaming
 from gym_fed.data.reading import Rename, converted, iter_rows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
 from gym_fed.data.string_rows import as_turns, is_string_row
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
 
 PersonalKind = Literal["supervised", "preference"]
 Form = Literal["chat", "plain"]
@@ -132,7 +132,7 @@ def read_rows(
         source: Where the rows are.
         wanted: Refuse rows of the other kind.
         held_out: Share of the different rows; 0 holds none out.
-        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto``.
+        format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
         columns: Names of columns in the rows, by the name that the format expects.
 
     Raises:

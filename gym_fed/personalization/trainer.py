@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.kinds import TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.personalization.recipe import Method
 from gym_fed.personalization.results import (
     CreatedVariant,
@@ -29,6 +28,7 @@ from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
 from gym_fed.personalization.writer import VariantWriter
 from gym_fed.serving.store.folder import variants_folder
+from gym_fed.trust.identity.keys import SigningKey
 
 if TYPE_CHECKING:
     from gym_fed.personalization.rows import PersonalRows
@@ -48,7 +48,7 @@ class PersonalizedTrainer:
         encoding: Keys of ``CodecPolicy`` that differ from what ``codec`` stands for.
         key: Signs the variants; by default a key of the store's own, made on first use.
         unsigned: Sign nothing; such variants are served only where signatures are not required.
-        device: As for ``gym_fed.models.pick_device``.
+        device: As for ``gym_fed.base.models.pick_device``.
 
     Raises:
         GymError: ``USAGE`` for a method that is unknown, or for a key that is to sign nothing.

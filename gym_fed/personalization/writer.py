@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, load_or_create
-from gym_fed.text import counted
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.trust.identity.keys import SigningKey, load_or_create
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.records import VariantRecord

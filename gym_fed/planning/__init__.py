@@ -4,7 +4,4 @@
 - ``memory``: bytes of weights, gradients, state, activations and logits.
 - ``duration``: floating-point operations, and how many this machine does in a second.
 - ``plan``: both, for one config.
-
-Neighbours: imports config, data, doctor, downloads, errors, json_files, kinds, models, text, training;
-imported by cli, training.
 """

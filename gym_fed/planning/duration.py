@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.planning.memory import row_length, tokens_of_batch
 from gym_fed.planning.sizes import Sizes, empty_config, has_causal_lm, model_of, without_start
 
@@ -119,7 +119,7 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
     """A model of ``layers`` blocks as ``config`` trains it, and its loss of ``ids``."""
     import torch
 
-    from gym_fed.models import quiet_loading
+    from gym_fed.base.models import quiet_loading
 
     kind = ALGORITHMS.type_of(config.algorithm).logits(config)
     with quiet_loading():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
 from gym_fed.planning.sizes import Sizes, TextShape, count_model
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

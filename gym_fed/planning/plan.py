@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.doctor.checks.devices import total_memory_bytes
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import pick_device
 from gym_fed.planning.duration import calibrate, step_operations, step_seconds
 from gym_fed.planning.memory import Memory, memory_of, tokens_of_batch
 from gym_fed.planning.sizes import Sizes, sizes_of
-from gym_fed.text import counted
 
 
 @dataclass(frozen=True)

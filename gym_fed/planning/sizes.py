@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import is_hub_name, quiet_loading, require_base_model, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.kinds import TUNING
-from gym_fed.models import is_hub_name, quiet_loading, require_base_model, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.registries import TUNING
 from gym_fed.training.optimizers.base import TrainedWeight
 
 
@@ -166,7 +166,7 @@ def _read_config(name: str) -> Any:
 def _read_hub_config(name: str) -> Any:
     from transformers import AutoConfig
 
-    from gym_fed.downloads import model_config
+    from gym_fed.base.downloads import model_config
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")

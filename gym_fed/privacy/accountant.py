@@ -19,7 +19,7 @@ from pydantic import Field
 
 from gym_fed.config.hub.privacy import Mechanism
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 _GRID = 1e-4
 """Width of the grid of privacy losses, dp-accounting's own default."""

@@ -7,16 +7,13 @@ model = BitDeltaQuantizer.apply("gym-nano", "mine.gymdelta")
 
 soup = DeltaSoup(DeltaSoupConfig(base_model="gym-nano", method=AggregationMethod.BYZANTINE_ROBUST))
 result = soup.contribute(user_id="ada", model="mine.gymdelta").contribute(...).aggregate(min_contributors=3)
-
-Neighbours: imports config, console, data, delta, errors, lazy, modeling, models, soup; imported by cli,
-personalization.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.lazy import lazy
+from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.config.hub.delta_soup import DeltaSoupConfig as DeltaSoupConfig

@@ -21,6 +21,10 @@ from gym_quant.registry import get_codec
 from gym_quant.safety import project_delta
 from torch import Tensor, nn
 
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.modeling.differences import require_same_settings
+from gym_fed.base.models import load_model, load_tuned, model_name
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, checked_tensors
 from gym_fed.delta.budget import MENU, Sensitivity
@@ -28,10 +32,6 @@ from gym_fed.delta.encode import encode_source, energy_of, lora_delta
 from gym_fed.delta.factors import factors_on
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import merged
-from gym_fed.modeling.differences import require_same_settings
-from gym_fed.models import load_model, load_tuned, model_name
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.refining import (
     CalibrationText,
@@ -44,7 +44,7 @@ from gym_fed.quantization.report import LayerSafety, QuantReport
 from gym_fed.quantization.tensor_reports import tensor_reports
 
 Model: TypeAlias = "nn.Module | str"
-"""A causal LM, or what ``gym_fed.models.load_model`` loads: ``gym-nano``, a folder, a name in the local cache."""
+"""A causal LM, or what ``gym_fed.base.models.load_model`` loads: ``gym-nano``, a folder, a name in the local cache."""
 
 
 @dataclass(frozen=True)
@@ -366,7 +366,7 @@ def _bar(what: str, steps: int, shown: bool) -> Iterator[OnStep | None]:
     """A progress bar with the loss, on a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from gym_fed import console
+    from gym_fed.core import console
 
     if not (shown and steps and console.err.is_terminal):
         yield None

@@ -12,10 +12,10 @@ from gym_quant.distill import Batch, distill_scales
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.data.string_rows import as_turns
 from gym_fed.delta.encode import Coded, Refine
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization.config import Calibration
 from gym_fed.quantization.report import DistillReport
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base_files import licence_of
-from gym_fed.downloads.selection import ADAPTER, INDEX, WHOLE
-from gym_fed.downloads.selection import is_model_setting as is_setting
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, lies_in
-from gym_fed.json_files import read_object
-from gym_fed.modeling.adapter_base import BASE_RECORD
-from gym_fed.modeling.adapters import BASE_ADAPTERS
-from gym_fed.modeling.adapters import CONFIG as ADAPTER_CONFIG
-from gym_fed.modeling.rope import BASE_CHANGES
-from gym_fed.models import LoadedModel, is_hub_name, load_model, model_name, resolve
+from gym_fed.base.downloads.selection import ADAPTER, INDEX, WHOLE
+from gym_fed.base.downloads.selection import is_model_setting as is_setting
+from gym_fed.base.files import licence_of
+from gym_fed.base.modeling.adapter_base import BASE_RECORD
+from gym_fed.base.modeling.adapters import BASE_ADAPTERS
+from gym_fed.base.modeling.adapters import CONFIG as ADAPTER_CONFIG
+from gym_fed.base.modeling.rope import BASE_CHANGES
+from gym_fed.base.models import LoadedModel, is_hub_name, load_model, model_name, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256, lies_in
+from gym_fed.core.json_files import read_object
 from gym_fed.registry.card.evaluations import NO_DELTA
 from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
 
@@ -102,7 +102,7 @@ def _weights(folder: Path) -> Contents:
 
 
 def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
-    from gym_fed.modeling.adapters import read_adapter
+    from gym_fed.base.modeling.adapters import read_adapter
 
     adapter = read_adapter(str(folder), folder)
     named = base or adapter.base
@@ -156,8 +156,8 @@ def base_model(named: str, digest: str) -> LoadedModel:
 
 def described_base(named: str) -> BaseUsed:
     """A base by name, with digest and licence where it is on this machine."""
+    from gym_fed.base.models import folder_here
     from gym_fed.delta.base import tensors_digest
-    from gym_fed.models import folder_here
 
     here = folder_here(named)
     if here is None:
@@ -243,7 +243,7 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
             f"{name}: {type(model).__name__} is no model",
             "give a folder, the result of Trainer.train, or a model with save_pretrained",
         )
-    from gym_fed.models import quiet_loading
+    from gym_fed.base.models import quiet_loading
 
     with quiet_loading():
         for part in (weights, *([tokenizer] if tokenizer is not None else [])):

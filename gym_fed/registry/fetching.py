@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.file_lock import is_still_there, lock, lockable_folder
+from gym_fed.core.files import disk_full, file_sha256, fsync_folder, make_folder, write_atomically
+from gym_fed.core.json_files import read_object
 from gym_fed.data.objects import Objects
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.file_lock import is_still_there, lock, lockable_folder
-from gym_fed.files import disk_full, file_sha256, fsync_folder, make_folder, write_atomically
-from gym_fed.json_files import read_object
 from gym_fed.registry.manifest import ModelFile, ModelVersion
 
 RECORD = ".gym-model.json"

@@ -17,12 +17,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from gym_fed.base.models import folder_here
+from gym_fed.core.aliases import on_class_too
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import default_home
 from gym_fed.data.objects import Objects
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import default_home
-from gym_fed.identity.keys import SigningKey
-from gym_fed.models import folder_here
-from gym_fed.other_words import on_class_too
 from gym_fed.registry.contents import base_model
 from gym_fed.registry.fetching import Damage, Pulled, fetch
 from gym_fed.registry.manifest import (
@@ -42,6 +41,7 @@ from gym_fed.registry.pushing import publish
 from gym_fed.registry.rebuild import rebuild
 from gym_fed.registry.signers import Confirm, Pins, own_key
 from gym_fed.registry.versions import LATEST, VersionStore, require_tag, split_reference
+from gym_fed.trust.identity.keys import SigningKey
 
 
 def default_model_store() -> str:

@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from gym_fed.config.schema.problems import first_problem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.text import plain
 from gym_fed.data.licences import checked_licence
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
 from gym_fed.registry.card.evaluations import EVALS, published_record, read_evaluations
 from gym_fed.registry.card.readme import card_of
 from gym_fed.registry.contents import Contents, contents_of, saved
@@ -29,7 +30,6 @@ from gym_fed.registry.manifest import (
     Parent,
 )
 from gym_fed.registry.versions import require_name
-from gym_fed.text import plain
 
 CONFIG_FILE = "config.yaml"
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import file_sha256
 from gym_fed.data.objects import Objects
-from gym_fed.errors import GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import file_sha256
-from gym_fed.identity.keys import SigningKey
 from gym_fed.registry.manifest import ModelFile, ModelManifest, ModelVersion, Signer, sealed
 from gym_fed.registry.versions import VersionStore, next_number
+from gym_fed.trust.identity.keys import SigningKey
 
 
 def publish(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from gym_fed.base.models import LoadedModel, model_name, quiet_loading, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, tensors_digest
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.source import TRAVELS
-from gym_fed.files import lies_in
-from gym_fed.models import LoadedModel, model_name, quiet_loading, resolve
 
 
 def product_free(delta: DeltaFile) -> bool:

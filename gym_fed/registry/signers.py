@@ -15,11 +15,11 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import default_home, make_folder, write_atomically
-from gym_fed.identity.keys import SigningKey, load_or_create
-from gym_fed.identity.passphrase import PassphraseSource
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import default_home, make_folder, write_atomically
 from gym_fed.registry.manifest import Signer
+from gym_fed.trust.identity.keys import SigningKey, load_or_create
+from gym_fed.trust.identity.passphrase import PassphraseSource
 
 Confirm = Callable[[str, Signer], bool]
 """Shows a model's reference and the key that signed it to a person, and gives their answer."""

@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.objects import Objects
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.registry.manifest import (
     MAX_MANIFEST_BYTES,
     ModelManifest,
@@ -25,7 +26,6 @@ from gym_fed.registry.manifest import (
     is_tag,
     opened,
 )
-from gym_fed.text import plain
 
 LATEST = "latest"
 """The tag that always is the newest version, and that nobody sets."""

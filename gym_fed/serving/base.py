@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.modeling.tensor_digest import float32_digest, tensor_head
+from gym_fed.base.models import chain_on, load_adapted, load_model, load_tokenizer, model_name, resolve
+from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.kept import LEAST_KEPT, kept_text, mapped_base, share_kept
-from gym_fed.errors import GymError
-from gym_fed.json_files import read_object
-from gym_fed.modeling.tensor_digest import float32_digest, tensor_head
-from gym_fed.models import chain_on, load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.pictures.families import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from gym_fed.modeling.checkpoint import Checkpoint
+    from gym_fed.base.modeling.checkpoint import Checkpoint
     from gym_fed.serving.forward.plain_model import PlainModel
 
 _log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ def load_base(
     """
     import torch
 
-    from gym_fed.modeling.architecture import images_type
-    from gym_fed.modeling.checkpoint import Checkpoint, config_of
-    from gym_fed.modeling.config_sizes import require_sizes
+    from gym_fed.base.modeling.architecture import images_type
+    from gym_fed.base.modeling.checkpoint import Checkpoint, config_of
+    from gym_fed.base.modeling.config_sizes import require_sizes
 
     target = getattr(torch, dtype)
     folder = Path(resolve(name))
@@ -74,7 +74,7 @@ def load_base(
     if dtype != "float32":
         why = "adapters are merged into it" if adapters else "its files are not its weights one to one"
         _log.warning("%s is loaded in float32 first, in three times its memory: %s", name, why)
-    from gym_fed.modeling.adapters import merged
+    from gym_fed.base.modeling.adapters import merged
 
     loaded = load_adapted(name, adapters, images=True)
     end_ids(loaded.model, loaded.tokenizer)
@@ -99,7 +99,7 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
     """The model of a folder without transformers' classes; None where only those will do."""
     import torch
 
-    from gym_fed.modeling.checkpoint import Checkpoint
+    from gym_fed.base.modeling.checkpoint import Checkpoint
     from gym_fed.serving.forward.plain_config import plain_config
     from gym_fed.serving.forward.plain_model import PlainModel
 

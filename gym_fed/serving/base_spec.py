@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gym_fed.base.modeling.tensor_digest import float32_digest
+from gym_fed.base.modeling.tensor_files import file_tensors, tensor_shapes
+from gym_fed.base.models import folder_here
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.tensor_digest import float32_digest
-from gym_fed.modeling.tensor_files import file_tensors, tensor_shapes
-from gym_fed.models import folder_here
 from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
-from gym_fed.text import counted
 
 
 def spec_of_files(folder: Path, name: str) -> BaseSpec | None:

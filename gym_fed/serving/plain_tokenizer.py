@@ -13,11 +13,11 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from gym_fed.bounded.chat import literal_text, name_templates, render_chat
-from gym_fed.errors import GymError
-from gym_fed.json_files import read_object
-from gym_fed.system_errors import is_panic
-from gym_fed.tokenizer_errors import tokenizer_errors
+from gym_fed.core.bounded.chat import literal_text, name_templates, render_chat
+from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.system_errors import is_panic
+from gym_fed.core.tokenizer_errors import tokenizer_errors
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 """transformers has other classes for the tokenizers of the rest, whatever their files say."""

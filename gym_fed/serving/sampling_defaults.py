@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gym_fed.base.models import MAX_ADAPTERS, resolve
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.config.serving import SamplingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.models import MAX_ADAPTERS, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 
 FILE = "generation_config.json"
 

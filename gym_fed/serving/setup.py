@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.models import model_name, pick_device, resolve
 from gym_fed.config.serving import EngineConfig, ServingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import model_name, pick_device, resolve
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.base import load_base
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.lazy_torch import torch
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.lazy_torch import torch
+from gym_fed.core.text import counted
 from gym_fed.soup.linalg import signs
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor

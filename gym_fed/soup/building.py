@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from gym_fed.config.yaml.file import validate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 from gym_fed.soup.contribution import ContributionMethod
 from gym_fed.soup.rule import Rule
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.credit.certainty import standard_error
 
 Coalition: TypeAlias = "frozenset[int]"

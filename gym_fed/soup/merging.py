@@ -21,11 +21,11 @@ from gym_quant.codec import as_matrix
 from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from pydantic import Field, field_validator
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.lazy_torch import torch
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.lazy_torch import torch
+from gym_fed.core.text import counted
 from gym_fed.soup.rule import Rule, RuleConfig
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor

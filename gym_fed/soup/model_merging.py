@@ -14,13 +14,13 @@ from gym_quant.codec import as_matrix
 from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, encode_source
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup.method import Gate, MergeMethod, Score, TensorTask
 from gym_fed.soup.methods._task_vectors import combination
-from gym_fed.text import counted
 
 
 @dataclass(frozen=True)

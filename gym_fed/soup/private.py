@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
 from gym_fed.privacy.noise import NoiseSource

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.votes import fold, require_votes
 from gym_fed.soup.building import build_aggregator, build_optimizer
 from gym_fed.soup.merging import SoupReport

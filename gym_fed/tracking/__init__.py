@@ -1,4 +1,1 @@
-"""The figures of a run, on disk and in the services that the user names: one `Experiment`, one tracker a file.
-
-Neighbours: imports config, errors, files, kinds; imported by cli, training, webui.
-"""
+"""The figures of a run, on disk and in the services that the user names: one `Experiment`, one tracker a file."""

@@ -12,8 +12,8 @@ from typing import Any, SupportsFloat
 from pydantic import BaseModel
 
 from gym_fed.config.train.tracking import ALWAYS
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TRACKERS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TRACKERS
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 
@@ -29,7 +29,7 @@ class Experiment:
 
     Args:
         folder: The run folder (a bare name means ``runs/NAME``); made when the first thing is logged.
-        trackers: Names in ``gym_fed.kinds.TRACKERS``; ``jsonl`` and ``tensorboard`` are always among them.
+        trackers: Names in ``gym_fed.core.registries.TRACKERS``; ``jsonl`` and ``tensorboard`` are always among them.
         project: What the run belongs to, for trackers that have such a field.
         name: The run's name there; by default the folder's.
         tags: Free words, for trackers that have such a field.

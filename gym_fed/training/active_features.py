@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import FEATURES
+from gym_fed.core.registries import FEATURES
 from gym_fed.training.features.base import Feature
 
 log = logging.getLogger("gym_fed")

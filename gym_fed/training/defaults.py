@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed import console
 from gym_fed.config.train.defaults import (
     LARGE,
     MEMORY_KEYS,
@@ -25,8 +24,9 @@ from gym_fed.config.train.defaults import (
     split_default,
 )
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main, world_size
 from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
@@ -123,7 +123,7 @@ def with_defaults(config: TrainingConfig) -> TrainingConfig:
 
     Values that follow from the rows are left open where rows or tokenizer are not on this machine.
     """
-    from gym_fed.downloads import missing_model
+    from gym_fed.base.downloads import missing_model
     from gym_fed.training.rows.run_rows import rows_of_run
 
     defaults = Defaults(config)
@@ -152,7 +152,7 @@ def _report(chosen: Sequence[Default]) -> None:
 def _of_rows(
     config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
 ) -> list[Default]:
-    from gym_fed.models import pick_device
+    from gym_fed.base.models import pick_device
     from gym_fed.planning.memory import memory_of
     from gym_fed.planning.plan import available_bytes
     from gym_fed.planning.sizes import sizes_of
@@ -176,9 +176,9 @@ def _of_rows(
 
 def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
     """The run's tokenizer with its chat template; None for a processor."""
+    from gym_fed.base.modeling.processors import is_processor
+    from gym_fed.base.models import load_tokenizer
     from gym_fed.data.chat_templates.choice import use_chat_template
-    from gym_fed.modeling.processors import is_processor
-    from gym_fed.models import load_tokenizer
     from gym_fed.training.vision.conversations import is_vision_model
 
     if given is not None:
@@ -196,7 +196,7 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
         return sum(value.numel() for value in model.parameters())
     if config.model is None:
         return 0
-    from gym_fed.modeling.weight_count import count_stored_weights
+    from gym_fed.base.modeling.weight_count import count_stored_weights
     from gym_fed.planning.sizes import count_model
 
     if (count := count_stored_weights(config.model)) is not None and not _is_adapter(config.model):
@@ -209,7 +209,7 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
 
 def _is_adapter(name: str) -> bool:
     """True if a model folder holds an adapter, whose files do not count its base."""
-    from gym_fed.models import resolve
+    from gym_fed.base.models import resolve
 
     return (Path(resolve(name)) / "adapter_config.json").is_file()
 

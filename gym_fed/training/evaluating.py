@@ -9,12 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import pick_device, quiet_loading
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.kinds import ALGORITHMS, TUNING
-from gym_fed.models import pick_device, quiet_loading
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.model.loading import load_for_training
 from gym_fed.training.model.template_tokens import fit_to_template

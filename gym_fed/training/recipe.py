@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, fsync_tree
-from gym_fed.models import LoadedModel, load_model, pick_device
+from gym_fed.base.models import LoadedModel, load_model, pick_device
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder, fsync_tree
 
 if TYPE_CHECKING:
     import torch
@@ -145,7 +145,7 @@ class RecipeContext:
 
         Args:
             role: See above.
-            model: A name as for ``gym_fed.models.load_model``, or a model spawned before, which is copied as it is now.
+            model: A name as for ``load_model``, or a model spawned before, which is copied as it is now.
             device: By default the first of ``devices``.
             dtype: Of the weights, for a model that is loaded.
 

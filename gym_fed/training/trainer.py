@@ -13,15 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.bounded.chat_operations import present_time_set
+from gym_fed.base.modeling.rope import rope_undone_on_error
+from gym_fed.base.models import pick_device, quiet_loading
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.aliases import ExpectedElsewhere, with_other_arguments
+from gym_fed.core.bounded.chat_operations import present_time_set
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
-from gym_fed.modeling.rope import rope_undone_on_error
-from gym_fed.models import pick_device, quiet_loading
-from gym_fed.other_words import ExpectedElsewhere, with_other_arguments
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm

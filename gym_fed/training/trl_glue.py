@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.model.output_head import own_heads
 
 _ROUNDING = 1e-3

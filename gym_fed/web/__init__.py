@@ -1,7 +1,4 @@
 """What the hub's dashboard and the workbench share: login, live events, the static front end, and the server.
 
 The pages are ES modules without a build step (``static/``). They read a JSON API and one stream of server-sent events.
-
-Neighbours: imports addresses, child_process, config, errors, files, portable, serving, text, version;
-imported by cli, webui.
 """

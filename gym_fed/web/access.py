@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from gym_fed.addresses import is_loopback
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.addresses import is_loopback
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.keys import WebKeys
 
 CSRF_HEADER = "x-csrf-token"

@@ -24,7 +24,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.version import __version__
 from gym_fed.web.access import Access, Role, Visitor
 from gym_fed.web.events import Feed

@@ -17,8 +17,8 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import whole_number
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import whole_number
 
 MAX_READERS = 400
 MAX_READERS_OF_ADDRESS = 64

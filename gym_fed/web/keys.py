@@ -19,8 +19,8 @@ from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 
 KEYS_NAME = "web_keys.json"
 MAX_FILE_BYTES = 2**20

@@ -19,8 +19,8 @@ from typing import IO, Any
 
 import httpx
 
-from gym_fed.child_process import module_command, put_last
-from gym_fed.errors import GymError
+from gym_fed.core.child_process import module_command, put_last
+from gym_fed.core.errors import GymError
 from gym_fed.serving.http.keys import KeyFile
 
 SERVED_NAME = "base"

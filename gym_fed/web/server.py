@@ -13,11 +13,11 @@ from pathlib import Path
 
 import uvicorn
 
-from gym_fed.addresses import is_loopback, listening_socket, url_of
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.serving import ConnectionsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.portable import on_stop_signals
+from gym_fed.core.addresses import is_loopback, listening_socket, url_of
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.portable import on_stop_signals
 from gym_fed.serving.http.connections import Connections
 from gym_fed.web.access import Access, new_token
 from gym_fed.web.app import Face, create_app

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
+from gym_fed.base.models import NANO
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import FORMATS
 from gym_fed.data.catalogue import catalogue
 from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import FORMATS
-from gym_fed.models import NANO
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.model_names import model_of
 from gym_fed.webui.view_process import ViewProcess

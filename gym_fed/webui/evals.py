@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from gym_fed.base.models import NANO
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.columns import parse_columns
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.evaluation.leaderboard.board import Leaderboard
 from gym_fed.evaluation.suites.listing import listing
-from gym_fed.leaderboard.board import Leaderboard
-from gym_fed.models import NANO
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.model_names import model_of
 from gym_fed.webui.view_process import ViewProcess

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.folder import present_store
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
@@ -43,7 +43,7 @@ class LocalModel:
 
 def local_bases(workbench: Workbench) -> list[LocalModel]:
     """Every model of this machine: the package's, those in the cache, and those below the workbench's folders."""
-    from gym_fed.downloads.local import local_models
+    from gym_fed.base.downloads.local import local_models
 
     found = [
         LocalModel(row["name"], row["name"], row["where"], row["bytes"])

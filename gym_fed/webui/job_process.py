@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from gym_fed.child_process import module_command
-from gym_fed.files import write_atomically
+from gym_fed.core.child_process import module_command
+from gym_fed.core.files import write_atomically
 
 
 def main(folder: Path, module: str, words: list[str]) -> None:

@@ -22,11 +22,11 @@ from typing import Any
 
 import psutil
 
-from gym_fed.child_process import module_command
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder, write_atomically
-from gym_fed.json_files import read_object
-from gym_fed.portable import SIGKILL
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder, write_atomically
+from gym_fed.core.json_files import read_object
+from gym_fed.core.portable import SIGKILL
 
 PROGRAMS = {
     "gym": "gym_fed.cli.main",

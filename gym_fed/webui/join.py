@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from gym_fed.child_process import module_command
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.jobs import WebJob
 from gym_fed.webui.workbench import Workbench

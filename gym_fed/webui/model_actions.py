@@ -11,11 +11,11 @@ import yaml
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.variant import VariantName
-from gym_fed.json_files import read_object
-from gym_fed.kinds import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.registries import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
 from gym_fed.training.run.folder_lock import is_held
+from gym_fed.trust.identity.variant import VariantName
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants
 from gym_fed.webui.model_servers import servers_of
 from gym_fed.webui.workbench import Workbench

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import NANO
+from gym_fed.base.models import NANO
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.webui.workbench import Workbench
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")

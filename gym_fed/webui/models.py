@@ -13,14 +13,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field
 
-from gym_fed.base_files import licence_of
-from gym_fed.child_process import module_command
+from gym_fed.base.files import licence_of
+from gym_fed.base.models import folder_here
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.variant import VariantName
-from gym_fed.kinds import CODECS
-from gym_fed.models import folder_here
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import CODECS
 from gym_fed.serving.store.folder import variants_folder
+from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants
 from gym_fed.webui.model_actions import (

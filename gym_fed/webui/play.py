@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.identity.variant import VariantName
+from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import SERVED_NAME, stream_answer
 from gym_fed.webui.inventory import find_base, local_bases, local_variants

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.evaluation.compare import compare_results
 from gym_fed.evaluation.groups import groups_of, with_groups
 from gym_fed.evaluation.records.document import RecordDocument
 from gym_fed.evaluation.records.listing import brief_figures_of, documents_of, record_paths
 from gym_fed.evaluation.records.reader import named_record, read_record
 from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
-from gym_fed.text import plain
 
 Z_95 = 1.959964
 """Standard errors to either side that hold 95% of a normal distribution."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
 from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.webui.jobs import Jobs, WebJob

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values

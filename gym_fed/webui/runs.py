@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.curves import CurvesOfRuns
 from gym_fed.webui.plain import text

@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines, drop_torn_line, make_folder, write_atomically
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.formats.preference import Preference
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import append_lines, drop_torn_line, make_folder, write_atomically
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
 FOLDER = "taught"

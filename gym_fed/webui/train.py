@@ -14,14 +14,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from gym_fed.base.downloads.offer import offer_model
+from gym_fed.base.modeling.weight_count import count_stored_weights
 from gym_fed.config.recipes import get_recipe, recipes, relocated
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.defaults import LARGE, ROW_KEYS, method_defaults
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.downloads.offer import offer_model
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.modeling.weight_count import count_stored_weights
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.plain import plain, text

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.webui.plain import plain
 
 FIRST = (

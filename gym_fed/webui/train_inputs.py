@@ -9,9 +9,9 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.strict import KeyPath, Mark
+from gym_fed.core.errors import GymError
 from gym_fed.data.columns import parse_columns, renaming
 from gym_fed.data.reading import iter_rows
-from gym_fed.errors import GymError
 from gym_fed.webui.plain import text
 from gym_fed.webui.workbench import Workbench
 

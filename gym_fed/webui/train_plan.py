@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gym_fed.child_process import module_command
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.webui.plain import plain, text
 from gym_fed.webui.workbench import Workbench
 

@@ -18,7 +18,7 @@ from pydantic import Field
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.search import SearchSettings
 from gym_fed.config.yaml.strict import parse_config
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.plain import plain

@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from gym_fed.child_process import module_command
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
 
 ANSWER_SECONDS = 60.0
 """The first answer of a model imports transformers and reads its tokenizer."""

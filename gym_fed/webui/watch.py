@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import CurvesOfRuns, last_values
 from gym_fed.webui.jobs import Jobs, WebJob

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.jobs import Jobs
 

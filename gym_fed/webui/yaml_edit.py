@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from gym_fed.config.yaml.strict import KeyPath, StrictLoader, parse_config
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 _FILE = Path("config")
 """Names the text in errors."""

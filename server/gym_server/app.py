@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.privacy.budget import check_promise
 from gym_server.rounds.payload import ByReference, Inline

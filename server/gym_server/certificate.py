@@ -6,10 +6,10 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.identity.keys import Passphrase
-from gym_fed.identity.tls import (
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.trust.identity.keys import Passphrase
+from gym_fed.trust.identity.tls import (
     certificate_host,
     certificate_request,
     certificates_in,

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.portable import steady_seconds
-from gym_fed.wire.limits import KEEPALIVE_SECONDS
+from gym_fed.core.portable import steady_seconds
+from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 from gym_server.store.database import Database
 from gym_server.store.tables import messages, nodes, rounds, settings, updates
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from gym_fed.text import readable_seconds
+from gym_fed.core.text import readable_seconds
 from gym_server.federation import Federation
 
 log = logging.getLogger("gym_server")

@@ -22,16 +22,16 @@ from typing import IO
 
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.strict import read_config_text
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
+from gym_fed.core.registries import AGGREGATORS
+from gym_fed.core.text import plain
+from gym_fed.core.waiting import waiting
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder
-from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.identity.login import PLAIN_TEXT
-from gym_fed.identity.passphrase import PassphraseSource
-from gym_fed.identity.tls import fingerprint
-from gym_fed.kinds import AGGREGATORS
-from gym_fed.text import plain
-from gym_fed.waiting import waiting
+from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.identity.login import PLAIN_TEXT
+from gym_fed.trust.identity.passphrase import PassphraseSource
+from gym_fed.trust.identity.tls import fingerprint
 from gym_server.accounts.accounts import Accounts
 from gym_server.accounts.contributor_clocks import ContributorClocks
 from gym_server.accounts.keys import Keys
@@ -295,7 +295,7 @@ def config_text(folder: Path, overrides: tuple[str, ...] = ()) -> ConfigText:
 
 def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str]:
     """Make a hub's keys, the ledger's and TLS's under a passphrase if given; returns its id and TLS fingerprint."""
-    from gym_fed.identity.tls import create_certificate
+    from gym_fed.trust.identity.tls import create_certificate
 
     keys = folder / "keys"
     make_folder(keys, 0o700)
@@ -317,7 +317,7 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
     if stored:
         return BaseSpec.from_dict(json.loads(stored))
     with waiting(f"reading the base model {plain(config.base_model, 80)}"):
-        from gym_fed.models import load_model, resolve
+        from gym_fed.base.models import load_model, resolve
         from gym_fed.serving.base_spec import spec_of_files
 
         spec = spec_of_files(Path(resolve(config.base_model)), config.base_model) or BaseSpec.of(

@@ -12,10 +12,10 @@ from gym_client.hub.transport import HubClient
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.removal import MAX_RECEIPT_BYTES, SignedRemoval, VariantRemoval
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.removal import MAX_RECEIPT_BYTES, SignedRemoval, VariantRemoval
 from tests.support.loopback_hub import LoopbackHub, some_delta
 from tests.support.small_variants import small_delta
 
@@ -103,7 +103,7 @@ def test_a_receipt_that_cannot_be_written_after_all_is_printed(
     def full(*_: object, **__: object) -> None:
         raise GymError(ErrorCode.DISK_FULL, "no room")
 
-    monkeypatch.setattr("gym_fed.files.write_atomically", full)
+    monkeypatch.setattr("gym_fed.core.files.write_atomically", full)
     done = CliRunner().invoke(app, ["variant", "remove", "--yes", "ada", "--receipt", "r.json"])
     assert isinstance(done.exception, GymError)
     signed = SignedRemoval.parse(done.stdout)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, random_delta
 from tests.support.hub import HubProcess
 from tests.support.quick import quick

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
 from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.linalg.gram import Needs

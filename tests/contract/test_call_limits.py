@@ -17,8 +17,8 @@ from gym_client.hub.transport import HubClient
 from gym_server.store.tables import messages, nodes
 from sqlalchemy import select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.wait import SECONDS, until
 

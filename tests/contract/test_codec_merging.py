@@ -15,10 +15,10 @@ from gym_quant.registry import CODECS, get_codec
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import ReleasePrivacy
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS
 from gym_fed.soup.compact import EXACT, error_bound, write_compact
 from gym_fed.soup.linalg.gram import Needs
 from gym_fed.soup.merging import merge

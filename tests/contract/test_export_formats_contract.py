@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.choice import settled
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.needs import Weights
 from gym_fed.export.run import export
 from gym_fed.export.source import Source
-from gym_fed.kinds import EXPORT_FORMATS
 
 NAMES = EXPORT_FORMATS.names()
 FORMATS: dict[str, type[ExportFormat]] = {name: EXPORT_FORMATS.type_of(name) for name in NAMES}

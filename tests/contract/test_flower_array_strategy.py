@@ -14,7 +14,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedYogi
 from gym_server.strategy import DeltaSoupStrategy
 
 import gym_fed  # noqa: F401  (sets Flower's variables first)
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.flower_replies import begin, reply, task
 
 START = {"w": np.arange(6, dtype=np.float32).reshape(2, 3) / 10, "b": np.ones(3, np.float32)}

@@ -30,12 +30,12 @@ from gym_server.cli.variants import variants_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gym_fed.console import TextConsole
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import MAX_TEXT, harmless, is_name, is_visible, plain, whole_number
-from gym_fed.wire.errors import from_rpc_error
-from gym_fed.wire.limits import SESSION_KEY
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.console import TextConsole
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import MAX_TEXT, harmless, is_name, is_visible, plain, whole_number
+from gym_fed.trust.wire.errors import from_rpc_error
+from gym_fed.trust.wire.limits import SESSION_KEY
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
 
 NASTY = (

@@ -15,9 +15,9 @@ from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import credits, updates
 from sqlalchemy import select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger.heads import EntryProof
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.heads import EntryProof
 from tests.support.private_hub import NAMES, PrivateRounds, private_hub
 
 ROUNDS = 3

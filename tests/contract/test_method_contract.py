@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import METHODS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import METHODS
 from gym_fed.soup.building import build
 from gym_fed.soup.method import MergeMethod, TensorTask
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import is_plain_lora, lora_factors
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import Options
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
-from gym_fed.models import load_model
 from gym_fed.quantization.config import CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer
 from gym_fed.soup.delta_soup import DeltaSoup

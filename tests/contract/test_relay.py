@@ -14,8 +14,8 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_server.accounts.accounts import SESSION_SECONDS
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.relay import Relay
 

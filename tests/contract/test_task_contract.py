@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.listing import ASSETS, listing
 from gym_fed.evaluation.suites.members import members

@@ -15,8 +15,8 @@ from gym_server.store.rights import FORMERLY, give_up, usage_of
 from gym_server.store.tables import objects, readers, updates
 from gym_server.store.usage import needed
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub, some_delta, task_of_open_round, update_of
 

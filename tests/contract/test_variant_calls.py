@@ -21,9 +21,9 @@ from gym_client.variants.variants import (
     to_push,
 )
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.variant import SignedVariant
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.variant import SignedVariant
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import SPEC, LoopbackHub, forged, manifest_of, some_delta
 from tests.support.quick import quick
 

@@ -13,10 +13,10 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.variants.variants import pull_variant, push_variant, to_push
 
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
 from tests.support.hub import HubProcess
 from tests.support.loopback_hub import manifest_of
 

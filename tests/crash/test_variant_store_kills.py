@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gym_fed.identity.keys import SigningKey
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.small_variants import signed_small_delta
 
 LINES = {
@@ -22,9 +22,9 @@ LINES = {
 # One interpreter with everything imported; each addition is a process of its own, forked from it.
 ADD = """
 import os, signal, sys
-from gym_fed import failpoints
+from gym_fed.core import failpoints
 import gym_fed.delta.file
-from gym_fed.identity.variant import SignedVariant
+from gym_fed.trust.identity.variant import SignedVariant
 from gym_fed.serving.store.store import VariantStore
 folder, delta, manifest, owner, *lines = sys.argv[1:]
 for line in lines:

@@ -69,7 +69,7 @@ def main() -> None:
 
 def once(name: str, data: bytes) -> None:
     """Parse one input; ``GymError`` is expected, any other exception is a finding."""
-    from gym_fed.errors import GymError
+    from gym_fed.core.errors import GymError
     from tests.fuzz.targets import TARGETS
 
     try:

@@ -80,13 +80,13 @@ def delta_manifest_seeds() -> list[bytes]:
 
 
 def read_update_manifest(data: bytes) -> None:
-    from gym_fed.identity.manifest import UpdateManifest
+    from gym_fed.trust.identity.manifest import UpdateManifest
 
     assert len(UpdateManifest.parse(_text(data)).digest) == 64
 
 
 def update_manifest_seeds() -> list[bytes]:
-    from gym_fed.identity.manifest import UpdateManifest
+    from gym_fed.trust.identity.manifest import UpdateManifest
 
     manifest = UpdateManifest(
         contributor="c" + "a" * 16,
@@ -106,8 +106,8 @@ def update_manifest_seeds() -> list[bytes]:
 
 
 def read_safetensors(data: bytes) -> None:
-    from gym_fed.imports.stored import StoredTensors
-    from gym_fed.modeling.tensor_files import tensor_shapes
+    from gym_fed.base.imports.stored import StoredTensors
+    from gym_fed.base.modeling.tensor_files import tensor_shapes
 
     folder = as_file("weights/model.safetensors", data).parent
     tensor_shapes(folder)
@@ -125,7 +125,7 @@ def safetensors_seeds() -> list[bytes]:
 
 
 def read_gguf(data: bytes) -> None:
-    from gym_fed.imports.gguf.reader import GgufImporter
+    from gym_fed.base.imports.gguf.reader import GgufImporter
 
     file, importer = as_file("in.gguf", data), GgufImporter()
     importer.require_header(file)
@@ -171,9 +171,9 @@ def gguf_seeds() -> list[bytes]:
 
 def read_packed(data: bytes) -> None:
     """AWQ and GPTQ: the JSON of ``quantization_config``, a zero byte, and the weights."""
-    from gym_fed.imports.quantised import METHODS, QuantisedImporter, plain_tensors
-    from gym_fed.imports.stored import StoredTensors
-    from gym_fed.json_files import read_object
+    from gym_fed.base.imports.quantised import METHODS, QuantisedImporter, plain_tensors
+    from gym_fed.base.imports.stored import StoredTensors
+    from gym_fed.core.json_files import read_object
 
     config, _, weights = data.partition(b"\0")
     folder = as_file("packed/model.safetensors", weights).parent
@@ -210,8 +210,8 @@ def packed_seeds() -> list[bytes]:
 
 
 def read_tokenizer(data: bytes) -> None:
-    from gym_fed.models import load_tokenizer
-    from gym_fed.tokenizer_errors import tokenizer_errors
+    from gym_fed.base.models import load_tokenizer
+    from gym_fed.core.tokenizer_errors import tokenizer_errors
 
     folder = as_file("tokenizer/tokenizer.json", data).parent
     as_file("tokenizer/tokenizer_config.json", b'{"tokenizer_class": "PreTrainedTokenizerFast"}')
@@ -295,17 +295,17 @@ def run_yaml_seeds() -> list[bytes]:
 
 
 def read_ledger(data: bytes) -> None:
-    from gym_fed.ledger.export import verify_file
+    from gym_fed.trust.ledger.export import verify_file
 
     verify_file(as_file("ledger.jsonl", data))
 
 
 def ledger_seeds() -> list[bytes]:
-    from gym_fed.identity.keys import SigningKey, server_id
-    from gym_fed.ledger.entries import Entry
-    from gym_fed.ledger.export import first_line, lines
-    from gym_fed.ledger.heads import Head, SignedHead
-    from gym_fed.ledger.merkle import Tree
+    from gym_fed.trust.identity.keys import SigningKey, server_id
+    from gym_fed.trust.ledger.entries import Entry
+    from gym_fed.trust.ledger.export import first_line, lines
+    from gym_fed.trust.ledger.heads import Head, SignedHead
+    from gym_fed.trust.ledger.merkle import Tree
 
     key = SigningKey.generate()
     one = Entry.following(None, "note", {"contributor": "c" + "a" * 16, "name": "\u00c4nn \n"})
@@ -348,7 +348,7 @@ def backup_seeds() -> list[bytes]:
 
 
 def read_invite(data: bytes) -> None:
-    from gym_fed.identity.invite import format_invite, parse_invite
+    from gym_fed.trust.identity.invite import format_invite, parse_invite
 
     text = _text(data)
     assert parse_invite(format_invite(parse_invite(text))) == parse_invite(text)
@@ -372,17 +372,19 @@ def _text(data: bytes) -> str:
 TARGETS: dict[str, Target] = {
     "delta": Target(delta_seeds, read_delta, ("gym_fed.delta", "gym_quant")),
     "delta_manifest": Target(delta_manifest_seeds, read_delta_manifest, ("gym_fed.delta",)),
-    "update_manifest": Target(update_manifest_seeds, read_update_manifest, ("gym_fed.identity",)),
+    "update_manifest": Target(update_manifest_seeds, read_update_manifest, ("gym_fed.trust.identity",)),
     "safetensors": Target(
-        safetensors_seeds, read_safetensors, ("gym_fed.imports.stored", "gym_fed.modeling.tensor_files")
+        safetensors_seeds,
+        read_safetensors,
+        ("gym_fed.base.imports.stored", "gym_fed.base.modeling.tensor_files"),
     ),
-    "gguf": Target(gguf_seeds, read_gguf, ("gym_fed.imports",)),
-    "awq_gptq": Target(packed_seeds, read_packed, ("gym_fed.imports", "gym_fed.json_files")),
-    "tokenizer": Target(tokenizer_seeds, read_tokenizer, ("gym_fed.models", "gym_fed.modeling")),
+    "gguf": Target(gguf_seeds, read_gguf, ("gym_fed.base.imports",)),
+    "awq_gptq": Target(packed_seeds, read_packed, ("gym_fed.base.imports", "gym_fed.core.json_files")),
+    "tokenizer": Target(tokenizer_seeds, read_tokenizer, ("gym_fed.base.models", "gym_fed.base.modeling")),
     "rows": Target(rows_seeds, read_rows, ("gym_fed.data",)),
     "hub_yaml": Target(hub_yaml_seeds, read_hub_yaml, ("gym_fed.config", "yaml")),
     "run_yaml": Target(run_yaml_seeds, read_run_yaml, ("gym_fed.config", "yaml")),
-    "ledger": Target(ledger_seeds, read_ledger, ("gym_fed.ledger", "gym_fed.identity")),
-    "backup": Target(backup_seeds, read_backup, ("gym_server.backup", "gym_fed.ledger")),
-    "invite": Target(invite_seeds, read_invite, ("gym_fed.identity",)),
+    "ledger": Target(ledger_seeds, read_ledger, ("gym_fed.trust.ledger", "gym_fed.trust.identity")),
+    "backup": Target(backup_seeds, read_backup, ("gym_server.backup", "gym_fed.trust.ledger")),
+    "invite": Target(invite_seeds, read_invite, ("gym_fed.trust.identity",)),
 }

@@ -9,10 +9,10 @@ import pytest
 from gym_server.backup.place import MAX_BYTES, Place
 from gym_server.backup.restore import read_head
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.commitment import UploadCommitment
-from gym_fed.models import load_tokenizer
-from gym_fed.tokenizer_errors import tokenizer_errors
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.tokenizer_errors import tokenizer_errors
+from gym_fed.trust.identity.commitment import UploadCommitment
 from tests.fuzz.targets import tokenizer_seeds
 from tests.unit.evaluation.test_graders_rules import reward
 

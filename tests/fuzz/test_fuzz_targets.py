@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from tests.fuzz.mutation import mutations
 from tests.fuzz.run import ROOT, once
 from tests.fuzz.targets import TARGETS
@@ -57,7 +57,7 @@ def test_a_finding_of_the_coverage_guided_runner_fails_and_is_kept(tmp_path: Pat
     script = (
         "import sys; from tests.fuzz import run, targets\n"
         "def read(data):\n    assert data[:1] != b'!'\n"
-        "targets.TARGETS['invite'] = targets.Target(lambda: [b'a'], read, ('gym_fed.identity',))\n"
+        "targets.TARGETS['invite'] = targets.Target(lambda: [b'a'], read, ('gym_fed.trust.identity',))\n"
         f"run.ROOT = __import__('pathlib').Path({str(tmp_path)!r})\n"
         "sys.argv = ['run', 'invite', '--seconds', '20']\nrun.main()\n"
     )

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from gym_fed.models import load_tokenizer
+from gym_fed.base.models import load_tokenizer
 from tests.support.vision_models import data_url, drawn, expected, image_part, vision_model
 from tests.support.warm import WarmProcess
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from tests.support.hub import HubProcess, gym_server, start_client
 from tests.support.wait import SECONDS
 from tests.support.warm import run
@@ -30,7 +30,7 @@ def private_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of random weights in a folder that no contributor has: fourteen chunks of one mebibyte."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     torch.manual_seed(0)
     tokenizer = load_tokenizer("gym-nano")

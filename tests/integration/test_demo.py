@@ -96,7 +96,7 @@ def test_the_parts_of_the_demo_fit_the_commands_of_today(tmp_path: Path) -> None
 
     import demo.malicious
     from demo.community import CONTRIBUTORS, MALICIOUS, joiners, make_hub, write_data
-    from gym_fed.kinds import AGGREGATORS
+    from gym_fed.core.registries import AGGREGATORS
 
     make_hub(tmp_path / "hub")
     write_data(tmp_path)

@@ -16,11 +16,11 @@ from gym_quant import registry
 from gym_quant.registry import get_codec
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.core.registries import AGGREGATORS, ALGORITHMS, CODECS, GRADERS, TUNING
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.kinds import AGGREGATORS, ALGORITHMS, CODECS, GRADERS, TUNING
-from gym_fed.models import load_model
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))

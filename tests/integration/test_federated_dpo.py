@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.models import load_model, nano_path
+from gym_fed.base.models import load_model, nano_path
 from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
 from tests.support.wait import SECONDS
 

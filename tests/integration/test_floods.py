@@ -19,11 +19,11 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 
-from gym_fed.errors import GymError
-from gym_fed.identity.tls import TLS_NAME
-from gym_fed.wire.limits import CHANNEL_OPTIONS, SESSION_KEY
-from gym_fed.wire.service import HubStub
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import GymError
+from gym_fed.trust.identity.tls import TLS_NAME
+from gym_fed.trust.wire.limits import CHANNEL_OPTIONS, SESSION_KEY
+from gym_fed.trust.wire.service import HubStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.hub import HubProcess
 from tests.support.quick import quick
 

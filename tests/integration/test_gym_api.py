@@ -22,7 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.serving.http.keys import KeyFile
 from gym_fed.serving.http.server import DRAIN_SECONDS, LEAVE_SECONDS

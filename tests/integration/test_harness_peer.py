@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.models import LoadedModel, load_model
 from tests.support.harness_peer import CHOICES, TEXTS, Compared, compared, public_tasks, subjects
 
 pytest.importorskip("lm_eval")

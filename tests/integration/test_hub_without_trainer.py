@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from tests.support.one_round import ONE_ROUND
 from tests.support.wait import SECONDS
 from tests.support.without_packages import TRAINER, with_only

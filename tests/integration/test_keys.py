@@ -15,7 +15,7 @@ from gym_client.identity.trust import establish
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, rounds
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from tests.support.hub import HubProcess
 from tests.support.warm import run
 

@@ -13,8 +13,8 @@ from gym_server.rounds.hub_model import write_version
 from gym_server.web.dashboard import Dashboard
 from gym_server.web.newest_model import FOLDER_NAME
 
+from gym_fed.base.models import load_model
 from gym_fed.delta.base import tensors_digest
-from gym_fed.models import load_model
 from gym_fed.web.access import CSRF_HEADER
 from tests.support.private_hub import PrivateRounds, private_hub
 from tests.support.wait import SECONDS, until

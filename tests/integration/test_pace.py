@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, random_delta
 from tests.support.hub import HubProcess
 

@@ -87,7 +87,7 @@ import json, sys
 from gym_fed.config.hub.soup import AggregationMethod, SoupRecipe
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
-from gym_fed.kinds import ALL
+from gym_fed.core.registries import ALL
 SoupRecipe.model_json_schema(), DeltaSoupConfig.model_json_schema()
 imported = "gym_fed_example" in sys.modules  # sections of a training config are of members, which it then imports
 print(json.dumps({
@@ -206,7 +206,7 @@ import sys, torch
 from gym_quant import get_codec
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.models import load_model
+from gym_fed.base.models import load_model
 tensors = model_tensors(load_model("gym-nano").model)
 spec = BaseSpec.of(tensors, "gym-nano")
 name = next(n for n, t in tensors.items() if n.endswith("q_proj.weight"))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
 LENGTHS = (1, 9, 2, 14, 5, 3, 11, 1, 7, 4, 2, 6)

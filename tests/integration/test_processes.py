@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gym_fed.models import load_model
+from gym_fed.base.models import load_model
 from tests.support.quick import quick
 
 CONFIG = """

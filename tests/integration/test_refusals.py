@@ -17,12 +17,12 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.variants.variants import pull_variant, push_variant, sign_variant
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
-from gym_fed.ledger.heads import EntryProof
-from gym_fed.wire.errors import from_rpc_error
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.statements import Revocation, Rotation, TransferOrder
+from gym_fed.trust.ledger.heads import EntryProof
+from gym_fed.trust.wire.errors import from_rpc_error
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, chunks, random_delta, spec_of
 from tests.support.hub import HubProcess
 from tests.support.loopback_hub import manifest_of

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.data.objects import Objects
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
 from gym_fed.registry import ModelRegistry
 from tests.support import s3
 

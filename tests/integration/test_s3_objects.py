@@ -11,8 +11,8 @@ import pytest
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 from tests.support import s3
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
 

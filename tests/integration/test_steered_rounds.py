@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from tests.support.federation import Federation
 from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess, run

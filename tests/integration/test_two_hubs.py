@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from tests.support.hub import HubProcess, gym_server
 from tests.support.warm import run
 

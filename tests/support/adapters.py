@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data import generate
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import ROWS as PAIRS
 

@@ -20,8 +20,8 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.privacy.terms import Promises
 
-from gym_fed.wire.records import to_wire
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.records import to_wire
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.tiny_hub import TinyHub
 
 

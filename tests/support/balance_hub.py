@@ -16,10 +16,10 @@ from gym_server.store.tables import credits, rounds
 from sqlalchemy import func, select
 
 from gym_fed.config.hub.sections import EnrolmentConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.identity.login import PLAIN_TEXT, enrolment_claim, login_claim
-from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.identity.login import PLAIN_TEXT, enrolment_claim, login_claim
+from gym_fed.trust.identity.statements import Revocation, Rotation, TransferOrder
 
 HOLD = 1000.0
 

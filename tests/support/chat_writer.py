@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 class RuleWriter:

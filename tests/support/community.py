@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.data.generated import generate
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, random_delta, spec_of
 from tests.support.hub import HubProcess
 

@@ -18,14 +18,14 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
-from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.identity.login import do_work, enrolment_claim, login_claim
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.identity.tls import TLS_NAME, fingerprint
-from gym_fed.wire.errors import from_rpc_error
-from gym_fed.wire.limits import CHANNEL_OPTIONS, DELTA_STYPE, PROTOCOL, SESSION_KEY
-from gym_fed.wire.service import HubStub
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.identity.login import do_work, enrolment_claim, login_claim
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.tls import TLS_NAME, fingerprint
+from gym_fed.trust.wire.errors import from_rpc_error
+from gym_fed.trust.wire.limits import CHANNEL_OPTIONS, DELTA_STYPE, PROTOCOL, SESSION_KEY
+from gym_fed.trust.wire.service import HubStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 class RawContributor:
@@ -189,7 +189,7 @@ def chunks(sha256: str, data: bytes, offset: int = 0, size: int = 1 << 20) -> It
 
 def random_delta(folder: Path, base_digest: str, seed: int, model: str, scale: float = 1e-3) -> bytes:
     """A valid .gymdelta of the base model with random signs."""
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     base = model_tensors(load_model(model).model)
     generator = torch.Generator().manual_seed(seed)

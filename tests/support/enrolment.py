@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gym_server.federation import Federation
 
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.login import do_work, enrolment_claim
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.login import do_work, enrolment_claim
 
 
 def enrol(fed: Federation, key: SigningKey, name: str, invite: str = "") -> str:

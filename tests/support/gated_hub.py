@@ -11,7 +11,7 @@ from gym_server.cli.checks_at_start import check_at_start
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 
 
 def with_gate(folder: Path, base: Path | str, **gate: Any) -> Path:

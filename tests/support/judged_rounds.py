@@ -22,7 +22,7 @@ from torch import Tensor
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import encode_delta
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)

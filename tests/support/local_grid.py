@@ -18,7 +18,7 @@ from gym_server.federation import RUN_ID, Federation
 from gym_server.store.tables import nodes
 from gym_server.strategy.grid import LOST, HubGrid
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from tests.support.enrolment import enrol
 
 

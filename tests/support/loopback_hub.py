@@ -30,10 +30,10 @@ from gym_server.store.tables import rounds
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.identity.variant import SignedVariant, VariantManifest
-from gym_fed.wire.limits import server_options
-from gym_fed.wire.service import add_hub
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
+from gym_fed.trust.wire.limits import server_options
+from gym_fed.trust.wire.service import add_hub
 from tests.support.hub import QUICK_ENROLMENT
 from tests.support.wait import SECONDS
 
@@ -109,7 +109,7 @@ def some_delta(folder: Path, seed: int = 0, digest: str = SPEC.digest) -> Path:
 
 def manifest_of(path: Path, name: str = "mine", **changes: Any) -> VariantManifest:
     """A manifest of a delta on the described base; ``sign_variant`` puts the owner in."""
-    from gym_fed.files import file_sha256
+    from gym_fed.core.files import file_sha256
 
     said: dict[str, Any] = {
         "variant": name,

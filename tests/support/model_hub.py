@@ -1,7 +1,7 @@
 """A Hugging Face Hub on loopback, for ``HF_ENDPOINT``: real repositories, and the ways in which a transfer goes wrong.
 
-It serves what huggingface_hub and ``gym_fed.downloads`` request: descriptions and searches below ``/api``, and files
-with HEAD, GET, ranges and the Hub's headers.
+It serves what huggingface_hub and ``gym_fed.base.downloads`` request: descriptions and searches below ``/api``, and
+files with HEAD, GET, ranges and the Hub's headers.
 """
 
 from __future__ import annotations

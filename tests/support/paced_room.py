@@ -21,12 +21,12 @@ from gym_server.strategy.grid import HubGrid
 from sqlalchemy import select
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import update_records
 
 STEP_SECONDS = 20.0

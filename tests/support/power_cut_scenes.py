@@ -27,10 +27,10 @@ from gym_server.rounds.round_store import Judgement, SoupRecord
 from gym_server.strategy.tasks import new_task
 
 from gym_fed.delta.feedback import ErrorFeedback
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.ledger.heads import EntryProof
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.ledger.heads import EntryProof
 from tests.support.loopback_hub import LoopbackHub, some_delta
 
 HUB, HOME, BACKUP, STORE = "hub", "home", "backup", "variants"

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.models import load_model
 from gym_fed.training.algorithms.preference._answers import encode_answers
 from gym_fed.training.trainer import Trainer
 

@@ -17,8 +17,8 @@ from gym_server.strategy import DeltaSoup
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 PRIVATE: dict[str, Any] = {
     "rounds": {"num_rounds": 5, "min_contributors": 3},

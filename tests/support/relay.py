@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc
 
-from gym_fed.identity.tls import TLS_NAME, create_certificate
-from gym_fed.wire.limits import CHANNEL_OPTIONS
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.identity.tls import TLS_NAME, create_certificate
+from gym_fed.trust.wire.limits import CHANNEL_OPTIONS
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 class Relay(grpc.GenericRpcHandler):

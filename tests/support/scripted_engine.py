@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.engine.request import Event, FinishReason, GenerationRequest, TokenLogprob
 from gym_fed.serving.engine.stats import Counters, EngineStats
 

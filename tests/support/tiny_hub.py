@@ -13,17 +13,17 @@ from typing import Any
 
 import grpc
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, contributor_id, server_id, verify_signature
-from gym_fed.identity.login import enrolment_claim, login_claim, work_is_done
-from gym_fed.identity.tls import create_certificate
-from gym_fed.ledger.entries import Entry
-from gym_fed.ledger.heads import EntryProof, Head, SignedHead
-from gym_fed.ledger.merkle import Tree
-from gym_fed.wire.errors import to_status
-from gym_fed.wire.limits import CHANNEL_OPTIONS, CHUNK_BYTES, PROTOCOL, SESSION_KEY
-from gym_fed.wire.service import add_hub
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey, contributor_id, server_id, verify_signature
+from gym_fed.trust.identity.login import enrolment_claim, login_claim, work_is_done
+from gym_fed.trust.identity.tls import create_certificate
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.heads import EntryProof, Head, SignedHead
+from gym_fed.trust.ledger.merkle import Tree
+from gym_fed.trust.wire.errors import to_status
+from gym_fed.trust.wire.limits import CHANNEL_OPTIONS, CHUNK_BYTES, PROTOCOL, SESSION_KEY
+from gym_fed.trust.wire.service import add_hub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 class TinyHub:

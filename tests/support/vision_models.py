@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from gym_fed.modeling import pictures_alone
-from gym_fed.models import load_tokenizer
+from gym_fed.base.modeling import pictures_alone
+from gym_fed.base.models import load_tokenizer
 
 PARTS = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -301,7 +301,7 @@ def expected(
     """
     from transformers import AutoModelForImageTextToText
 
-    from gym_fed.modeling.processors import load_processor
+    from gym_fed.base.modeling.processors import load_processor
 
     model = how.pop("model", None) or AutoModelForImageTextToText.from_pretrained(folder).eval()
     processor = load_processor(str(folder))

@@ -41,7 +41,7 @@ class Wishing(ToyModel):
 
 def tokenizer_with(template: str, *control: str) -> Any:
     """gym-nano's tokenizer with another template, whose answers begin after ``ASSISTANT``, and control tokens."""
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     found = load_tokenizer("gym-nano")
     if control:

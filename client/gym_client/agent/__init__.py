@@ -1,4 +1,1 @@
-"""Tasks of a hub, done on this machine: what is loaded, trained, encoded and sent.
-
-Neighbours: imports app, base, display, hub, identity, ledger, privacy; imported by app, cli, privacy.
-"""
+"""Tasks of a hub, done on this machine: what is loaded, trained, encoded and sent."""

@@ -14,9 +14,9 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.ledger.receipts import Receipts
 from gym_client.privacy.secure_round import forget
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 class Account:

@@ -41,12 +41,12 @@ from gym_client.privacy.private_task import Spending, kept_here
 from gym_client.privacy.secure_round import stage_of, titled
 from gym_client.privacy.terms import Promises, require_as_announced, require_as_promised, require_sums
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.system_errors import is_disk_full
+from gym_fed.core.text import readable_bytes
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
-from gym_fed.system_errors import is_disk_full
-from gym_fed.text import readable_bytes
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 log = logging.getLogger("gym_client")
 T = TypeVar("T")

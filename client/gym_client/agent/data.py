@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 ContaminatedRows = Literal["drop", "keep", "refuse"]
 
@@ -39,7 +39,7 @@ def load_data(
 
     Args:
         path: Of the file.
-        format: A name in ``gym_fed.kinds.FORMATS``, or ``auto``.
+        format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
         columns: What the file calls its columns; see ``parse_columns``.
         contaminated_rows: What is done with rows that contain evaluation rows; see ``Policy``.
 
@@ -63,9 +63,9 @@ def load_data(
         stamp.st_size if stamp else 0,
     )
     if key not in _cache:
+        from gym_fed.core.files import file_sha256
         from gym_fed.data.columns import parse_columns
         from gym_fed.data.reading import load_rows
-        from gym_fed.files import file_sha256
 
         rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()

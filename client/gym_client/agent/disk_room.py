@@ -11,9 +11,9 @@ from typing import TypeVar
 from gym_client.display import Display
 from gym_client.hub.backoff import LINE_SECONDS
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.system_errors import system_error
-from gym_fed.text import readable_bytes
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import system_error
+from gym_fed.core.text import readable_bytes
 
 _POLL_SECONDS = 1.0
 _RETRY_SECONDS = 300.0

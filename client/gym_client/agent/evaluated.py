@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gym_fed.config.hub.evaluations import evaluation_names
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_digest
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_digest
 
 
 def evaluation_notes(evaluated_on: Mapping[str, str]) -> list[str]:

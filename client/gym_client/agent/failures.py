@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 
 GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.REPLAYED)
 """The hub has no use for the reply any more."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flwr.app import Context, Message, Metadata, RecordDict, UserConfig
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.records import GetObject, PutObject, from_wire, to_wire
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.records import GetObject, PutObject, from_wire, to_wire
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _MAX_REASON = 2_000
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.plugins import only_recorded
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.portable import give_back_memory
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.portable import give_back_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,8 +41,8 @@ class GlobalModel:
         Raises:
             GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
         """
+        from gym_fed.base.models import load_model
         from gym_fed.delta.base import BaseSpec
-        from gym_fed.models import load_model
 
         try:
             loaded = load_model(source, dtype="float32", device="cpu")
@@ -62,7 +62,7 @@ class GlobalModel:
     def model(self) -> Any:
         """The model; loaded again after ``release``, with the tensors of the global version."""
         if self._model is None:
-            from gym_fed.models import load_model
+            from gym_fed.base.models import load_model
 
             self._model = load_model(self.source, dtype="float32", device="cpu").model
             self.restore()
@@ -138,8 +138,8 @@ class GlobalModel:
 
     def reload(self) -> None:
         """Start from the base again, from disk."""
+        from gym_fed.base.models import load_model
         from gym_fed.delta.base import tensors_digest
-        from gym_fed.models import load_model
 
         self._model = load_model(self.source, dtype="float32", device="cpu").model
         found = tensors_digest(self._model)

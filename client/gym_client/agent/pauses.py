@@ -15,8 +15,8 @@ import psutil
 from gym_client.agent.policy import Policy
 from gym_client.display import Display
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.2

@@ -13,8 +13,8 @@ from pydantic import Field, field_validator
 from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
 
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _HOURS = re.compile(f"{_TIME}-(?:{_TIME}|24:00)", re.ASCII)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_client.identity.home import Home
-from gym_fed.files import fsync_folder, move_file, write_atomically
-from gym_fed.text import whole_number
+from gym_fed.core.files import fsync_folder, move_file, write_atomically
+from gym_fed.core.text import whole_number
 
 if TYPE_CHECKING:
     from gym_fed.delta.feedback import ErrorFeedback

@@ -14,11 +14,11 @@ from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.commitment import UploadCommitment
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.references import check_counts, references
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.commitment import UploadCommitment
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.references import check_counts, references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 T = TypeVar("T")
 

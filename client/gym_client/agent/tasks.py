@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, make_folder, write_atomically
-from gym_fed.identity.canonical import canonical_json
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder, make_folder, write_atomically
+from gym_fed.trust.identity.canonical import canonical_json
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 _SECONDS_TO_SUBMIT = 300
 _KEPT_SECONDS = 7 * 24 * 3600

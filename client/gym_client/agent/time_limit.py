@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 from gym_client.agent.hooks import Hooks
 from gym_client.agent.policy import Policy
-from gym_fed.bounded.pool import evaluation_deadline
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.bounded.pool import evaluation_deadline
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 class TimeLimit:

@@ -26,9 +26,9 @@ from gym_client.privacy.secure_round import SecureRound
 from gym_fed.config.hub.lineage import check_lineage
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.plugins import plugins_of, require_plugins
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import plain
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
@@ -226,7 +226,7 @@ def _report_rows(name: str, counts: RowCounts, max_length: int) -> None:
 
 @cache
 def _print_once(line: str) -> None:
-    from gym_fed.console import err
+    from gym_fed.core.console import err
 
     err.print(line, markup=False)
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 
 from gym_client.hub.transfers import ObjectCache, Progress, download
 from gym_client.hub.transport import HubClient
-from gym_fed.base_files import BaseFile, check_settings
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import file_sha256, fsync_folder
-from gym_fed.text import readable_bytes
+from gym_fed.base.files import BaseFile, check_settings
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import file_sha256, fsync_folder
+from gym_fed.core.text import readable_bytes
 
 T = TypeVar("T")
 

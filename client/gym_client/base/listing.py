@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_client.hub.transport import HubClient
-from gym_fed.base_files import (
+from gym_fed.base.files import (
     MAX_FILES,
     MAX_TENSORS,
     BaseFile,
@@ -15,11 +15,11 @@ from gym_fed.base_files import (
     listing_sha256,
     most_bytes,
 )
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
-from gym_fed.text import plain, readable_bytes
-from gym_fed.wire.limits import CALL_SECONDS
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.text import plain, readable_bytes
+from gym_fed.trust.wire.limits import CALL_SECONDS
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _DIGEST_BYTES = 16
 _MAX_BYTES = 64 << 20

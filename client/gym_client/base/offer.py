@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gym_client.hub import from_hub
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, plain, readable_bytes
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain, readable_bytes
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gym_client.base.offer import require_digest
 from gym_client.identity.home import Home
-from gym_fed.files import fsync_folder, make_folder, write_atomically
+from gym_fed.core.files import fsync_folder, make_folder, write_atomically
 
 
 class BaseStore:

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import plain
 
 _SPARE_VALUES = 1 << 24
 """Of buffers, such as tables of positions, which no file holds."""
@@ -74,7 +74,7 @@ def _values_of(folder: Path) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from gym_fed.models import quiet_loading
+    from gym_fed.base.models import quiet_loading
 
     with quiet_loading():
         try:

@@ -22,13 +22,13 @@ from gym_client.hub.bandwidth import Bandwidth, DownloadPace
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
-from gym_fed.base_files import check_settings, most_bytes
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.base.files import check_settings, most_bytes
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
-    from gym_fed.downloads import DownloadOffer
+    from gym_fed.base.downloads import DownloadOffer
 
 T = TypeVar("T")
 
@@ -154,8 +154,8 @@ class BaseFinder:
         Returns:
             The model; None where it is not to be had there, and the hub serves it itself.
         """
-        from gym_fed.downloads import ensure_model
-        from gym_fed.models import is_hub_name
+        from gym_fed.base.downloads import ensure_model
+        from gym_fed.base.models import is_hub_name
 
         name = offer.public_name
         if not is_hub_name(name):
@@ -210,7 +210,7 @@ class BaseFinder:
         """What is here under a name of the hub's, looked at after a yes."""
         if not needs_a_look(None, self._status.base_model):
             return self._load(source)
-        from gym_fed.models import resolve
+        from gym_fed.base.models import resolve
 
         self._ask_for_copy(source)
         model = self._load(source)
@@ -233,8 +233,8 @@ class BaseFinder:
 
     def _other(self, model: GlobalModel, source: str) -> GymError:
         """That a model is not the federation's base, and where they differ, as far as the hub says it."""
+        from gym_fed.base.models import resolve
         from gym_fed.delta.base import digests_by_tensor
-        from gym_fed.models import resolve
 
         try:
             listing = self._retrying(lambda: read_listing(self._client))

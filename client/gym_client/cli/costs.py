@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gym_client.cli.round_time import RoundTime
 from gym_client.hub.bandwidth import Bandwidth
-from gym_fed.text import readable_bytes, readable_seconds
+from gym_fed.core.text import readable_bytes, readable_seconds
 
 
 @dataclass(frozen=True)

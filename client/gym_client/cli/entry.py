@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from gym_fed.entry import run
+from gym_fed.core.entry import run
 
 
 def main() -> NoReturn:
-    """See ``gym_fed.entry.run``."""
+    """See ``gym_fed.core.entry.run``."""
     run("gym_client.cli.main")
 
 

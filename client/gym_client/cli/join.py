@@ -27,10 +27,10 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import LAST_SERVER, ServerPin, parse_fingerprint
 from gym_client.identity.trust import establish, vouching_authority
 from gym_client.ledger.restored import with_restores
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.invite import parse_invite
-from gym_fed.text import require_utf8
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import require_utf8
+from gym_fed.trust.identity.invite import parse_invite
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_client.agent.agent import AgentResult

@@ -10,9 +10,9 @@ import typer
 
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_client.hub import from_hub
-from gym_fed.console import AsJson, err, out, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_options
+from gym_fed.core.console import AsJson, err, out, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import old_options
 
 if TYPE_CHECKING:
     pass
@@ -67,8 +67,8 @@ def encrypt(
 ) -> None:
     """Put the home's keys under a passphrase, or under another one."""
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore
-    from gym_fed.identity.encryption import KEY_DERIVATION
-    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_fed.trust.identity.encryption import KEY_DERIVATION
+    from gym_fed.trust.identity.passphrase import PassphraseSource
 
     folder = open_home(home, passphrase_file)
     store = Keystore(folder.folder)
@@ -110,7 +110,7 @@ def export(
 ) -> None:
     """Export the newest private key to a file, always under a passphrase: the home's, or a new one."""
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore, passphrases
-    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_fed.trust.identity.passphrase import PassphraseSource
 
     folder = open_home(home, passphrase_file)
     store = Keystore(folder.folder)
@@ -136,8 +136,8 @@ def import_key(
 ) -> None:
     """Import a private key into a home that has none; it stays under its passphrase."""
     from gym_client.identity.keystore import Keystore, passphrases
-    from gym_fed.files import write_atomically
-    from gym_fed.identity.keys import SigningKey
+    from gym_fed.core.files import write_atomically
+    from gym_fed.trust.identity.keys import SigningKey
 
     folder = open_home(home, passphrase_file)
     path = Keystore(folder.folder).main_path
@@ -204,7 +204,7 @@ def revoke(
     from gym_client.hub.rotation import revoke as run
     from gym_client.identity.address import Address
     from gym_client.identity.keystore import passphrases
-    from gym_fed.identity.keys import SigningKey
+    from gym_fed.trust.identity.keys import SigningKey
 
     folder = open_home(home, passphrase_file)
     if not yes and not confirm(
@@ -236,8 +236,8 @@ def transfer(
     """Transfer credits to another contributor; they arrive when the hub's hold period is over."""
 
     from gym_client.hub.known import enrolled_client
-    from gym_fed.identity.statements import TransferOrder
-    from gym_fed.wire.v1 import hub_pb2 as pb
+    from gym_fed.trust.identity.statements import TransferOrder
+    from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     folder = open_home(home, passphrase_file)
     with enrolled_client(folder, server, insecure, may_have_left=True) as client:

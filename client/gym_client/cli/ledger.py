@@ -10,10 +10,10 @@ import typer
 
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_client.hub import from_hub
-from gym_fed.console import AsJson, err, out, print_json, print_result, print_table
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import ExportedLedger
-from gym_fed.text import counted
+from gym_fed.core.console import AsJson, err, out, print_json, print_result, print_table
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import ExportedLedger
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_client.identity.home import Home
@@ -63,7 +63,7 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
     from gym_client.hub.known import enrolled_client
     from gym_client.ledger.receipts import Receipts
     from gym_client.ledger.rewards import proved_rounds, verify_online
-    from gym_fed.wire.v1 import hub_pb2 as pb
+    from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     display = Display() if as_json else make_display(err, False)
     with enrolled_client(folder, server, insecure, may_have_left=True) as client:
@@ -138,7 +138,7 @@ def compare(
     """Compare a head that somebody else was shown with those shown here; two ledgers are proved, and refused."""
     from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
-    from gym_fed.ledger.heads import EntryProof, SignedHead
+    from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 
     folder = open_home(home, passphrase_file)
     pin = _pin(folder, server)
@@ -190,7 +190,7 @@ def restored(
     """Show whether the hub was restored from a backup, and what that takes from you."""
     from gym_client.hub.known import enrolled_client
     from gym_client.ledger.restored import accept_restore, loss_of
-    from gym_fed.ledger.restored import HubRestored
+    from gym_fed.trust.ledger.restored import HubRestored
 
     folder = open_home(home, passphrase_file)
     accepted = []

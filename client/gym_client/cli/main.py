@@ -13,7 +13,7 @@ from gym_client.cli.ledger import ledger_app, rewards
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_client.cli.service import install_service, pause, resume
 from gym_client.hub import from_hub
-from gym_fed.console import (
+from gym_fed.core.console import (
     AsJson,
     AsJsonLines,
     MemberName,
@@ -25,11 +25,11 @@ from gym_fed.console import (
     report_error,
     run_app,
 )
-from gym_fed.errors import GymError
-from gym_fed.kinds import FORMATS
-from gym_fed.old_names import old_options
-from gym_fed.options import DEVICE, ColumnsOption
-from gym_fed.text import counted
+from gym_fed.core.errors import GymError
+from gym_fed.core.old_names import old_options
+from gym_fed.core.options import DEVICE, ColumnsOption
+from gym_fed.core.registries import FORMATS
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_client.cli.join import JoinOptions
@@ -200,7 +200,7 @@ def status(
     from gym_client.cli.terminal import account_table, traffic_line
     from gym_client.hub.known import enrolled_client
     from gym_client.hub.traffic import total_of
-    from gym_fed.wire.v1 import hub_pb2 as pb
+    from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     folder = open_home(home, passphrase_file)
     with enrolled_client(folder, server, insecure, may_have_left=True) as client:
@@ -236,7 +236,7 @@ def leave(
 ) -> None:
     """Withdraw from a hub: no more tasks. What was earned stays in its ledger."""
     from gym_client.hub.known import enrolled_client
-    from gym_fed.wire.v1 import hub_pb2 as pb
+    from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     with enrolled_client(open_home(home, passphrase_file), server, insecure) as client:
         contributor = client.pin.contributor

@@ -28,11 +28,11 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
-from gym_fed.tables import TextTable
-from gym_fed.text import counted, plain, readable_bytes
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
+from gym_fed.core.tables import TextTable
+from gym_fed.core.text import counted, plain, readable_bytes
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
@@ -331,10 +331,10 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
         GymError: As ``require_rows``; ``DATA_INVALID`` when nothing is left to learn, or when the model's chat template
             refuses a row.
     """
+    from gym_fed.base.models import quiet_loading
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import as_kind, unread_keys
-    from gym_fed.models import quiet_loading
 
     require_rows(data, recipe)
     algorithm = ALGORITHMS.new(recipe.algorithm)
@@ -385,7 +385,7 @@ def describe_device(name: str) -> str:
     """The device that ``name`` stands for, in words."""
     import torch
 
-    from gym_fed.models import pick_device
+    from gym_fed.base.models import pick_device
 
     device = pick_device(name)
     if device.type == "cuda":

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from gym_client.hub import from_hub
 from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 def announced_pay(status: pb.StatusReply) -> PayTerms | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from gym_client.agent.global_model import GlobalModel
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 _STEPS = 2
 """Steps that are timed, after one that warms up."""
@@ -133,7 +133,7 @@ def _some(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 def _least_rows(recipe: TrainingRecipe) -> int:
-    from gym_fed.kinds import ALGORITHMS
+    from gym_fed.core.registries import ALGORITHMS
 
     section = recipe.chosen_sections().get(recipe.algorithm)
     return 1 if section is None else int(ALGORITHMS.type_of(recipe.algorithm).least_batch(section))
@@ -141,7 +141,7 @@ def _least_rows(recipe: TrainingRecipe) -> int:
 
 def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
     """Seconds of a token forwards, and how many were tried: doubled until a row is full, for short passes are slow."""
-    from gym_fed.models import pick_device
+    from gym_fed.base.models import pick_device
 
     place = pick_device(device)
     model.to(place)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_client.cli.options import HomeFolder, PassphraseFile, open_home
-from gym_fed.child_process import module_command
-from gym_fed.console import AsJson, print_result
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.child_process import module_command
+from gym_fed.core.console import AsJson, print_result
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_client.cli.service_files import Platform, ServiceJob
@@ -60,7 +60,7 @@ def install_service(
 ) -> None:
     """Write the file with which this machine runs `gym-client join` by itself, on the terms accepted before."""
     from gym_client.cli.service_files import service_file
-    from gym_fed.files import make_folder, write_atomically
+    from gym_fed.core.files import make_folder, write_atomically
 
     folder = open_home(home, passphrase_file)
     chosen = _platform(platform)

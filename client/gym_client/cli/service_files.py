@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 
 Platform = Literal["linux", "macos", "windows"]
 

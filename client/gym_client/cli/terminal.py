@@ -15,10 +15,10 @@ import typer
 
 from gym_client.cli.consent import Consent
 from gym_client.identity.address import Address
-from gym_fed.console import err
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.tables import TextTable
-from gym_fed.text import plain, readable_bytes
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.tables import TextTable
+from gym_fed.core.text import plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_client.agent.agreement import Renewal

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from gym_client.display import Display
 from gym_client.hub.transport import HubClient
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import readable_seconds
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import readable_seconds
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gym_client.identity.home import Home
-from gym_fed.text import readable_bytes, readable_seconds
+from gym_fed.core.text import readable_bytes, readable_seconds
 
 _SETTING = "down_bytes_per_second"
 _ENOUGH_BYTES = 1_000_000

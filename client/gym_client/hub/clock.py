@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gym_client.display import Display
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.portable import steady_seconds
-from gym_fed.text import readable_seconds
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.portable import steady_seconds
+from gym_fed.core.text import readable_seconds
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 TOLERANCE_SECONDS = 60.0
 """Clocks that differ by less are called equal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_DOCUMENT = 1 << 20
 """Characters; a message of the wire holds no more."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.entries import Entry, parsed
-from gym_fed.ledger.heads import EntryProof, SignedHead
-from gym_fed.ledger.restored import SignedRestored
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.entries import Entry, parsed
+from gym_fed.trust.ledger.heads import EntryProof, SignedHead
+from gym_fed.trust.ledger.restored import SignedRestored
 
 NOT_ITS_OWN = "the hub answers what it did not sign"
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from gym_client.hub.head_file import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import append_lines, drop_torn_line, make_folder, write_atomically
-from gym_fed.identity.keys import server_id
-from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction, fork_document
-from gym_fed.ledger.restored import KIND as RESTORED
-from gym_fed.ledger.restored import HubRestored, SignedRestored
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines, drop_torn_line, make_folder, write_atomically
+from gym_fed.trust.identity.keys import server_id
+from gym_fed.trust.ledger.heads import EntryProof, SignedHead, check_fork, contradiction, fork_document
+from gym_fed.trust.ledger.restored import KIND as RESTORED
+from gym_fed.trust.ledger.restored import HubRestored, SignedRestored
 
 log = logging.getLogger("gym_client")
 

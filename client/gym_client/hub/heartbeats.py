@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from gym_client.hub.backoff import is_passing
 from gym_client.hub.transport import HubClient
-from gym_fed.errors import GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _BEATS_PER_LEASE = 3
 

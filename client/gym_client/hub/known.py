@@ -7,7 +7,7 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import LAST_SERVER, ServerPin, with_account
 from gym_client.identity.trust import establish
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_left: bool = False) -> HubClient:

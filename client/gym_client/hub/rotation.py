@@ -15,11 +15,11 @@ from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin, enrolled, with_account
 from gym_client.identity.trust import establish
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.statements import Revocation, Rotation
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.statements import Revocation, Rotation
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 def rotate(home: Home, another: bool = False) -> dict[str, Any]:

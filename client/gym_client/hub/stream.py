@@ -8,8 +8,8 @@ from typing import Any
 
 from gym_client.hub.backoff import Backoff, is_passing
 from gym_client.hub.transport import HubClient
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _STREAM_SECONDS = 3600.0
 """A stream is opened anew this often, so that no call is without an end."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 
 
 @dataclass(frozen=True)

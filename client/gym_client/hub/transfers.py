@@ -10,11 +10,11 @@ from pathlib import Path
 
 from gym_client.hub.rates import TokenBucket
 from gym_client.hub.transport import HubClient, transfer_seconds
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, write_atomically
-from gym_fed.hashed_file import HashedFile
-from gym_fed.wire.limits import CHUNK_BYTES
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.hashed_file import HashedFile
+from gym_fed.trust.wire.limits import CHUNK_BYTES
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

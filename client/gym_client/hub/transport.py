@@ -21,16 +21,16 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, key_for, require_one_pin
 from gym_client.identity.proxy import proxy_for
 from gym_client.identity.trust import check_dates, check_fingerprint, fetch_certificate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
-from gym_fed.identity.login import do_work, enrolment_claim, login_claim
-from gym_fed.identity.tls import certificate_host, fingerprint
-from gym_fed.ledger.heads import EntryProof, SignedHead
-from gym_fed.wire.errors import from_rpc_error
-from gym_fed.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
-from gym_fed.wire.protocol import require_hub
-from gym_fed.wire.service import HubStub
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
+from gym_fed.trust.identity.login import do_work, enrolment_claim, login_claim
+from gym_fed.trust.identity.tls import certificate_host, fingerprint
+from gym_fed.trust.ledger.heads import EntryProof, SignedHead
+from gym_fed.trust.wire.errors import from_rpc_error
+from gym_fed.trust.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, SESSION_KEY
+from gym_fed.trust.wire.protocol import require_hub
+from gym_fed.trust.wire.service import HubStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import whole_number
-from gym_fed.wire.limits import DEFAULT_PORT
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import whole_number
+from gym_fed.trust.wire.limits import DEFAULT_PORT
 
 
 @dataclass(frozen=True)

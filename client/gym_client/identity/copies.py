@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_client.identity.home import Home
-from gym_fed.files import write_atomically
-from gym_fed.text import counted
+from gym_fed.core.files import write_atomically
+from gym_fed.core.text import counted
 
 MACHINE_ID = Path("/etc/machine-id")
 MOUNTS = Path("/proc/self/mountinfo")

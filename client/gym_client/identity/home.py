@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from gym_client.identity.keystore import Keystore
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.file_lock import LockHeldError, lock
-from gym_fed.files import append_lines, default_home, make_folder, write_atomically
-from gym_fed.identity.keys import SigningKey
-from gym_fed.portable import read_at
-from gym_fed.system_errors import system_error
-from gym_fed.text import require_utf8
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.file_lock import LockHeldError, lock
+from gym_fed.core.files import append_lines, default_home, make_folder, write_atomically
+from gym_fed.core.portable import read_at
+from gym_fed.core.system_errors import system_error
+from gym_fed.core.text import require_utf8
+from gym_fed.trust.identity.keys import SigningKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, make_folder, write_atomically
-from gym_fed.identity.encryption import is_encrypted
-from gym_fed.identity.keys import SigningKey, load_or_create
-from gym_fed.identity.passphrase import PassphraseSource
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder, make_folder, write_atomically
+from gym_fed.trust.identity.encryption import is_encrypted
+from gym_fed.trust.identity.keys import SigningKey, load_or_create
+from gym_fed.trust.identity.passphrase import PassphraseSource
 
 PASSPHRASE_VARIABLE = "GYM_PASSPHRASE"
 _NAME_DIGITS = 16

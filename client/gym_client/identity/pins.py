@@ -14,9 +14,9 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.trust.identity.keys import SigningKey
 
 LAST_SERVER = "server"
 """The setting that holds the address of the hub that was joined last."""

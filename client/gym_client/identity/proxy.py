@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from gym_client.identity.address import Address
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 
 VARIABLES = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
 """The first one that is set counts. (``HTTP_PROXY`` is left alone, as other tools do: a web server may set it.)"""

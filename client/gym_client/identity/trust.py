@@ -11,9 +11,9 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, pin_path, pin_with_key
 from gym_client.identity.proxy import connect
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.tls import fingerprint, trusting_context, validity
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+from gym_fed.trust.identity.tls import fingerprint, trusting_context, validity
 
 _FETCH_SECONDS = 10.0
 

@@ -10,13 +10,13 @@ from gym_client.hub.head_file import read_entry, refused_as_unsigned
 from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient, transfer_seconds
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import append_lines, make_folder
-from gym_fed.ledger.entries import Entry, corrupt
-from gym_fed.ledger.export import first_line, lines
-from gym_fed.ledger.heads import SignedHead
-from gym_fed.text import counted
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines, make_folder
+from gym_fed.core.text import counted
+from gym_fed.trust.ledger.entries import Entry, corrupt
+from gym_fed.trust.ledger.export import first_line, lines
+from gym_fed.trust.ledger.heads import SignedHead
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[int, int], None]
 """Called with how many entries are there, and how many there will be."""

@@ -15,11 +15,11 @@ from gym_client.hub.head_file import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.hub.heads import Heads
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import verify_signature
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.ledger.entries import SEALED, seal
-from gym_fed.ledger.heads import EntryProof
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import verify_signature
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.ledger.entries import SEALED, seal
+from gym_fed.trust.ledger.heads import EntryProof
 
 
 class Receipts:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from gym_client.hub.heads import Heads
 from gym_client.identity.home import Home
 from gym_client.ledger.receipts import kept_receipts, sequence_of
-from gym_fed.errors import GymError
-from gym_fed.ledger.restored import HubRestored, SignedRestored
+from gym_fed.core.errors import GymError
+from gym_fed.trust.ledger.restored import HubRestored, SignedRestored
 
 T = TypeVar("T")
 MAX_RESTORES = 100

@@ -12,16 +12,16 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.ledger.copy import LedgerCopy, Progress
 from gym_client.ledger.receipts import check_receipt, kept_receipts
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import server_id
-from gym_fed.ledger.entries import SEALED, Entry, canonical_text, seal
-from gym_fed.ledger.export import verify_file
-from gym_fed.ledger.heads import EntryProof, SignedHead
-from gym_fed.ledger.merkle import Frontier, Tree
-from gym_fed.ledger.restored import KIND as RESTORED
-from gym_fed.tables import TextTable
-from gym_fed.text import counted, with_error
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.tables import TextTable
+from gym_fed.core.text import counted, with_error
+from gym_fed.trust.identity.keys import server_id
+from gym_fed.trust.ledger.entries import SEALED, Entry, canonical_text, seal
+from gym_fed.trust.ledger.export import verify_file
+from gym_fed.trust.ledger.heads import EntryProof, SignedHead
+from gym_fed.trust.ledger.merkle import Frontier, Tree
+from gym_fed.trust.ledger.restored import KIND as RESTORED
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _PAID = ("merged", "duplicate")
 """Verdicts of updates that can earn credits."""

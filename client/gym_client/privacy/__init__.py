@@ -1,4 +1,1 @@
-"""What rounds cost the examples of this machine, and secure aggregation on the contributor's side.
-
-Neighbours: imports agent, display, hub, identity; imported by agent, app, cli.
-"""
+"""What rounds cost the examples of this machine, and secure aggregation on the contributor's side."""

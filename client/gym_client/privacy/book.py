@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import append_lines, drop_torn_line
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines, drop_torn_line
 
 if TYPE_CHECKING:
     from gym_client.identity.home import Home

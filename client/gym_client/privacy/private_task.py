@@ -16,9 +16,9 @@ from gym_client.identity.home import Home
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import charge_for, planned, require_within_budget
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import write_atomically
 
 if TYPE_CHECKING:
     from gym_fed.training.run.result import TrainResult

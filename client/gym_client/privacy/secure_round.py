@@ -24,10 +24,9 @@ from gym_client.agent.tasks import TaskFolder, Trained, drop_old
 from gym_client.identity.home import Home
 from gym_client.privacy.secure_state import Begun, SecureState, rounds_folder
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import file_sha256, make_folder, write_atomically
-from gym_fed.identity.keys import SigningKey, contributor_id
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import file_sha256, make_folder, write_atomically
 from gym_fed.privacy.secure_aggregation.keys import (
     SECRET_BYTES,
     commitment,
@@ -59,10 +58,11 @@ from gym_fed.privacy.secure_aggregation.messages import (
     parse,
     task_digest,
 )
+from gym_fed.trust.identity.keys import SigningKey, contributor_id
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.wire.v1 import hub_pb2 as pb
+    from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _OPEN = ("", "admitted")
 

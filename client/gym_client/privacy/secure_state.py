@@ -14,8 +14,8 @@ from pydantic import Field
 
 from gym_client.identity.home import Home
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder, write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.privacy.secure_aggregation.messages import Participants, SealedShares, SignedAdvert
 
 

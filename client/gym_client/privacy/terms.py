@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gym_client.hub import from_hub
 from gym_client.privacy.book import Charge, PrivacyBook, now
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
 if TYPE_CHECKING:

@@ -1,4 +1,1 @@
-"""Personal variants at a hub: push, pull, list, remove.
-
-Neighbours: imports hub, identity, ledger; imported by none.
-"""
+"""Personal variants at a hub: push, pull, list, remove."""

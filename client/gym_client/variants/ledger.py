@@ -7,11 +7,11 @@ from typing import Any
 
 from gym_client.hub.transport import HubClient
 from gym_client.ledger.copy import LedgerCopy
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.history import REVOKED, History
-from gym_fed.identity.variant import SignedVariant
-from gym_fed.ledger.entries import Entry
-from gym_fed.ledger.export import verify_file
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.history import REVOKED, History
+from gym_fed.trust.identity.variant import SignedVariant
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.export import verify_file
 
 _HINT = "do not use it; ask its owner, and the hub's coordinator"
 

@@ -11,11 +11,11 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, with_account
 from gym_client.ledger.receipts import check_receipt
 from gym_client.variants.variants import known_slots, remove_variant
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.removal import HubRemoval, SignedRemoval
-from gym_fed.ledger.entries import Entry
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.serving.store.records import is_account
-from gym_fed.text import plain
+from gym_fed.trust.identity.removal import HubRemoval, SignedRemoval
+from gym_fed.trust.ledger.entries import Entry
 
 
 def pushed_to(home: Home, name: str) -> list[ServerPin]:

@@ -15,11 +15,11 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import key_for
 from gym_client.ledger.receipts import check_receipt, kept_receipts
 from gym_client.variants.ledger import check_said
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
-from gym_fed.identity.variant import SignedVariant, VariantManifest
-from gym_fed.ledger.heads import EntryProof
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
+from gym_fed.trust.ledger.heads import EntryProof
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[str, int, int], None]
 """What is done (``upload``, ``fetch``, ``ledger``), how much of it, and of how much."""

@@ -1,4 +1,1 @@
-"""`gym api` and `gym api keys`.
-
-Neighbours: imports chat, completion, default_command, models; imported by batch, main.
-"""
+"""`gym api` and `gym api keys`."""

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.child_process import leave_at_eof
 from gym_fed.cli.api.other_servers import NamesOurOptions
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
-from gym_fed.text import counted
-from gym_fed.waiting import waiting
+from gym_fed.core.child_process import leave_at_eof
+from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
+from gym_fed.core.text import counted
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig
@@ -355,8 +355,8 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """List the keys: whose, and what each may use."""
     from rich.text import Text
 
+    from gym_fed.core.tables import TextTable
     from gym_fed.serving.http.keys import KeyFile
-    from gym_fed.tables import TextTable
 
     keys = KeyFile(file).keys()
     if as_json:

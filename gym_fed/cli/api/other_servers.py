@@ -7,7 +7,7 @@ from typing import Any
 import click
 from typer.core import TyperCommand
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 _CONTEXT = "--set engine.max_context=TOKENS"
 _AT_ONCE = "--set engine.max_concurrent=NUMBER"

@@ -1,4 +1,1 @@
-"""`gym chat`.
-
-Neighbours: imports completion, models, next_command; imported by api, batch, main.
-"""
+"""`gym chat`."""

@@ -15,11 +15,11 @@ from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_chat, print_next
-from gym_fed.console import AsJsonLines, err, print_json
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import default_home
-from gym_fed.options import DEVICE, AdapterOption, ServedVariants
-from gym_fed.waiting import waiting
+from gym_fed.core.console import AsJsonLines, err, print_json
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import default_home
+from gym_fed.core.options import DEVICE, AdapterOption, ServedVariants
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.serving.chat.session import Writer

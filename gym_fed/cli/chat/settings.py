@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def _texts(value: object) -> object:

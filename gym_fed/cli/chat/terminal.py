@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.console import err
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, harmless
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, harmless
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.console import err
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def is_file(name: str | Path | None) -> bool:
@@ -40,8 +40,8 @@ def read(file: str | Path) -> dict[str, Any]:
 
 def _require_base(file: str, adapter: str, model: str) -> None:
     """Refuse an adapter that names another base than the file does: loading takes the adapter's own."""
-    from gym_fed.modeling.adapters import read_adapter
-    from gym_fed.models import resolve
+    from gym_fed.base.modeling.adapters import read_adapter
+    from gym_fed.base.models import resolve
 
     base = read_adapter(adapter, Path(resolve(adapter))).base
     if base is None or resolve(base) != resolve(model):

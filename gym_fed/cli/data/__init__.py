@@ -1,4 +1,1 @@
-"""`gym data`.
-
-Neighbours: imports completion, configs; imported by main.
-"""
+"""`gym data`."""

@@ -14,13 +14,13 @@ from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.data.catalogue import list_catalogue
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
-from gym_fed.console import AsJson, out, print_columns, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TASKS
-from gym_fed.old_names import TakesOut, keep_old_command, old_options
-from gym_fed.options import DEVICE, LicenceOption
-from gym_fed.text import counted
-from gym_fed.waiting import waiting
+from gym_fed.core.console import AsJson, out, print_columns, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import TakesOut, keep_old_command, old_options
+from gym_fed.core.options import DEVICE, LicenceOption
+from gym_fed.core.registries import TASKS
+from gym_fed.core.text import counted
+from gym_fed.core.waiting import waiting
 
 app = typer.Typer(
     help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
@@ -117,8 +117,8 @@ def score(
     chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
 
     with waiting(f"loading {model}"):
+        from gym_fed.base.models import load_model
         from gym_fed.evaluation.generation import exact_match
-        from gym_fed.models import load_model
 
         loaded = load_model(model, device=device)
     figures: dict[str, float] = {}

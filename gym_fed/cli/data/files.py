@@ -10,11 +10,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from gym_fed.console import AsJson, MemberName, err, out, print_json
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import FORMATS
-from gym_fed.options import AgreeOption, ColumnsOption, FormatOption
-from gym_fed.text import counted, harmless
+from gym_fed.core.console import AsJson, MemberName, err, out, print_json
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import AgreeOption, ColumnsOption, FormatOption
+from gym_fed.core.registries import FORMATS
+from gym_fed.core.text import counted, harmless
 
 _EXAMPLES = 5
 _SHOWN_CHARACTERS = 100

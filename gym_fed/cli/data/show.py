@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.data.files import with_progress
-from gym_fed.console import AsJson, err, out, print_json
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
-from gym_fed.text import counted, harmless
+from gym_fed.core.console import AsJson, err, out, print_json
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
+from gym_fed.core.text import counted, harmless
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
@@ -86,9 +86,9 @@ def show(
         _refuse(of_configs, "training configs", "omit it")
         view = _of_file(source, model, format, columns, yes, max_length, limit, contamination)
 
+    from gym_fed.base.models import quiet_loading
     from gym_fed.data.preview import Statistics
     from gym_fed.data.row_counts import RowCounts
-    from gym_fed.models import quiet_loading
 
     statistics = Statistics()
     shown: list[tuple[str, list[PreviewedSequence]]] = []
@@ -157,13 +157,13 @@ def _of_file(
     limit: int | None,
     contamination: ContaminationCheck,
 ) -> _View:
+    from gym_fed.base.models import load_tokenizer
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.reading import iter_rows
     from gym_fed.data.rows import Row, unread_keys
     from gym_fed.data.string_rows import count_forms
-    from gym_fed.models import load_tokenizer
 
     rename = renaming(agreed_columns(source, format, parse_columns(columns), yes=yes))
     name = model or "gym-nano"
@@ -188,12 +188,12 @@ def _of_config(
     config: TrainingConfig, model: str | None, limit: int | None, contamination: ContaminationCheck
 ) -> _View:
     """Rows of ``data:`` as the algorithm of the config takes them."""
+    from gym_fed.base.models import load_tokenizer
+    from gym_fed.core.registries import ALGORITHMS
     from gym_fed.data.preview import sequences_of
     from gym_fed.data.row_counts import counts_of
     from gym_fed.data.rows import place_of, unread_keys
     from gym_fed.data.string_rows import count_forms
-    from gym_fed.kinds import ALGORITHMS
-    from gym_fed.models import load_tokenizer
     from gym_fed.training.model.template_tokens import template_tokenizer
     from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
     from gym_fed.training.rows.sources import rows_of

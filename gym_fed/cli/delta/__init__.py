@@ -1,4 +1,1 @@
-"""`gym delta`.
-
-Neighbours: imports completion; imported by main.
-"""
+"""`gym delta`."""

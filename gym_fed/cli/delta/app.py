@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.completion import runs
 from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_matplotlib
-from gym_fed.console import AsJson
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import keep_old_command, old_options
-from gym_fed.text import counted
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import keep_old_command, old_options
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
@@ -51,13 +51,13 @@ def compare(
     json_: AsJson = False,
 ) -> None:
     """Show bits, error of the weights and error of the outputs of every layer."""
+    from gym_fed.base.modeling.adapters import merged
+    from gym_fed.base.modeling.differences import require_same_settings
+    from gym_fed.base.models import load_model, load_tuned, model_name
     from gym_fed.data.reading import load_rows
     from gym_fed.delta.base import BaseSpec, model_tensors
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.delta_error import layer_errors
-    from gym_fed.modeling.adapters import merged
-    from gym_fed.modeling.differences import require_same_settings
-    from gym_fed.models import load_model, load_tuned, model_name
 
     if plot is not None:
         require_matplotlib()
@@ -110,10 +110,10 @@ def apply(
     json_: AsJson = False,
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""
+    from gym_fed.base.models import load_model, model_name, quiet_loading
     from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.models import load_model, model_name, quiet_loading
 
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")

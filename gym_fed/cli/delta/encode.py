@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from gym_quant.registry import CODECS
 
-from gym_fed import console
 from gym_fed.cli.completion import runs
-from gym_fed.console import MemberName
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_flag
-from gym_fed.options import AllowDifferences
-from gym_fed.text import counted
+from gym_fed.core import console
+from gym_fed.core.console import MemberName
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import old_flag
+from gym_fed.core.options import AllowDifferences
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError
@@ -184,7 +184,7 @@ def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) ->
     """One row per tensor: codec, bits per weight, relative errors."""
     from rich import box
 
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     table = TextTable(
         title=f"{name}: {bits_per_weight:.3f} bits per weight, header included; relative errors of weights and outputs",

@@ -1,4 +1,1 @@
-"""`gym eval`.
-
-Neighbours: imports completion, default_command, models, next_command, train; imported by leaderboard, main.
-"""
+"""`gym eval`."""

@@ -9,7 +9,7 @@ from gym_fed.cli.evaluation.probe import probe_model
 from gym_fed.cli.evaluation.records import compare_records, replay_sample, show_record
 from gym_fed.cli.evaluation.run import run_evaluation
 from gym_fed.cli.evaluation.suites import fetch_suites, list_suites
-from gym_fed.old_names import TakesOut, old_options
+from gym_fed.core.old_names import TakesOut, old_options
 
 
 class _RunsByDefault(DefaultCommandGroup):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.cli.evaluation.records import print_comparison, results_as_json
-from gym_fed.console import err, print_json, print_table
+from gym_fed.core.console import err, print_json, print_table
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.results import EvalResults, Figure
@@ -66,7 +66,7 @@ def _as_json(run: EvaluationRun) -> dict[str, Any]:
 
 def _print_table(runs: Sequence[EvaluationRun]) -> None:
     """A line for each figure of each model."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     several = len(runs) > 1
     table = TextTable("task", "metric", *(["model"] if several else []), "value", "n")

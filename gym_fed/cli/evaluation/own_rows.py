@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.cli.evaluation.progress import evaluation_progress
 from gym_fed.cli.models.needed import ensure_models
-from gym_fed.console import err, out, print_json, print_table
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, plain
+from gym_fed.core.console import err, out, print_json, print_table
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.data.rows import RowKind
@@ -143,9 +143,9 @@ def _print(
     rows: list[OwnRow],
     result: OwnResult,
 ) -> None:
+    from gym_fed.core.tables import TextTable
     from gym_fed.evaluation.own_set import MAX_TOKENS, MAX_WORDS
     from gym_fed.evaluation.row_scores import EXACT_MATCH, LOSS
-    from gym_fed.tables import TextTable
 
     names = {LOSS: "loss, nats per token", EXACT_MATCH: "exact match, short answers"}
     if reference is None:

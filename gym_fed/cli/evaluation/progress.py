@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gym_fed.cli.train.progress import bar
-from gym_fed.console import err
+from gym_fed.core.console import err
 
 LINE_SECONDS = 5.0
 """How often progress is printed where there is no terminal."""

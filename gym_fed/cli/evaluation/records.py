@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.evaluation.options import FolderOption
-from gym_fed.console import AsJson, err, out, print_json, print_table
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import AsJson, err, out, print_json, print_table
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.compare import RunComparison
@@ -137,7 +137,7 @@ def replay_sample(
 
 def print_comparison(compared: RunComparison) -> None:
     """Two runs as a table: means, difference with interval, p, and what was not compared."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     level = f"{compared.confidence:.0%}"
     table = TextTable(
@@ -172,8 +172,8 @@ def print_comparison(compared: RunComparison) -> None:
 
 
 def _list(folder: Path, as_json: bool) -> None:
+    from gym_fed.core.tables import TextTable
     from gym_fed.evaluation.records.listing import documents_of, record_paths
-    from gym_fed.tables import TextTable
 
     paths = record_paths(folder)
     if not paths and not folder.is_dir():
@@ -202,9 +202,9 @@ def _list(folder: Path, as_json: bool) -> None:
 
 
 def _figures_of(document: RecordDocument) -> str:
+    from gym_fed.core.tables import MAX_CELL
     from gym_fed.evaluation.groups import listed
     from gym_fed.evaluation.records.listing import brief_figures_of
-    from gym_fed.tables import MAX_CELL
 
     return listed(
         [f"{one.task}/{one.metric} {one.value:.4f}" for one in brief_figures_of(document)], MAX_CELL
@@ -212,7 +212,7 @@ def _figures_of(document: RecordDocument) -> str:
 
 
 def _print_figures(results: EvalResults) -> None:
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     table = TextTable("task", "metric", "value", "standard error", "n", "examples in the prompt")
     for task in results.tasks.values():

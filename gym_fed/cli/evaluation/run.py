@@ -16,9 +16,9 @@ from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
 from gym_fed.cli.evaluation.progress import evaluation_progress
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
-from gym_fed.console import AsJson, err
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import DEVICE, AdapterOption, ColumnsOption
+from gym_fed.core.console import AsJson, err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import DEVICE, AdapterOption, ColumnsOption
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.models.needed import YesOption
-from gym_fed.console import AsJson, err, print_columns, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
+from gym_fed.core.console import AsJson, err, print_columns, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.suites.data import Places
@@ -78,7 +78,7 @@ def fetch_suites(
 
     Shows bytes, sources and licences before it needs consent. What was fetched is kept with its sha256 in evals.lock.
     """
-    from gym_fed.downloads.terminal import progress
+    from gym_fed.base.downloads.terminal import progress
     from gym_fed.evaluation.suites.fetch import fetch_offers, offers_for
     from gym_fed.evaluation.suites.store import evals_home
 
@@ -105,7 +105,7 @@ def _agree(offers: list[DatasetOffer], yes: bool) -> None:
     Raises:
         GymError: ``NOT_FOUND`` without consent.
     """
-    from gym_fed.text import readable_bytes
+    from gym_fed.core.text import readable_bytes
 
     for offer in offers:
         err.print(offer.describe())

@@ -1,4 +1,1 @@
-"""`gym leaderboard`.
-
-Neighbours: imports evaluation, variant; imported by main.
-"""
+"""`gym leaderboard`."""

@@ -9,10 +9,10 @@ import typer
 
 from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.cli.variant.options import KeyOption, signing_key
-from gym_fed.console import AsJson, err, print_json, print_result, print_table
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import TakesOut
-from gym_fed.text import counted
+from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import TakesOut
+from gym_fed.core.text import counted
 
 app = typer.Typer(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
@@ -29,9 +29,9 @@ DEFAULT = Path("leaderboard.jsonl")
 @app.command()
 def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson = False) -> None:
     """Check every line of a board and list its submissions, with who reproduced them."""
+    from gym_fed.core.tables import MAX_CELL, TextTable
     from gym_fed.evaluation.groups import BriefFigure, brief_figures, listed
-    from gym_fed.leaderboard.board import Leaderboard
-    from gym_fed.tables import MAX_CELL, TextTable
+    from gym_fed.evaluation.leaderboard.board import Leaderboard
 
     opened = Leaderboard(_there(board), head=head)
     if as_json:
@@ -69,8 +69,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Sign a record's results and append them to a board; the record is copied beside it."""
+    from gym_fed.evaluation.leaderboard.submit import submit
     from gym_fed.evaluation.records.reader import named_record, read_record
-    from gym_fed.leaderboard.submit import submit
 
     results = read_record(named_record(record, folder))
     line = submit(
@@ -105,9 +105,9 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Re-run random samples of a submission on your own model and rows, and sign what came out."""
+    from gym_fed.evaluation.leaderboard.board import Leaderboard
+    from gym_fed.evaluation.leaderboard.verify import verify as run
     from gym_fed.evaluation.records.rerun import rerun_on
-    from gym_fed.leaderboard.board import Leaderboard
-    from gym_fed.leaderboard.verify import verify as run
 
     opened = Leaderboard(_there(board), head=head)
     row = opened.named(line)
@@ -146,9 +146,9 @@ def write_html(
     as_json: AsJson = False,
 ) -> None:
     """Write a board as one static page."""
-    from gym_fed.files import write_atomically
-    from gym_fed.leaderboard.board import Leaderboard
-    from gym_fed.leaderboard.page import board_page
+    from gym_fed.core.files import write_atomically
+    from gym_fed.evaluation.leaderboard.board import Leaderboard
+    from gym_fed.evaluation.leaderboard.page import board_page
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")

@@ -21,8 +21,8 @@ from gym_fed.cli.models.registries import (
     tag,
     verify,
 )
-from gym_fed.console import AsJson, err, print_json, print_result, print_table
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
+from gym_fed.core.errors import ErrorCode, GymError
 
 app = typer.Typer(
     help="Fetch models of the Hugging Face Hub and of registries, publish your own, and list those on this machine.",
@@ -65,8 +65,8 @@ def pull(
         pull_from_registry(name, registry, output, signer, base, as_is=as_is, yes=yes, as_json=as_json)
         return
     _refuse_for_the_hub({"--output": output, "--signer": signer, "--base": base, "--as-is": as_is or None})
-    from gym_fed.downloads import pull_model
-    from gym_fed.downloads.terminal import consent, progress
+    from gym_fed.base.downloads import pull_model
+    from gym_fed.base.downloads.terminal import consent, progress
 
     say_asking(name)
     with progress() as report:
@@ -93,9 +93,9 @@ app.command()(push)
 @app.command("list")
 def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
     """List the models on this machine: gym-nano, those in the Hugging Face cache, imported ones, the registry's."""
-    from gym_fed.downloads.local import local_models
-    from gym_fed.tables import TextTable
-    from gym_fed.text import readable_bytes
+    from gym_fed.base.downloads.local import local_models
+    from gym_fed.core.tables import TextTable
+    from gym_fed.core.text import readable_bytes
 
     found = registered(registry) if registry is not None else [*local_models(), *registered(None)]
     if as_json:

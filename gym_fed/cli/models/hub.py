@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.console import err, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, plain
+from gym_fed.core.console import err, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.registry.signers import Confirm

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.config.train.data_source import DataConfig
@@ -24,10 +24,10 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
     """Fetch what is missing, with consent; returns whether anything was.
 
     Raises:
-        GymError: As ``gym_fed.downloads.ensure_model``.
+        GymError: As ``gym_fed.base.downloads.ensure_model``.
     """
-    from gym_fed.downloads import ensure_model
-    from gym_fed.downloads.terminal import consent, progress
+    from gym_fed.base.downloads import ensure_model
+    from gym_fed.base.downloads.terminal import consent, progress
 
     missing = _missing(names)
     for name in missing:
@@ -39,14 +39,14 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
 
 def say_asking(name: str) -> None:
     """Name the machine that is asked for something of the Hub; its answer can take many seconds."""
-    from gym_fed.console import err
-    from gym_fed.downloads.hub import endpoint
+    from gym_fed.base.downloads.hub import endpoint
+    from gym_fed.core.console import err
 
     err.print(f"asking {endpoint()} for {name} ...", style="dim", markup=False)
 
 
 def _missing(names: Iterable[str | None]) -> list[str]:
-    from gym_fed.downloads import missing_model
+    from gym_fed.base.downloads import missing_model
 
     return [name for name in dict.fromkeys(names) if name is not None and missing_model(name)]
 
@@ -81,11 +81,11 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
     """Ask for consent to stream the data sets of the Hub that are not in this machine's cache.
 
     Raises:
-        GymError: As ``gym_fed.downloads.ensure_dataset``.
+        GymError: As ``gym_fed.base.downloads.ensure_dataset``.
     """
-    from gym_fed.downloads import ensure_dataset, missing_dataset
-    from gym_fed.downloads.needed import hub_places
-    from gym_fed.downloads.terminal import consent
+    from gym_fed.base.downloads import ensure_dataset, missing_dataset
+    from gym_fed.base.downloads.needed import hub_places
+    from gym_fed.base.downloads.terminal import consent
 
     for name, subset in dict.fromkeys(place for source in sources for place in hub_places(source)):
         if missing_dataset(name):
@@ -114,11 +114,11 @@ def with_models(
         if error.code is not ErrorCode.MODEL_NOT_FOUND or not ensure_models([first], yes):
             raise
         loaded = load()
-    from gym_fed.downloads.needed import models_of
+    from gym_fed.base.downloads.needed import models_of
 
     config = names(loaded)
     if _missing(models_of(config)):
-        from gym_fed.models import pick_device
+        from gym_fed.base.models import pick_device
 
         pick_device(config.device)
         open_rows((*config.data, *config.eval_data))

@@ -17,10 +17,10 @@ from gym_fed.cli.models.registries import (
     confirmed,
     stated,
 )
-from gym_fed.console import AsJson, err, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import LicenceOption
-from gym_fed.text import plain, readable_bytes
+from gym_fed.core.console import AsJson, err, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import LicenceOption
+from gym_fed.core.text import plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_fed.registry.manifest import ModelVersion
@@ -200,7 +200,7 @@ def _document(pushed: ModelVersion, url: str, found: list[str]) -> dict[str, Any
 
 
 def _source(model: str) -> Path:
-    from gym_fed.models import NANO, nano_path
+    from gym_fed.base.models import NANO, nano_path
 
     source = nano_path() if model == NANO else Path(model).expanduser()
     if not source.exists():

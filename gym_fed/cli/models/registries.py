@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.models.needed import ensure_models
-from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, plain, readable_bytes
+from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_fed.registry.manifest import ModelVersion, Signer
@@ -107,7 +107,7 @@ def _ensure_base(
     registry: ModelRegistry, found: ModelVersion, given: str | None, as_is: bool, yes: bool
 ) -> None:
     """Offer the base of a delta from the Hub, where it is neither here nor in the registry."""
-    from gym_fed.models import is_hub_name
+    from gym_fed.base.models import is_hub_name
 
     base = found.manifest.base
     if base is None or found.manifest.kind != "delta" or as_is or given is not None:

@@ -1,4 +1,1 @@
-"""`gym soup`.
-
-Neighbours: imports completion; imported by main.
-"""
+"""`gym soup`."""

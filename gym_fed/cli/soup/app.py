@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.completion import runs
 from gym_fed.cli.soup.merge import merge
-from gym_fed.console import AsJson, print_columns
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_flag, old_options
-from gym_fed.text import counted
+from gym_fed.core import console
+from gym_fed.core.console import AsJson, print_columns
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import old_flag, old_options
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
-    from gym_fed.kinds import Kind
+    from gym_fed.core.registries import Kind
 
 app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
@@ -45,10 +45,10 @@ def statistics(
     json_: AsJson = False,
 ) -> None:
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
+    from gym_fed.base.modeling.adapters import merged
+    from gym_fed.base.models import load_model
     from gym_fed.data.reading import load_rows
     from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
-    from gym_fed.modeling.adapters import merged
-    from gym_fed.models import load_model
 
     if output.exists() and not (overwrite or force):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
@@ -79,7 +79,7 @@ def rules(json_: AsJson = False) -> None:
 
 
 def _rules() -> list[dict[str, Any]]:
-    from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+    from gym_fed.core.registries import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 
     return [
         *map(_aggregator, _usable(AGGREGATORS)),

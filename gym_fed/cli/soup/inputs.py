@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed import console
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 
 if TYPE_CHECKING:
+    from gym_fed.base.models import LoadedModel
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.models import LoadedModel
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 """A name that may be looked up: one word, or an owner and a name. A received file cannot name a local path."""
@@ -39,8 +39,8 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
         GymError: ``USAGE`` when nothing names a base, ``BASE_MISMATCH`` when the updates name different ones,
             ``MODEL_NOT_FOUND`` naming the base and where it was looked for.
     """
+    from gym_fed.base.models import load_model, model_name
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.models import load_model, model_name
 
     if base is not None:
         loaded = load_model(base)
@@ -119,13 +119,13 @@ class Inputs:
         return self._stack.enter_context(DeltaFile.open(path, self.spec))
 
     def _difference(self, name: str) -> Path:
+        from gym_fed.base.modeling.adapters import merged
+        from gym_fed.base.modeling.differences import require_same_settings
+        from gym_fed.base.models import load_tuned
         from gym_fed.config.delta import CodecPolicy
         from gym_fed.delta.base import model_tensors
         from gym_fed.delta.encode import encode_delta, lora_delta
         from gym_fed.delta.factors import lora_change
-        from gym_fed.modeling.adapters import merged
-        from gym_fed.modeling.differences import require_same_settings
-        from gym_fed.models import load_tuned
 
         loaded = load_tuned(name, self.base.name)
         tuned: Any = loaded.model
@@ -216,7 +216,7 @@ def _base_of_run(adapter: Path) -> str | None:
 
 def _candidates(name: str, updates: Sequence[str], run_base: str | None) -> Iterator[str]:
     """Models of this machine that may be the base, each once."""
-    from gym_fed.models import NANO
+    from gym_fed.base.models import NANO
 
     places: list[str] = []
     if _NAME.fullmatch(name):

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from gym_quant.registry import CODECS
 
-from gym_fed import console
 from gym_fed.cli.completion import models, rules, runs
 from gym_fed.cli.soup.inputs import Inputs, base_of, open_all
 from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, SoupEvaluator, SoupMerger
-from gym_fed.console import AsJson, MemberName, print_columns
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_flag
-from gym_fed.options import AllowDifferences
-from gym_fed.text import counted
+from gym_fed.core import console
+from gym_fed.core.console import AsJson, MemberName, print_columns
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import old_flag
+from gym_fed.core.options import AllowDifferences
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,7 +109,7 @@ def merge(
     json_: AsJson = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
-    from gym_fed.kinds import AGGREGATORS, METHODS
+    from gym_fed.core.registries import AGGREGATORS, METHODS
     from gym_fed.soup.building import is_method
 
     if rule not in (*AGGREGATORS.names(), *METHODS.names()):

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.cli.soup.inputs import Inputs
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gym_fed.base.models import LoadedModel
     from gym_fed.config.hub.soup import SoupRecipe
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.soup_loss import SoupLoss
-    from gym_fed.models import LoadedModel
     from gym_fed.soup.method import MergeMethod
 
 
@@ -151,8 +151,8 @@ class MethodMerger(SoupMerger):
         count: int,
         heldout: Path | None,
     ) -> None:
+        from gym_fed.core.registries import METHODS
         from gym_fed.evaluation.merge_statistics import StatisticsFile, kind_of
-        from gym_fed.kinds import METHODS
         from gym_fed.soup.building import build
 
         self._method: MergeMethod = build(METHODS.type_of(name), values, "--set")

@@ -1,4 +1,1 @@
-"""`gym train` and `gym tune`.
-
-Neighbours: imports models, next_command; imported by batch, evaluation, main, variant.
-"""
+"""`gym train` and `gym tune`."""

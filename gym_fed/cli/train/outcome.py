@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.text import counted, plain
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.training.run.check import CheckResult

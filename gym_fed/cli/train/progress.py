@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gym_fed.console import err
+from gym_fed.core.console import err
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts

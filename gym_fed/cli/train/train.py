@@ -13,11 +13,11 @@ from gym_fed.cli.next_command import print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.outcome import outcome_lines
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
-from gym_fed.console import AsJson, err, out, print_columns, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.options import IgnoreUnsupported, SetOption
-from gym_fed.waiting import waiting
+from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import IgnoreUnsupported, SetOption
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
@@ -222,8 +222,8 @@ def _named_model(config: Path | None, overrides: list[str]) -> str | None:
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
     """What a trained model is good for."""
-    from gym_fed.modeling.architecture import images_type
-    from gym_fed.models import resolve
+    from gym_fed.base.modeling.architecture import images_type
+    from gym_fed.base.models import resolve
 
     if settings.model is not None and images_type(Path(resolve(settings.model))) is not None:
         return "load it with transformers, for it reads images; gym chat and gym api take models of text"

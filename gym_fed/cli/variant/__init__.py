@@ -1,4 +1,1 @@
-"""`gym variant`.
-
-Neighbours: imports completion, models, next_command, train; imported by leaderboard, main.
-"""
+"""`gym variant`."""

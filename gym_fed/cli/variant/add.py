@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, shown_progress, signing_key
-from gym_fed.console import AsJson
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.store.folder import variants_folder
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
-    from gym_fed.identity.keys import SigningKey
     from gym_fed.serving.store.bulk import IncomingVariant
+    from gym_fed.trust.identity.keys import SigningKey
 
 _SUFFIX = ".gymdelta"
 _KEYS = {"file", "name", "user", "note"}

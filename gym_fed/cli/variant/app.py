@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.variant.add import add
 from gym_fed.cli.variant.create import create, rebase
 from gym_fed.cli.variant.history import history, undo
@@ -16,10 +15,11 @@ from gym_fed.cli.variant.remove import receipt_app, remove
 from gym_fed.cli.variant.sign import sign
 from gym_fed.cli.variant.snippets import snippets
 from gym_fed.cli.variant.wire import hub_app, pull, push
-from gym_fed.console import AsJson
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_options
-from gym_fed.text import counted
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import old_options
+from gym_fed.core.text import counted
 
 app = typer.Typer(
     help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
@@ -48,7 +48,7 @@ def list_variants(
     as_json: AsJson = False,
 ) -> None:
     """List the variants of a store."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     with open_store(store) as opened:
         found = list(opened.list(user))

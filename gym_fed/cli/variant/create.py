@@ -16,15 +16,15 @@ from gym_fed.cli.next_command import after_create, command, print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key
-from gym_fed.console import AsJson, MemberName, err, out, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.options import DEVICE, ColumnsOption, SetOption
+from gym_fed.core.console import AsJson, MemberName, err, out, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.options import DEVICE, ColumnsOption, SetOption
 from gym_fed.serving.store.folder import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
-    from gym_fed.identity.keys import SigningKey
     from gym_fed.personalization.results import CreatedVariant, Listener, RebasedVariant
+    from gym_fed.trust.identity.keys import SigningKey
 
 Base = Annotated[
     str,

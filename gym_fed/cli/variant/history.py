@@ -8,17 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.variant.options import KeyOption, NameArgument, StoreOption, open_store, owners_key
-from gym_fed.console import AsJson
-from gym_fed.errors import GymError
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import GymError
 
 _TIME = "%Y-%m-%d %H:%M"
 
 
 def history(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
     """List the revisions of a variant that the store keeps, the newest first."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     with open_store(store) as opened:
         found = [

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.completion import variants
-from gym_fed.errors import GymError
+from gym_fed.core import console
+from gym_fed.core.errors import GymError
 from gym_fed.serving.store.folder import variants_folder
 
 if TYPE_CHECKING:
-    from gym_fed.identity.keys import SigningKey
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
+    from gym_fed.trust.identity.keys import SigningKey
 
 StoreOption = Annotated[
     Path | None,
@@ -60,8 +60,8 @@ def signing_key(path: Path | None, home: Path | None = None) -> SigningKey:
         return Home.open(home).key
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE
 
-    from gym_fed.identity.keys import SigningKey
-    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_fed.trust.identity.keys import SigningKey
+    from gym_fed.trust.identity.passphrase import PassphraseSource
 
     return SigningKey.load(path, PassphraseSource(PASSPHRASE_VARIABLE).get)
 
@@ -80,9 +80,9 @@ def owners_key(
     Raises:
         GymError: As ``SigningKey.load``.
     """
-    from gym_fed.identity.keys import SigningKey
     from gym_fed.personalization.writer import KEY_FILE
     from gym_fed.serving.store.records import is_account
+    from gym_fed.trust.identity.keys import SigningKey
 
     own = folder / KEY_FILE
     with suppress(GymError):  # a manifest that cannot be read names no key

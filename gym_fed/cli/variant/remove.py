@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile
 
-from gym_fed import console
 from gym_fed.cli.variant.options import (
     KeyOption,
     NameArgument,
@@ -21,15 +20,16 @@ from gym_fed.cli.variant.options import (
     owners_key,
     signing_key,
 )
-from gym_fed.console import AsJson
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, plain
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
-    from gym_fed.identity.removal import HubRemoval, SignedRemoval, VariantRemoval
     from gym_fed.personalization.removal import LocalRemoval
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
+    from gym_fed.trust.identity.removal import HubRemoval, SignedRemoval, VariantRemoval
 
 RECEIPTS = "receipts"
 
@@ -62,9 +62,9 @@ def remove(
     from gym_client.cli.terminal import confirm
     from gym_client.variants.removal import pushed_to, remove_everywhere
 
-    from gym_fed.identity.removal import SignedRemoval
     from gym_fed.personalization.removal import LocalRemoval, remove_variant
     from gym_fed.serving.store.records import validate_name
+    from gym_fed.trust.identity.removal import SignedRemoval
 
     validate_name(name)
     with open_store(store) as opened:
@@ -108,7 +108,7 @@ def verify(
     from gym_client.identity.home import Home
     from gym_client.variants.removal import check_hubs
 
-    from gym_fed.identity.removal import SignedRemoval
+    from gym_fed.trust.identity.removal import SignedRemoval
 
     signed = SignedRemoval.parse(_text(file))
     signed.verify()
@@ -145,7 +145,7 @@ def _account(record: VariantRecord | None) -> str | None:
 
 
 def _kept(address: str, server: str) -> HubRemoval:
-    from gym_fed.identity.removal import HubRemoval
+    from gym_fed.trust.identity.removal import HubRemoval
 
     return HubRemoval(address=address, server=server, status="not asked")
 
@@ -153,7 +153,7 @@ def _kept(address: str, server: str) -> HubRemoval:
 def _removal(
     name: str, folder: Path, record: VariantRecord | None, local: LocalRemoval, hubs: list[HubRemoval]
 ) -> VariantRemoval:
-    from gym_fed.identity.removal import NOT_COVERED, RemovedRevision, VariantRemoval
+    from gym_fed.trust.identity.removal import NOT_COVERED, RemovedRevision, VariantRemoval
 
     revisions = []
     for one in () if local.removed is None else local.removed.revisions:
@@ -194,7 +194,7 @@ def _reserved(path: Path) -> Iterator[None]:
         GymError: ``FILE_EXISTS``.
         OSError: No file can be made there.
     """
-    from gym_fed.files import make_folder
+    from gym_fed.core.files import make_folder
 
     try:
         make_folder(path.absolute().parent, 0o700)
@@ -213,7 +213,7 @@ def _reserved(path: Path) -> Iterator[None]:
 
 def _write(path: Path, signed: SignedRemoval) -> None:
     """Write the receipt; where that fails after all, as on a full disk, print it: nothing else has it."""
-    from gym_fed.files import write_atomically
+    from gym_fed.core.files import write_atomically
 
     try:
         write_atomically(path, signed.to_json().encode(), mode=0o600)
@@ -228,7 +228,7 @@ def _text(file: Path) -> str:
     Raises:
         GymError: ``FILE_NOT_FOUND``.
     """
-    from gym_fed.identity.removal import MAX_RECEIPT_BYTES
+    from gym_fed.trust.identity.removal import MAX_RECEIPT_BYTES
 
     try:
         with file.open("rb") as stream:

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gym_fed import console
 from gym_fed.cli.variant.options import KeyOption, signing_key
-from gym_fed.console import AsJson
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def sign(
@@ -24,7 +24,7 @@ def sign(
     as_json: AsJson = False,
 ) -> None:
     """Sign a delta for a server that adds variants over HTTP; the manifest is written beside it."""
-    from gym_fed.files import write_atomically
+    from gym_fed.core.files import write_atomically
     from gym_fed.serving.openai.adapters import manifest_path
     from gym_fed.serving.store.signing import sign_variant
 

@@ -9,8 +9,9 @@ import typer
 
 from gym_fed.cli.next_command import command
 from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
-from gym_fed.console import AsJson, print_result
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import AsJson, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.waiting import waiting
 from gym_fed.serving.openai.snippets import (
     DEFAULT_URL,
     NO_KEY,
@@ -19,7 +20,6 @@ from gym_fed.serving.openai.snippets import (
     open_webui_snippet,
     openai_snippet,
 )
-from gym_fed.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.records import VariantRecord
@@ -75,7 +75,7 @@ def _store_words(store: Path | None) -> tuple[str | Path, ...]:
 
 def _served_name(model: str) -> str:
     """What a server calls a base by default."""
-    from gym_fed.models import model_name
+    from gym_fed.base.models import model_name
 
     return model_name(model)
 
@@ -99,8 +99,8 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
     if is_named or is_here(base):
         from transformers import AutoConfig
 
+        from gym_fed.base.models import load_tokenizer, resolve
         from gym_fed.export.formats.gguf import why_unread
-        from gym_fed.models import load_tokenizer, resolve
 
         tokenizer = load_tokenizer(base)  # refuses what is no model
         if why_unread(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server
 
-from gym_fed import console
 from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store, shown_progress
-from gym_fed.console import AsJson
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core import console
+from gym_fed.core.console import AsJson
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.store.folder import variants_folder
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_client.hub.transport import HubClient
     from gym_client.variants.variants import HubVariant
 
-    from gym_fed.identity.variant import SignedVariant, VariantManifest
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
+    from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
 hub_app = typer.Typer(help="List and remove your variants at a hub.", no_args_is_help=True)
 
@@ -115,7 +115,7 @@ def list_hub(
     as_json: AsJson = False,
 ) -> None:
     """List your variants at a hub, and those that you may read."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants.variants import list_variants
@@ -151,8 +151,8 @@ def remove_hub(
 
 def _manifest(record: VariantRecord, account: str, revision: int | None) -> VariantManifest:
     """What is to be signed, where what the store has is not signed by the account's present key."""
-    from gym_fed.identity.variant import VariantManifest
     from gym_fed.serving.store.records import is_account
+    from gym_fed.trust.identity.variant import VariantManifest
 
     if is_account(record.owner) and record.owner != account:
         raise GymError(

@@ -1,7 +1,4 @@
-"""The settings of every training algorithm: one section of the YAML each, named like the algorithm.
-
-Neighbours: imports schema, train; imported by hub, train.
-"""
+"""The settings of every training algorithm: one section of the YAML each, named like the algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Schemas of the hub's YAML and of the tasks that it sends.
-
-Neighbours: imports algorithms, delta, schema, train; imported by train.
-"""
+"""Schemas of the hub's YAML and of the tasks that it sends."""

@@ -13,7 +13,7 @@ from gym_fed.config.hub.soup import Option
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.problems import Problem, Problems
-from gym_fed.kinds import CONTRIBUTIONS
+from gym_fed.core.registries import CONTRIBUTIONS
 
 ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
 """A file of ``gym_fed/soup/contributions``, or a contribution score of an installed package."""

@@ -11,7 +11,7 @@ from gym_fed.config.hub.privacy import ReleasePrivacy
 from gym_fed.config.hub.soup import AggregationMethod, Option, SoupRecipe
 from gym_fed.config.schema.base import ReadsOtherWords
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS, METHODS, PRE_AGGREGATORS
 
 _PRIVATE_METHOD = AggregationMethod.MEAN
 """Of the accounted rules without a root update the one that keeps most accuracy under attack, at every epsilon

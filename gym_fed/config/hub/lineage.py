@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_digest
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_digest
 
 if TYPE_CHECKING:
     from gym_fed.config.hub.task import SoupReference, TaskSpec

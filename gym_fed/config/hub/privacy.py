@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import Problem, Problems
-from gym_fed.kinds import AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS
 
 if TYPE_CHECKING:
     from gym_fed.config.hub.soup import SoupRecipe

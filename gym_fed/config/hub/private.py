@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gym_fed.config.hub.sections import ServerSections
 from gym_fed.config.schema.problems import Problem, Problems
-from gym_fed.kinds import AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS
 
 
 def check_private(config: ServerSections) -> None:

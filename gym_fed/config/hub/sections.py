@@ -236,7 +236,7 @@ class ServerSections(StrictModel):
     """``gym-nano``, a model folder, or a hub name that is on this machine."""
     serve_base: bool | Literal["auto"] = "auto"
     """Whether contributors who lack the base can fetch it here. ``auto``: when its model card has a licence that lets
-    everybody pass it on (``gym_fed.base_files.REDISTRIBUTABLE``)."""
+    everybody pass it on (``gym_fed.base.files.REDISTRIBUTABLE``)."""
     enrolment: EnrolmentConfig = EnrolmentConfig()
     rounds: RoundsConfig = RoundsConfig()
     recipe: TrainingRecipe = TrainingRecipe()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gym_fed.config.hub.sections import ServerSections
 from gym_fed.config.schema.problems import Problem, Problems
-from gym_fed.kinds import AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS
 
 
 def wanted_participants(config: ServerSections) -> int:

@@ -14,7 +14,7 @@ from gym_fed.config.hub.secure import check_secure
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.schema.problems import Problem, Problems
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 
 CONFIG_NAME = "gym-server.yaml"
 """Name of the config file in a hub's folder."""

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 
 _MALICIOUS = "num_malicious_nodes"
 

@@ -31,7 +31,7 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.schema.plugins import Plugins, only_recorded, read_plugins, require_plugins
 from gym_fed.config.schema.problems import Problem, Problems
-from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.core.registries import ALGORITHMS, TUNING
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]

@@ -1,4 +1,1 @@
-"""LLaMA-Factory's YAML files: recognised, translated, and each key without a counterpart named with its line.
-
-Neighbours: imports predict, schema, train, yaml; imported by none.
-"""
+"""LLaMA-Factory's YAML files: recognised, translated, and each key without a counterpart named with its line."""

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 from gym_fed.config.llamafactory.translation import Translator
-from gym_fed.errors import GymError
-from gym_fed.json_files import read_object
+from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
 
 
 def translate_precision(translator: Translator, *, adapter: bool) -> None:
@@ -50,7 +50,7 @@ def translate_vision(translator: Translator) -> None:
 
 
 def _reads_images(translator: Translator) -> bool:
-    from gym_fed.models import resolve
+    from gym_fed.base.models import resolve
 
     try:
         file = Path(resolve(str(translator.result.values.get("model")))) / "config.json"
@@ -88,7 +88,7 @@ def _rope(translator: Translator) -> None:
     kind = translator.take("rope_scaling")
     if kind is None:
         return
-    from gym_fed.models import resolve
+    from gym_fed.base.models import resolve
 
     values = read_object(Path(resolve(translator.result.values["model"])) / "config.json")
     known, wanted = int(values.get("max_position_embeddings", 0)), int(translator.result.values["max_length"])

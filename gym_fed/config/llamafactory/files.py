@@ -18,7 +18,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config, place_overrides, validate
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_text
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
 

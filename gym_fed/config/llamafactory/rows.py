@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gym_fed.config.llamafactory.translation import Translator, names
+from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
 from gym_fed.data.chat_templates.named import NAMED
-from gym_fed.errors import GymError
-from gym_fed.json_files import read_object
 
 _REMOTE = "REMOTE:"
 _FOLDER = "data"
@@ -120,7 +120,7 @@ def translate_template(translator: Translator) -> None:
 
 def _has_template(model: str) -> bool:
     """Whether a model that is on this machine has a chat template; False for one that is not here."""
-    from gym_fed.models import resolve
+    from gym_fed.base.models import resolve
 
     try:
         folder = Path(resolve(model))

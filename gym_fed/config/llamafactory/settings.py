@@ -9,7 +9,7 @@ from gym_fed.config.llamafactory.translate import translate
 from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides, place_overrides, validate
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def config_of_settings(

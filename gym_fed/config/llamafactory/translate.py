@@ -17,7 +17,7 @@ from gym_fed.config.llamafactory.rows import translate_rows
 from gym_fed.config.llamafactory.stages import translate_references, translate_stage
 from gym_fed.config.llamafactory.translation import Translation, Translator, is_version_1, names
 from gym_fed.config.llamafactory.version_1 import translate_version_1
-from gym_fed.kinds import TRACKERS
+from gym_fed.core.registries import TRACKERS
 
 _FULL = ("full", "freeze")
 _OF_METHODS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.yaml.strict import parse_config, read_config_text
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference"}
 _KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")

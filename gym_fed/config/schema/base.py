@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from gym_fed import other_words
+from gym_fed.core import aliases as other_words
 
 _SAID = {False: ("no", "off"), True: ("yes", "on")}
 """Words that YAML 1.1 reads as a truth value where they stand without quotes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import NamedTuple
 
-from gym_fed.text import plain, whole_number
+from gym_fed.core.text import plain, whole_number
 
 _EVERYWHERE = {"0.0.0.0", "[::]", "::", "*"}
 

@@ -11,9 +11,9 @@ from gym_quant.registry import Registry
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from gym_fed import other_words
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.kinds import Kind
+from gym_fed.core import aliases as other_words
+from gym_fed.core.registries import Kind
 
 
 @dataclass(frozen=True)

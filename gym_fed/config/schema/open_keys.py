@@ -22,8 +22,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
 from gym_fed.config.schema.base import ReadsOtherWords
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING, Kind
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING, Kind
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from pydantic.fields import FieldInfo
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import ByMember, MemberOf
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALL, FEATURES
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALL, FEATURES
+from gym_fed.core.text import plain
 
 MAX_PLUGINS = 64
 """Records of one document."""

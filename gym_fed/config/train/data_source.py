@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.kinds import FORMATS, TASKS
+from gym_fed.core.registries import FORMATS, TASKS
 
 DataFormat = Annotated[str, MemberOf(FORMATS, ("auto",))]
 _ONLY_WITH = {
@@ -93,8 +93,8 @@ class DataConfig(StrictModel):
 
 
 def _require_in_catalogue(name: str) -> None:
+    from gym_fed.core.errors import GymError
     from gym_fed.data.catalogue import catalogue_entry
-    from gym_fed.errors import GymError
 
     try:
         catalogue_entry(name)

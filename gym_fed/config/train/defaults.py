@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import LoraSettings
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 

@@ -9,8 +9,8 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import ByMember, Chosen, MemberOf
-from gym_fed.kinds import GRADERS, Kind
-from gym_fed.renamed import warn_renamed, with_new_names
+from gym_fed.core.registries import GRADERS, Kind
+from gym_fed.core.renamed import warn_renamed, with_new_names
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 

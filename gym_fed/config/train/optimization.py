@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.kinds import OPTIMIZERS
+from gym_fed.core.registries import OPTIMIZERS
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 

@@ -1,4 +1,4 @@
-"""Where the figures of a run go beside its folder; names are those of ``gym_fed.kinds.TRACKERS``."""
+"""Where the figures of a run go beside its folder; names are those of ``gym_fed.core.registries.TRACKERS``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.kinds import TRACKERS
+from gym_fed.core.registries import TRACKERS
 
 ALWAYS = ("jsonl", "tensorboard")
 """Trackers of every run; both write into its folder and nowhere else."""

@@ -27,7 +27,7 @@ from gym_fed.config.train.run import RunSections
 from gym_fed.config.train.tracking import TrackingSections
 from gym_fed.config.train.tuning import LoraSettings, TuningSections
 from gym_fed.config.train.vision import VisionSections
-from gym_fed.kinds import ALGORITHMS, FEATURES, TUNING, Kind
+from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING, Kind
 
 __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
 

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.kinds import TUNING
+from gym_fed.core.registries import TUNING
 
 InitLoraWeights = (
     Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq"]

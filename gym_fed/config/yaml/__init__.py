@@ -1,4 +1,1 @@
-"""YAML files to validated schemas; every error names file, line and column.
-
-Neighbours: imports schema; imported by llamafactory, schema.
-"""
+"""YAML files to validated schemas; every error names file, line and column."""

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gym_fed import other_words
 from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import ByMember
 from gym_fed.config.schema.named_members import models_in, place_of
@@ -30,10 +29,11 @@ from gym_fed.config.yaml.strict import (
     read_config_text,
     shown,
 )
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import MAX_DEPTH
-from gym_fed.kinds import UnusableMember
-from gym_fed.renamed import warn_renamed, with_new_names
+from gym_fed.core import aliases as other_words
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import MAX_DEPTH
+from gym_fed.core.registries import UnusableMember
+from gym_fed.core.renamed import warn_renamed, with_new_names
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import MAX_DEPTH, is_deeper
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import MAX_DEPTH, is_deeper
 
 KeyPath = tuple[str | int, ...]
 """Keys of mappings and indices of lists, from the root down."""

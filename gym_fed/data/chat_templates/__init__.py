@@ -1,4 +1,1 @@
-"""Chat templates in training: which one writes a conversation, and which part of its text the assistant wrote.
-
-Neighbours: imports none; imported by encoding, preview, string_rows.
-"""
+"""Chat templates in training: which one writes a conversation, and which part of its text the assistant wrote."""

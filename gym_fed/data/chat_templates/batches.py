@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gym_fed.bounded.chat import limit_error
-from gym_fed.bounded.chat_operations import present_time, present_time_set
-from gym_fed.bounded.errors import SECONDS, LimitExceededError
-from gym_fed.bounded.pool import EvaluationError, evaluate
-from gym_fed.bounded.trusted import is_trusted
+from gym_fed.core.bounded.chat import limit_error
+from gym_fed.core.bounded.chat_operations import present_time, present_time_set
+from gym_fed.core.bounded.errors import SECONDS, LimitExceededError
+from gym_fed.core.bounded.pool import EvaluationError, evaluate
+from gym_fed.core.bounded.trusted import is_trusted
+from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
-from gym_fed.text import plain
 
 _ROWS = 64
 _CHARS = 1 << 22

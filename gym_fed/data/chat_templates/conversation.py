@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.history import showing_history
 from gym_fed.data.chat_templates.kept import left_out
 from gym_fed.data.chat_templates.marks import has_marks, training_template
 from gym_fed.data.chat_templates.rendering import Message, Span, Template, template_of
 from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_marks, trimmed_marks
-from gym_fed.errors import ErrorCode, GymError
 
 Reasoning = Literal["learn", "drop", "off"]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

@@ -12,8 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gym_fed.bounded.trusted import trl_folder
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.bounded.trusted import trl_folder
+from gym_fed.core.errors import ErrorCode, GymError
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SUFFIX = "_training.jinja"

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 
-from gym_fed.bounded.trusted import trust_template
+from gym_fed.core.bounded.trusted import trust_template
 
 
 @dataclass(frozen=True)

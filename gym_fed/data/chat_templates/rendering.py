@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.bounded.chat import render_chat
+from gym_fed.core.bounded.chat import render_chat
 
 Message = dict[str, Any]
 Span = tuple[int, int]

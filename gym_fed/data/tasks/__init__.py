@@ -1,4 +1,1 @@
-"""Generated text tasks; ``gym_fed.data.generated`` draws their rows.
-
-Neighbours: imports none; imported by none.
-"""
+"""Generated text tasks; ``gym_fed.data.generated`` draws their rows."""

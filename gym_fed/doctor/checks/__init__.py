@@ -1,4 +1,1 @@
-"""One module per thing that `gym doctor` looks at.
-
-Neighbours: imports check; imported by none.
-"""
+"""One module per thing that `gym doctor` looks at."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from gym_quant.registry import MemberError, Registry
 
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALL
+from gym_fed.core.text import plain
 from gym_fed.doctor.check import Check, Finding, Level
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALL
-from gym_fed.text import plain
 
 
 class Plugins(Check):

@@ -1,4 +1,1 @@
-"""Evaluation rows in training data: found by runs of 13 words, in a filter of at most 1 MB a suite.
-
-Neighbours: imports suites; imported by none.
-"""
+"""Evaluation rows in training data: found by runs of 13 words, in a filter of at most 1 MB a suite."""

@@ -14,11 +14,11 @@ from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 from gym_fed.evaluation.contamination.bloom import MAX_PLACES, BloomFilter
 from gym_fed.evaluation.contamination.grams import GRAM_WORDS, MIN_WORDS, gram_hash, grams, texts_of, words_of
-from gym_fed.files import write_atomically
-from gym_fed.identity.canonical import canonical_digest, canonical_json
+from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
 
 MAX_BYTES = 1_000_000
 """Of the bits of one suite."""

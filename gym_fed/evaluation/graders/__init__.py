@@ -1,4 +1,1 @@
-"""Graders: what an answer is worth. One file each; file name = registry name = value of ``graders[].grader``.
-
-Neighbours: imports none; imported by grading, row_scores, suites.
-"""
+"""Graders: what an answer is worth. One file each; file name = registry name = value of ``graders[].grader``."""

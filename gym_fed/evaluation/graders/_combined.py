@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from gym_fed.config.train.graders import GraderConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import GRADERS
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.kinds import GRADERS
 
 Range = tuple[float, float]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gym_fed.config.train.graders import GraderConfig, GraderSections
 from gym_fed.config.yaml.file import validate
 from gym_fed.config.yaml.strict import parse_value
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 
 _PLACE = "--grader:1:1: graders.0"
 _SHOWN = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def from_environment(variable: str | None, grader: str, key: str) -> str | None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.evaluation.graders._combined import checked_values
 from gym_fed.evaluation.graders.base import Grader, Sample
 

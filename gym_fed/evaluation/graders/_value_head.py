@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 HEAD = "value_head.safetensors"
 _PICKLED = "value_head.bin"
@@ -61,7 +61,7 @@ def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     model = load_model(name, dtype=dtype).model
     width = int(model.config.get_text_config().hidden_size)

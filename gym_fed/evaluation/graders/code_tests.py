@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from gym_fed.config.train.graders import GraderConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._sandbox import Sandbox
 from gym_fed.evaluation.graders.base import Grader, Sample
 

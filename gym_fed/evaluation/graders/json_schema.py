@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from gym_fed.bounded.errors import LimitExceededError
-from gym_fed.bounded.pool import EvaluationError, evaluate
 from gym_fed.config.train.graders import GraderConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.bounded.errors import LimitExceededError
+from gym_fed.core.bounded.pool import EvaluationError, evaluate
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import no_constant
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.json_files import no_constant
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 

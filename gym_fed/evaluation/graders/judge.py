@@ -12,7 +12,7 @@ import regex  # type: ignore[import-untyped]
 from pydantic import Field, model_validator
 
 from gym_fed.config.train.graders import GraderConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._answers_kept import AnswersKept
 from gym_fed.evaluation.graders._secrets import from_environment
 from gym_fed.evaluation.graders.base import Grader, Sample

@@ -46,7 +46,7 @@ class Length(Grader):
 
     def setup(self) -> None:
         if self.config.tokenizer is not None:
-            from gym_fed.models import load_tokenizer
+            from gym_fed.base.models import load_tokenizer
 
             self._tokenizer = load_tokenizer(self.config.tokenizer)
 

@@ -14,7 +14,7 @@ import regex  # type: ignore[import-untyped]
 from pydantic import Field
 
 from gym_fed.config.train.graders import GraderConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 

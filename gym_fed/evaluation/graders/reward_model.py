@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gym_fed.base.modeling.adapters import base_of, read_adapter
+from gym_fed.base.modeling.loading import load_weights
+from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
+from gym_fed.base.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
 from gym_fed.config.train.graders import Device, GraderConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.json_files import read_object
-from gym_fed.modeling.adapters import base_of, read_adapter
-from gym_fed.modeling.loading import load_weights
-from gym_fed.modeling.patterns import names_of, require_quick_patterns
-from gym_fed.models import load_tokenizer, pick_device, quiet_loading, require_base_model, resolve
 
 
 class RewardModelConfig(GraderConfig):

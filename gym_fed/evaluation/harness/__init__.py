@@ -2,6 +2,4 @@
 
 The one room that imports ``lm_eval``. The harness's own models, caches (which pickle) and downloads are not used: rows
 are on this machine before anything here runs.
-
-Neighbours: imports results, scoring; imported by evaluator, own_rows, records, running.
 """

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from gym_fed.bounded.patterns import BOUNDED_REGEX, BoundedPattern
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.bounded.patterns import BOUNDED_REGEX, BoundedPattern
+from gym_fed.core.errors import ErrorCode, GymError
 
 SEED = 1234  # of the harness: few-shot examples are drawn with it
 

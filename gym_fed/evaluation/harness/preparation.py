@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.encoder import encoder_of
 from gym_fed.evaluation.harness.isolation import (
     offline,

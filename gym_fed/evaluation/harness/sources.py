@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 LOCAL_FORMATS = ("json", "csv", "text", "parquet")
 """Values of a task's ``dataset_path`` that read files of this machine."""

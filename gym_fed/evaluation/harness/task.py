@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.isolation import SEED, as_config_errors, as_data_errors
 from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
 from gym_fed.config.hub.safety_gate import SafetyGateConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import padded
 from gym_fed.evaluation.probe.prompts import ProbePrompts
 from gym_fed.evaluation.probe.templates import Messages, plain

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gym_fed.evaluation.results import EvalResults
-from gym_fed.identity.canonical import canonical_json
+from gym_fed.trust.identity.canonical import canonical_json
 
 SEVERAL = "several"
 """Stands for the suite of a run of several tasks that no suite was named for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.evaluation.groups import BriefFigure, brief_figures
 from gym_fed.evaluation.records.document import RecordDocument
 from gym_fed.evaluation.records.keys import is_record_id

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TASKS
+from gym_fed.core.text import plain
 from gym_fed.evaluation.results import EvalResults, TaskResult
-from gym_fed.kinds import TASKS
-from gym_fed.text import plain
 
 Rerun = Callable[[EvalResults, Mapping[str, Sequence[int]]], EvalResults]
 """Evaluates rows again, by task and number, as the given results say that it was done."""

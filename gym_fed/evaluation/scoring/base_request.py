@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.modeling.adapters import CONFIG, base_of, read_adapter
+from gym_fed.base.models import folder_here
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.own_set import run_config
 from gym_fed.evaluation.scoring.opening import ModelRequest
-from gym_fed.modeling.adapters import CONFIG, base_of, read_adapter
-from gym_fed.models import folder_here
 from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
 
 

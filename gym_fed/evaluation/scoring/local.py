@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gym_quant.kernels.attention import BLOCK_TOKENS
 
 from gym_fed.config.serving import EngineConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.greedy import LONGEST_PROMPT, GreedyPrompt, GreedyWriter
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
 from gym_fed.evaluation.scoring.tree import ScoredText, TreeNode, windows

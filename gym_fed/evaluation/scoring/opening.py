@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import LoadedModel, load_adapted, model_name, pick_device
+from gym_fed.base.models import LoadedModel, load_adapted, model_name, pick_device
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.folder import variants_folder
 from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
 from gym_fed.version import __version__
@@ -87,7 +87,7 @@ class OpenModels:
 
 
 def models_needed(request: ModelRequest) -> list[str]:
-    """The models of this request that ``gym_fed.downloads`` could fetch, should they be missing."""
+    """The models of this request that ``gym_fed.base.downloads`` could fetch, should they be missing."""
     if request.api is not None or not isinstance(request.model, str | Path):
         return []
     request = _in_parts(request)
@@ -235,7 +235,7 @@ def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Pa
 
 
 def _loaded(source: Any, request: ModelRequest) -> tuple[LoadedModel, str]:
-    from gym_fed.modeling.adapters import merged
+    from gym_fed.base.modeling.adapters import merged
 
     if isinstance(source, str | Path):
         found = load_adapted(str(source), request.adapters)
@@ -254,8 +254,8 @@ def _variants(
     stack: ExitStack,
 ) -> dict[str, LoadedVariant | None]:
     """What is scored, by name."""
+    from gym_fed.core.files import file_sha256
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.files import file_sha256
     from gym_fed.serving.forward.variant_weights import loaded_variant
     from gym_fed.serving.store.store import VariantStore
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.scorer import Loglikelihood
 from gym_fed.evaluation.scoring.tree import FlatTree, ScoredText, TreeNode, flat, parted, tree
 from gym_fed.serving.forward.tree_attention import TreeAttention

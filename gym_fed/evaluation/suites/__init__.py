@@ -5,6 +5,4 @@
 - ``own_file``: task files of one's own; ``rendering``: their templates, in a sandbox.
 - ``data``, ``layouts``, ``row_files``, ``store``: rows of the package, of a folder, and what was fetched.
 - ``fetch``: the only module that uses a network; ``grading``: metrics of ours; ``needs``: what a metric lacks.
-
-Neighbours: imports graders; imported by contamination, evaluator, groups, records.
 """

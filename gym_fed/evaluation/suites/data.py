@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.layouts import READERS, as_harness, folders
 from gym_fed.evaluation.suites.listing import ASSETS, EvalDataset
 from gym_fed.evaluation.suites.row_files import Row, read_rows

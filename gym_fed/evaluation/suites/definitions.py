@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 
 _DROPPED = ("include", "tag", "group", "task_list")
 _MOST_INCLUDES = 8

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from gym_fed.bounded.patterns import BOUNDED_REGEX
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.bounded.patterns import BOUNDED_REGEX
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.data import TaskRows
 from gym_fed.evaluation.suites.definitions import named, resolved

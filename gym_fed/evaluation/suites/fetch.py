@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_fed.downloads import hub
-from gym_fed.downloads.fetch import Report, fetch, silent
-from gym_fed.downloads.offer import DownloadOffer, RepoFile, offer_dataset_files
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.downloads import hub
+from gym_fed.base.downloads.fetch import Report, fetch, silent
+from gym_fed.base.downloads.offer import DownloadOffer, RepoFile, offer_dataset_files
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.evaluation.suites.data import row_files_of
 from gym_fed.evaluation.suites.listing import listing, unknown_task
 from gym_fed.evaluation.suites.members import members
@@ -32,7 +33,6 @@ from gym_fed.evaluation.suites.store import (
     split_path,
     write_lock,
 )
-from gym_fed.files import make_folder, write_atomically
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
         The files that were written.
 
     Raises:
-        GymError: As ``gym_fed.downloads.fetch``; ``DATA_INVALID`` for a file that holds no rows.
+        GymError: As ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file that holds no rows.
     """
     written = []
     for offer in offers:

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 ASSETS = Path(__file__).parents[2] / "assets" / "suites"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.definitions import harness_files, read_definition
 from gym_fed.evaluation.suites.listing import ASSETS, TaskEntry, listing
 from gym_fed.evaluation.suites.own_file import read_task_file

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.listing import MetricNeeds
 
 

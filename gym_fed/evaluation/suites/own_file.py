@@ -23,13 +23,13 @@ from pydantic import Field, field_validator, model_validator
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import Mark, parse_config, read_config_text
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
+from gym_fed.core.text import plain
 from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.evaluation.suites.grading import COLUMNS
 from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, first_bounded_problem, parse
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
-from gym_fed.files import lies_in
-from gym_fed.text import plain
 
 RENDERED_ROWS = 200
 """How many rows are tried before a model is loaded."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gym_fed.bounded.errors import LimitExceededError
-from gym_fed.bounded.pool import EvaluationError, evaluate
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.bounded.errors import LimitExceededError
+from gym_fed.core.bounded.pool import EvaluationError, evaluate
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.evaluation.suites.expressions import require_quick
-from gym_fed.text import plain
 
 Row = Mapping[str, Any]
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.delimiters import delimiter_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
 
 Row = dict[str, Any]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import default_home, file_sha256, write_atomically
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import default_home, file_sha256, write_atomically
+from gym_fed.core.text import plain
 
 LOCK = "evals.lock"
 WHOLE = "all"

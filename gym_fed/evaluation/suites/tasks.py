@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.data import Places, TaskRows, require_folder
 from gym_fed.evaluation.suites.eval_task import EvalTask, eval_task, used_splits

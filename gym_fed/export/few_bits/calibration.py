@@ -15,12 +15,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TASKS
+from gym_fed.core.text import counted
 from gym_fed.data.generated import generate
 from gym_fed.data.rows import as_kind
 from gym_fed.data.string_rows import as_turns
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TASKS
-from gym_fed.text import counted
 
 SAMPLES = 32
 LENGTH = 128

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gym_fed.bounded.chat import bind_templates
+from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.export.process import Report, child_job, leave
 
 _BATCH = 4

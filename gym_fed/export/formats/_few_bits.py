@@ -9,12 +9,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.models import quiet_loading
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.few_bits.calibration import LENGTH, CalibrationSamples, calibration_of
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
-from gym_fed.models import quiet_loading
 
 ITERATIONS = 8
 """Steps of SignRound in each block."""

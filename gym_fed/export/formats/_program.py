@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 from warnings import catch_warnings, simplefilter
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.models import quiet_loading
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
-from gym_fed.models import quiet_loading
 
 PROGRAM_TOLERANCE = Tolerance(max=1e-5)
 
@@ -45,7 +45,7 @@ class ProgramFormat(ExportFormat):
             )
 
     def check(self, source: Source) -> None:
-        from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
+        from gym_fed.base.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 
         config = source.model.config
         kinds = {"reads images": hasattr(config, "vision_config")}

@@ -7,11 +7,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.modeling.adapters import BASE_ADAPTERS, write_base_adapters
+from gym_fed.base.models import resolve
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
-from gym_fed.modeling.adapters import BASE_ADAPTERS, write_base_adapters
-from gym_fed.models import resolve
 
 
 class PeftAdapter(ExportFormat):
@@ -36,7 +36,7 @@ class PeftAdapter(ExportFormat):
         return shlex.join(("gym", "chat", str(path)))
 
     def write(self, source: Source, target: Path, options: Options) -> None:
-        from gym_fed.modeling.rope import write_base_changes
+        from gym_fed.base.modeling.rope import write_base_changes
         from gym_fed.training.model.saving import cast_adapter
         from gym_fed.training.tuning._peft import save_adapter
         from gym_fed.training.tuning._starts import start_subtracted

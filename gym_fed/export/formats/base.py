@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.needs import ExportNeeds, Weights, default_needs
 from gym_fed.export.options import Options
 from gym_fed.export.process import Processes

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import model_name, resolve
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
-from gym_fed.models import model_name, resolve
 
 
 class Delta(ExportFormat):

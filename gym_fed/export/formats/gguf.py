@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.gguf.llama_cpp import has_llama_cpp
 from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
-from gym_fed.text import readable_bytes
 
 _HEAD = 128
 """Size of a head that transformers' reader takes every Qwen3 to have."""
@@ -98,8 +98,8 @@ class Gguf(ExportFormat):
         return f"--quantization q8_0 takes about {size} instead of {readable_bytes(path.stat().st_size)}"
 
     def check(self, source: Source) -> None:
+        from gym_fed.base.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
         from gym_fed.export.gguf.convert import known_architectures
-        from gym_fed.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 
         config = source.model.config
         kind = str(getattr(config, "model_type", ""))

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.models import load_tokenizer, resolve
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.gguf.llama_cpp import has_llama_cpp
 from gym_fed.export.source import Source
 from gym_fed.export.tolerance import Tolerance
-from gym_fed.models import load_tokenizer, resolve
 
 _LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
 """Whether llama.cpp can read it back: the base has to be converted for that."""

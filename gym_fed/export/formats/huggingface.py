@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import quiet_loading
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source, cast
-from gym_fed.models import quiet_loading
 
 
 class HuggingFace(ExportFormat):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
 from gym_fed.export.formats.base import Options
 from gym_fed.export.tolerance import Tolerance

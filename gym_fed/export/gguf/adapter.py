@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.nearest import LoraFactors
 
 _ALPHA = "adapter.lora.alpha"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.imports.gguf.config import MODEL_TYPES
+from gym_fed.base.imports.gguf.header import Header, read_header
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.gguf.rounding import ROUNDINGS
 from gym_fed.export.process import Report
-from gym_fed.imports.gguf.config import MODEL_TYPES
-from gym_fed.imports.gguf.header import Header, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
     """
     from gguf import GGMLQuantizationType
 
-    from gym_fed.imports.gguf.tensors import mapped_tensors, offset_of, stored_values
+    from gym_fed.base.imports.gguf.tensors import mapped_tensors, offset_of, stored_values
 
     config = model.config
     if config.model_type not in MODEL_TYPES:
@@ -159,7 +159,7 @@ def _require_frequencies(header: Header, config: Any) -> None:
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    from gym_fed.imports.gguf.tensors import values_of
+    from gym_fed.base.imports.gguf.tensors import values_of
 
     stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     width = 2 * len(stretched)

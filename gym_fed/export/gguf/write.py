@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.models import quiet_loading
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.gguf.metadata import metadata_of, require_metadata
 from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source
-from gym_fed.models import quiet_loading
 
 CONVERTER = "gym_fed.export.gguf.convert"
 """Module whose process converts."""

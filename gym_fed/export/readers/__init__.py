@@ -1,4 +1,1 @@
-"""The other side: one module for each library that reads an export back, in a process of its own.
-
-Neighbours: imports gguf, passage, process, source; imported by checking, read_back.
-"""
+"""The other side: one module for each library that reads an export back, in a process of its own."""

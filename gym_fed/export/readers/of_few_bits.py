@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.imports.quantised import QuantisedImporter
 from gym_fed.export.readers.of_transformers import LIBRARIES
 from gym_fed.export.readers.of_transformers import load as load_plain
 from gym_fed.export.readers.reading import LoadedExport
-from gym_fed.imports.quantised import QuantisedImporter
 
 __all__ = ["LIBRARIES", "load"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.bounded.chat import bind_templates
+from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.export.readers.of_transformers import LIBRARIES as OF_TRANSFORMERS
 from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import LoadedExport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.bounded.chat import bind_templates
+from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
@@ -29,7 +29,7 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
         AutoTokenizer,
     )
 
-    from gym_fed.modeling.loading import load_weights
+    from gym_fed.base.modeling.loading import load_weights
 
     folder = parts["model"]
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gym_fed.bounded.chat import render_chat
+from gym_fed.core.bounded.chat import render_chat
 from gym_fed.export.readers.reading import SPECIAL
 
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_json
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_json
 
 SECRET_BYTES = 32
 _NONCE_BYTES = 12

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import atomic_file
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import atomic_file
 from gym_fed.privacy.secure_aggregation.masks import MAX_BITS, Mask, MaskSum, Words, word_type
 
 if TYPE_CHECKING:

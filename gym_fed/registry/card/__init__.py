@@ -1,4 +1,1 @@
-"""The model card: written from the run's record, evaluations and licences; what they do not say is not stated.
-
-Neighbours: imports manifest; imported by contents, hub, preparing.
-"""
+"""The model card: written from the run's record, evaluations and licences; what they do not say is not stated."""

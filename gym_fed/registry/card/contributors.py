@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 
 FILE = "contributors.json"
 MAX_SHOWN = 100

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.text import plain, whole_number
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import plain, whole_number
 
 _MAX_FIGURES = 5_000
 _MAX_RECORDS = 64

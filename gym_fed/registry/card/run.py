@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted, plain
 from gym_fed.data.catalogue import catalogue_entry
 from gym_fed.data.registry import CARD_NAME, DatasetManifest
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
 from gym_fed.registry.manifest import DataUsed, Lineage
-from gym_fed.text import counted, plain
 
 OWN_FILES = "files of the trainer"
 """Stands for rows of local files, whose names are nobody else's business."""

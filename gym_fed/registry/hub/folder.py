@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import whole_or_not_at_all, write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import whole_or_not_at_all, write_atomically
 from gym_fed.registry.card.conflicts import conflicts
 from gym_fed.registry.card.evaluations import EVALS, figures_in
 from gym_fed.registry.card.readme import is_name_of_the_hub

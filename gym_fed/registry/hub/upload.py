@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.downloads.hub import endpoint
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.downloads.hub import endpoint
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.registry.card.readme import is_name_of_the_hub
-from gym_fed.text import plain
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

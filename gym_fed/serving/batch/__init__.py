@@ -1,4 +1,1 @@
-"""`gym batch`: a file of requests in, a file of answers out.
-
-Neighbours: imports openai; imported by none.
-"""
+"""`gym batch`: a file of requests in, a file of answers out."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.file_lock import LockHeldError, lock
-from gym_fed.files import drop_torn_line, write_atomically
-from gym_fed.portable import O_BINARY, opens_folders
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.file_lock import LockHeldError, lock
+from gym_fed.core.files import drop_torn_line, write_atomically
+from gym_fed.core.portable import O_BINARY, opens_folders
 from gym_fed.serving.batch.input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 

@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.serving.setup import Serving
@@ -102,8 +102,8 @@ def open_engine(
     Raises:
         GymError: As ``open_serving``; ``MODEL_INVALID`` for a model that the engine cannot serve.
     """
+    from gym_fed.base.models import model_name
     from gym_fed.config.serving import EngineConfig, ServingConfig
-    from gym_fed.models import model_name
     from gym_fed.serving.setup import open_serving
 
     require_store(variants)
@@ -141,8 +141,8 @@ def open_plain(
     model: str, *, adapters: Sequence[str] = (), device: str = "auto", chat_template: str | None = None
 ) -> LocalWriter:
     """A model that the engine cannot serve, by transformers' own ``generate``."""
+    from gym_fed.base.models import load_adapted, model_name
     from gym_fed.data.chat_templates.choice import use_chat_template
-    from gym_fed.models import load_adapted, model_name
     from gym_fed.serving.chat.plain_writer import PlainGeneration
 
     loaded = load_adapted(model, adapters, device=device)
@@ -169,7 +169,7 @@ def require_store(folder: Path | None) -> None:
 
 def _require_mergeable(model: str) -> None:
     """Refuse an adapter of virtual tokens, which has no place in the weights."""
-    from gym_fed.models import resolve
+    from gym_fed.base.models import resolve
 
     folder = Path(resolve(model))
     if not (folder / "adapter_config.json").is_file():

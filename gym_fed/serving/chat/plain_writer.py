@@ -11,8 +11,8 @@ import torch
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import prompt_ids
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
 

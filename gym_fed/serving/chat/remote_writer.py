@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     import httpx

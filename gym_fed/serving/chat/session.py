@@ -11,8 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 
 ROLES = ("system", "user", "assistant")
 Message = dict[str, str]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.fair_queue import PROMPT_WEIGHT, FairQueue, TokenCounters
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
-from gym_fed.tokenizer_errors import tokenizer_errors
 
 _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.generation import Generation, PendingEmbedding

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import Grammar
 
 _OPTIONS: Any = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.grammars import compiled, not_enforced, said_of
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer

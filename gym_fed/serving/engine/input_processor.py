@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.generation import Generation
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.engine.admission import AdmissionQueue
 from gym_fed.serving.engine.fair_queue import ANSWER_WEIGHT, TokenCounters
 from gym_fed.serving.engine.guided import banned_by

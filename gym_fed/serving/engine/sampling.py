@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.logits_processors import repetition_penalty, warpers
 from gym_fed.serving.engine.request import SamplingParams, TokenLogprob
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from gym_fed.errors import GymError
+    from gym_fed.core.errors import GymError
     from gym_fed.serving.engine.guided import Guide
     from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.loaded import LoadedVariant

@@ -1,4 +1,1 @@
-"""The content filter of `gym api`: rules by category, text held back until no rule can match it, a classifier.
-
-Neighbours: imports engine; imported by openai, setup.
-"""
+"""The content filter of `gym api`: rules by category, text held back until no rule can match it, a classifier."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gym_fed.config.content_filter import ClassifierConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:

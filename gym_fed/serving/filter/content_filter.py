@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_fed.config.content_filter import FilterConfig, Side
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.held_text import HeldText
 from gym_fed.serving.filter.rules import PACKAGE_RULES, Rules, read_rules
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from gym_fed.text import is_visible
+from gym_fed.core.text import is_visible
 
 _SPACES = re.compile(" +")
 _ACCENTS = range(0x300, 0x370)

@@ -1,9 +1,9 @@
 """Regular expressions whose search takes bounded time and whose matches have bounded length.
 
 A text that a stranger chose can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be
-stopped. Trying a pattern, as is done where the texts are known (``gym_fed.modeling.patterns``), shows nothing about
-other texts. So the ways in which a pattern can match are counted instead: a backtracking search visits each at most
-once from each place. Only what can be counted is allowed.
+stopped. Trying a pattern, as is done where the texts are known (``gym_fed.base.modeling.patterns``), shows nothing
+about other texts. So the ways in which a pattern can match are counted instead: a backtracking search
+visits each at most once from each place. Only what can be counted is allowed.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.config.content_filter import CATEGORY
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.serving.filter.folding import fold
 from gym_fed.serving.filter.patterns import MAX_CHARACTERS, safe_pattern
-from gym_fed.text import plain
 
 PACKAGE_RULES = Path(__file__).resolve().parents[2] / "assets" / "filter" / "rules.txt"
 MAX_BYTES = 1 << 20

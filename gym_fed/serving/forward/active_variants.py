@@ -14,7 +14,7 @@ from gym_quant.kernels.resident import SignBatch
 from gym_quant.resident import IndexArray, Resident, ResidentBatch, ResidentFactors
 from torch import Tensor
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
 from gym_fed.serving.forward.merged import MergedWeights
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule

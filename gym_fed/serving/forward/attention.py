@@ -19,7 +19,7 @@ from gym_quant.kernels import attention as paged
 from gym_quant.kernels import dispatch
 from torch import Tensor, nn
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.kv_blocks import LayerShape
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.padded import BatchAttention

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.attention import PackedTokens
 from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.kv_cache import KVCache

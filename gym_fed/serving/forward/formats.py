@@ -8,7 +8,7 @@ import torch
 from gym_quant.kernels import dispatch
 from gym_quant.linear import linear_formats
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def base_format_for(wanted: str, dtype: str, why_not: str, name: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 _FIRST_BLOCKS = 16
 """Of a pool that grows."""

@@ -16,7 +16,7 @@ from gym_quant.kernels import dispatch
 from gym_quant.kernels.attention import BLOCK_TOKENS
 from torch import Tensor
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, servable, trial
 from gym_fed.serving.forward.chunk import Chunk, packed_tokens
 from gym_fed.serving.forward.decoder import Decoder

@@ -22,9 +22,9 @@ from gym_quant.linear import PackedLinear, get_linear
 from gym_quant.packed_file import open_packed, write_packed
 from torch import Tensor
 
-from gym_fed.errors import GymError
-from gym_fed.files import default_home, make_folder, remove_left_parts, whole_file_in_place
-from gym_fed.portable import own_user
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import default_home, make_folder, remove_left_parts, whole_file_in_place
+from gym_fed.core.portable import own_user
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
 """A layer's name in the file, its format, and the weights ``[out, in]`` that are one below the other in it."""

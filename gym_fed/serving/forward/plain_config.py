@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import GymError
-from gym_fed.json_files import read_object
-from gym_fed.modeling.config_sizes import SIZES
+from gym_fed.base.modeling.config_sizes import SIZES
+from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.mapped import release_pages
+from gym_fed.base.modeling.mapped import release_pages
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import trial
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder

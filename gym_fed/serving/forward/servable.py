@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.plain_model import PlainModel
 
 MARK = "_gym_fed_multi_variant"
@@ -45,7 +45,7 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         return
     from transformers import PreTrainedModel
 
-    from gym_fed.modeling.mixture_of_depths import RoutedModel
+    from gym_fed.base.modeling.mixture_of_depths import RoutedModel
 
     if hasattr(model, "peft_config") or not isinstance(model, PreTrainedModel):
         raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")

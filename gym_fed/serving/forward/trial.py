@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.mapped import release_pages
+from gym_fed.base.modeling.mapped import release_pages
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.kv_pool import KVPool

@@ -15,7 +15,7 @@ from gym_quant.codec import as_matrix
 from gym_quant.resident import Resident, ResidentFactors, Transposed
 from torch import Tensor
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetParameter
 

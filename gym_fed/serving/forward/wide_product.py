@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gym_fed.modeling.mapped import release_pages
+from gym_fed.base.modeling.mapped import release_pages
 
 _BLOCK = 1 << 20
 """Weights that are widened at a time."""

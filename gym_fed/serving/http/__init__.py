@@ -1,4 +1,1 @@
-"""The HTTP server of ``gym api``: keys, errors, metrics and streams around ``gym_fed.serving.openai``.
-
-Neighbours: imports openai, pictures, plain_tokenizer, setup; imported by setup.
-"""
+"""The HTTP server of ``gym api``: keys, errors, metrics and streams around ``gym_fed.serving.openai``."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.json_body import parse_body, read_body
 from gym_fed.serving.http.waiting import RequestTimeout

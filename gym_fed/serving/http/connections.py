@@ -14,9 +14,9 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from gym_fed.addresses import network_of
 from gym_fed.config.serving import ConnectionsConfig
-from gym_fed.open_files import raise_file_limit
+from gym_fed.core.addresses import network_of
+from gym_fed.core.open_files import raise_file_limit
 
 _log = logging.getLogger(__name__)
 

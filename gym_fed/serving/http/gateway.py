@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.held_bodies import HeldBodies
 from gym_fed.serving.http.keys import Gate
 from gym_fed.serving.http.picture_slots import PictureSlots

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 MOST = 1 << 30
 """Of all callers, shared evenly among those that hold some."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from gym_fed.serving.http.waiting import ClientGone
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.strict_json import strict_json

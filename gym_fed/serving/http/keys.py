@@ -27,14 +27,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from gym_fed.addresses import is_loopback
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.file_lock import lock
-from gym_fed.files import write_atomically
-from gym_fed.identity.variant import Sha256, VariantName
+from gym_fed.core.addresses import is_loopback
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.file_lock import lock
+from gym_fed.core.files import write_atomically
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
+from gym_fed.trust.identity.variant import Sha256, VariantName
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 SLOTS = 3
 PER_CALLER = 2

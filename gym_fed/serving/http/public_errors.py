@@ -10,7 +10,7 @@ import re
 from collections import OrderedDict
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.refusals import RequestError, error_body
 
 _log = logging.getLogger(__name__)

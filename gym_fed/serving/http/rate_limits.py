@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 

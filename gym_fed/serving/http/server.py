@@ -18,10 +18,10 @@ from typing import Any
 
 import uvicorn
 
-from gym_fed.addresses import listening_socket, url_of
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import ErrorCode
-from gym_fed.portable import on_stop_signals
+from gym_fed.core.addresses import listening_socket, url_of
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.portable import on_stop_signals
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.connections import Connections
 from gym_fed.serving.http.gateway import Gateway

@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 from gym_fed.config.serving import TlsConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def require_usable(tls: TlsConfig) -> None:
@@ -17,7 +17,7 @@ def require_usable(tls: TlsConfig) -> None:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the file that is no certificate or key, has ended, or
             does not belong to the other; ``KEY_LOCKED`` for a key under a passphrase.
     """
-    from gym_fed.identity.tls import validity
+    from gym_fed.trust.identity.tls import validity
 
     for what, path in (("certificate", tls.certificate), ("key", tls.key)):
         if not path.is_file():

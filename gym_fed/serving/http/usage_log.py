@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gym_fed.file_lock import lock, unlock
-from gym_fed.files import drop_torn_line
-from gym_fed.portable import O_BINARY
+from gym_fed.core.file_lock import lock, unlock
+from gym_fed.core.files import drop_torn_line
+from gym_fed.core.portable import O_BINARY
 from gym_fed.serving.openai.use import Use
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,4 @@
 """OpenAI's HTTP API without HTTP: requests as dicts in, answers and stream chunks as dicts out.
 
 ``gym api`` puts a server before it, ``gym batch`` feeds it lines of a file.
-
-Neighbours: imports engine, filter, forward, pictures, store; imported by batch, chat, http, setup.
 """

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.variant import MAX_MANIFEST_BYTES, SignedVariant
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import Caller, Catalogue
 from gym_fed.serving.openai.fields import RequestModel, only, parse
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.trust.identity.variant import MAX_MANIFEST_BYTES, SignedVariant
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.store import VariantStore

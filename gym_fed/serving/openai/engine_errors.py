@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import Model
 from gym_fed.serving.openai.guided_fields import refusal_name
 from gym_fed.serving.openai.refusals import RequestError, model_not_found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few

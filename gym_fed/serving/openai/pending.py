@@ -8,7 +8,7 @@ import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import Event
 from gym_fed.serving.openai.answers import Answer, StreamChunk
 

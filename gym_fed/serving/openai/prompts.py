@@ -10,6 +10,7 @@ from queue import LifoQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.text_tokens import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.content_parts import ContentParts
@@ -19,7 +20,6 @@ from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessag
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
-from gym_fed.tokenizer_errors import tokenizer_errors
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.picture_rows import PlacedPicture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 _NAMES = {
     ErrorCode.BUSY: "rate_limit_exceeded",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.openai.answers import Answer
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.fields import parse

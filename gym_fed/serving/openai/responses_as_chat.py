@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.openai.fields import SamplingFields, parse
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses_request import (

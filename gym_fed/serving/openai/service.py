@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration
 from gym_fed.serving.filter.content_filter import texts_in

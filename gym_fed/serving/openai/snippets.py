@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from gym_fed.text import plain
+from gym_fed.core.text import plain
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 """Of `gym api` without --host and --port."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.serving import StoredAnswersConfig
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gym_fed.json_files import each_once, is_deeper, no_constant
+from gym_fed.core.json_files import each_once, is_deeper, no_constant
 
 MAX_DEPTH = 128
 

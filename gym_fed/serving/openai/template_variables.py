@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from gym_fed.bounded.chat import attribute_names, template_variables
+from gym_fed.core.bounded.chat import attribute_names, template_variables
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ChatRequest
 

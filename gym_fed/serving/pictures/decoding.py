@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Literal
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.containers import TooManyParts, pixels_alone
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.decoding import Picture
 from gym_fed.serving.pictures.processor import ProcessedPicture
 

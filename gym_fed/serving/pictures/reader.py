@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.json_files import read_object
-from gym_fed.modeling.processors import load_processor
-from gym_fed.models import resolve
+from gym_fed.base.modeling.processors import load_processor
+from gym_fed.base.models import resolve
+from gym_fed.core.json_files import read_object
 from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.families import FAMILIES, why_not
 from gym_fed.serving.pictures.processor import PictureProcessor, ProcessedPicture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
 """Set by who can be given up, for its own thread."""

@@ -1,4 +1,1 @@
-"""Thousands of variants on disk, verified before use, the recently used ones in memory.
-
-Neighbours: imports forward; imported by chat, openai, setup.
-"""
+"""Thousands of variants on disk, verified before use, the recently used ones in memory."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.store.naming import is_here
 from gym_fed.serving.store.store import VariantStore
-from gym_fed.text import counted
 
 
 def base_of_store(folder: Path) -> str | None:

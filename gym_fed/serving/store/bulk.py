@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import counted
 from gym_fed.serving.store.objects import DeltaObjects, Staged
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import Transaction, VariantRegistry
 from gym_fed.serving.store.verification import admit_key, check_replaceable, checked_base, numbered, row_of
-from gym_fed.text import counted
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.store.records import VariantRecord
 
 _REPORTED_SECONDS = 5.0

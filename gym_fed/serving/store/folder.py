@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gym_fed.files import default_home
+from gym_fed.core.files import default_home
 
 
 def variants_folder(store: Path | None = None) -> Path:

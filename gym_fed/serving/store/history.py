@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.registry import VariantRegistry

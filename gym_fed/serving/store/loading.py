@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
 

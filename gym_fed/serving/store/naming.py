@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import NANO, folder_here, is_hub_name
+from gym_fed.base.models import NANO, folder_here, is_hub_name
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.folder import variants_folder
 
 _SUFFIX = ".gymdelta"

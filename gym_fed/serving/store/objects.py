@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder, full_disk_named, make_folder, move_file
-from gym_fed.portable import O_BINARY, O_NONBLOCK
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import fsync_folder, full_disk_named, make_folder, move_file
+from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0

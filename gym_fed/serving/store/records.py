@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
-from gym_fed.identity.variant import SignedVariant, VariantName
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN
+from gym_fed.trust.identity.variant import SignedVariant, VariantName
 
 _NAME: TypeAdapter[str] = TypeAdapter(VariantName)
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}", re.ASCII)

@@ -15,10 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import disk_full, fsync_folder
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import disk_full, fsync_folder
+from gym_fed.core.system_errors import system_error
 from gym_fed.serving.store.records import VariantRecord, is_digest, is_encodable
-from gym_fed.system_errors import system_error
 
 _SCHEMA_VERSION = 2
 _BUSY_SECONDS = 30.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.use_counts import UseCounts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.records import validate_name
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
 MAX_NOTE = 512
 

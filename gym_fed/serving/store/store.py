@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import make_folder
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.variant import SignedVariant
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import make_folder
+from gym_fed.core.text import counted
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
 from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, unless_damaged
@@ -20,7 +19,8 @@ from gym_fed.serving.store.registry import VariantRegistry
 from gym_fed.serving.store.stats import StoreStats
 from gym_fed.serving.store.variant_cache import VariantCache
 from gym_fed.serving.store.verification import admit_key, check_replaceable, describe, numbered, open_verified
-from gym_fed.text import counted
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.variant import SignedVariant
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.signing import MAX_NOTE, sign_variant
 
 if TYPE_CHECKING:
-    from gym_fed.identity.keys import SigningKey
     from gym_fed.serving.store.store import VariantStore
+    from gym_fed.trust.identity.keys import SigningKey
 
 _AGAIN = re.compile(r"revision \d+ again(: )?", re.ASCII)
 

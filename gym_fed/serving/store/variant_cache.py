@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TypeVar
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.failures import RecentFailures, fresh
 from gym_fed.serving.store.loading import Load, LoadQueue

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import contributor_id
-from gym_fed.identity.variant import SignedVariant
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.objects import DeltaObjects, Staged
 from gym_fed.serving.store.records import VariantRecord, is_account
 from gym_fed.serving.store.registry import Transaction, VariantRegistry
+from gym_fed.trust.identity.keys import contributor_id
+from gym_fed.trust.identity.variant import SignedVariant
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec

@@ -1,4 +1,1 @@
-"""One file is one aggregation rule; a file dropped in here is a member of the registry.
-
-Neighbours: imports aggregator, linalg, pre_aggregators; imported by none.
-"""
+"""One file is one aggregation rule; a file dropped in here is a member of the registry."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_fed.lazy_torch import kernels, torch
+from gym_fed.core.lazy_torch import kernels, torch
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from gym_fed.lazy_torch import torch
+from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.ordered import Array, dot, symmetric_times

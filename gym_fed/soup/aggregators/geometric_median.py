@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from gym_fed.lazy_torch import torch
+from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.spatial_median import spatial_median

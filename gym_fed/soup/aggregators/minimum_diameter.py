@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.lazy_torch import torch
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.linalg.gram import GramMatrix
 from gym_fed.soup.linalg.vertex_cover import Conflicts

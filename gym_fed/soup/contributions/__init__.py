@@ -1,4 +1,1 @@
-"""Ways to share a round's value among its updates; every file is one, and its name is the one in configs.
-
-Neighbours: imports contribution; imported by none.
-"""
+"""Ways to share a round's value among its updates; every file is one, and its name is the one in configs."""

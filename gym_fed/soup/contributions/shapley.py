@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Scores
 
 

@@ -1,4 +1,1 @@
-"""What a round is worth to whom: shares of a soup, credits, reputation.
-
-Neighbours: imports none; imported by contribution, delta_soup.
-"""
+"""What a round is worth to whom: shares of a soup, credits, reputation."""

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.linalg.ordered import Array, dot, symmetric_times
 
 _EPSILON = float(np.finfo(np.float64).eps)

@@ -1,4 +1,1 @@
-"""Soups of LoRA factors that stay factors.
-
-Neighbours: imports aggregator, linalg, stacks; imported by merging, methods, private, stacks.
-"""
+"""Soups of LoRA factors that stay factors."""

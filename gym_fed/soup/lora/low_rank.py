@@ -32,8 +32,8 @@ from gym_quant.registry import get_codec
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.manifest import TensorRecord
-from gym_fed.errors import ErrorCode, GymError
 
 _BLOCK_RANKS = 512
 """Components whose Gram matrices with as many others are held at a time."""

@@ -1,4 +1,1 @@
-"""One file is one merge method; a file dropped in here is a member of the registry.
-
-Neighbours: imports linalg, lora, method; imported by model_merging.
-"""
+"""One file is one merge method; a file dropped in here is a member of the registry."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_fed.lazy_torch import torch
+from gym_fed.core.lazy_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from gym_fed.lazy_torch import torch
+from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._sparsify import largest, whole_share
 from gym_fed.soup.methods._task_vectors import blocks, sign_consensus

@@ -1,4 +1,1 @@
-"""One file is one server optimiser; a file dropped in here is a member of the registry.
-
-Neighbours: imports optimizer, rule; imported by none.
-"""
+"""One file is one server optimiser; a file dropped in here is a member of the registry."""

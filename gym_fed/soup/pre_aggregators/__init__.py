@@ -1,4 +1,1 @@
-"""One file is one step before aggregation; a file dropped in here is a member of the registry.
-
-Neighbours: imports linalg, pre_aggregator, rule; imported by aggregators.
-"""
+"""One file is one step before aggregation; a file dropped in here is a member of the registry."""

@@ -19,8 +19,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.lazy_torch import torch
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig

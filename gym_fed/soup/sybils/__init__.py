@@ -1,4 +1,1 @@
-"""Updates that are suspiciously alike or large.
-
-Neighbours: imports stacks; imported by delta_soup.
-"""
+"""Updates that are suspiciously alike or large."""

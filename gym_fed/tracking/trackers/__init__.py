@@ -1,4 +1,1 @@
-"""Trackers, one file each; the file's name is the value under ``tracking``.
-
-Neighbours: imports lines; imported by experiment.
-"""
+"""Trackers, one file each; the file's name is the value under ``tracking``."""

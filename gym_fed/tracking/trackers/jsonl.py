@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.files import drop_torn_line, write_atomically
+from gym_fed.core.files import drop_torn_line, write_atomically
 from gym_fed.tracking.lines import read_lines
 from gym_fed.tracking.trackers.base import RunInfo, Tracker
 

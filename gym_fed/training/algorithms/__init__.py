@@ -9,8 +9,5 @@ A folder holds a family: each file that does not begin with ``_`` is an algorith
 - ``distillation/``: ``distillation``, ``sequence_distillation``.
 - ``unlearning/``: ``gradient_difference``, ``npo``.
 
-Installed packages add theirs by the entry points ``gym_fed.algorithms``; ``gym_fed.kinds.ALGORITHMS`` finds both.
-
-Neighbours: imports model, private, processes, rows, run, trl_glue, vision; imported by loops, model, recipe,
-rows, run, trainer.
+Installed packages add theirs by the entry point group ``gym_fed.algorithms``.
 """

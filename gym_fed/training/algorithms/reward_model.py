@@ -12,9 +12,9 @@ import copy
 from typing import Any, Literal
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.preference._answers import (
     answer_lengths,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gym_fed import console
+from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.processors import is_processor
 from gym_fed.training.algorithms._token_losses import (
     anchored,
     check_token_loss,

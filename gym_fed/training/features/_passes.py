@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.core.registries import ALGORITHMS, TUNING
 
 
 def writes_answers(config: TrainingConfig) -> bool:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.features.base import Feature
 from gym_fed.training.run.requirements import require_cuda, require_package
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.training.features.base import Feature
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.base import Feature
 
 
 class MixtureOfDepths(Feature):
-    """Own code; see ``gym_fed.modeling.mixture_of_depths``."""
+    """Own code; see ``gym_fed.base.modeling.mixture_of_depths``."""
 
     tried = "yes"
 
@@ -34,7 +34,7 @@ class MixtureOfDepths(Feature):
             )
 
     def apply(self, model: Any, config: TrainingConfig) -> None:
-        from gym_fed.modeling.mixture_of_depths import convert_to_mixture_of_depths
+        from gym_fed.base.modeling.mixture_of_depths import convert_to_mixture_of_depths
 
         assert config.mixture_of_depths is not None  # the feature is on
         convert_to_mixture_of_depths(model, **config.mixture_of_depths.model_dump(), seed=config.seed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.base.modeling.rope import scale_rope
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.modeling.rope import scale_rope
 from gym_fed.training.features.base import Feature
 
 

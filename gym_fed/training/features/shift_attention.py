@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.attention import attention_of
 from gym_fed.training.features.base import Feature
 
 
 class ShiftAttention(Feature):
-    """Own code on transformers' attention interface; see ``gym_fed.modeling.shift_attention``."""
+    """Own code on transformers' attention interface; see ``gym_fed.base.modeling.shift_attention``."""
 
     tried = "yes"
 
@@ -38,7 +38,7 @@ class ShiftAttention(Feature):
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        from gym_fed.modeling.shift_attention import register_shift_attention
+        from gym_fed.base.modeling.shift_attention import register_shift_attention
 
         assert config.shift_attention is not None  # the feature is on
         name = register_shift_attention(config.shift_attention.group_size_ratio)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import pick_device
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.features.base import Feature
 
 _DEFAULT_BACKEND = "inductor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.features.base import Feature
 from gym_fed.training.run.requirements import require_cuda, require_package
 
@@ -35,7 +35,7 @@ def load_by_unsloth(config: TrainingConfig) -> tuple[Any, Any]:
     import torch
     from unsloth import FastLanguageModel  # type: ignore[import-not-found,unused-ignore]
 
-    from gym_fed.models import load_tokenizer, resolve
+    from gym_fed.base.models import load_tokenizer, resolve
 
     assert config.model is not None  # checked
     model, _ = FastLanguageModel.from_pretrained(

@@ -5,15 +5,13 @@ checks are those of the algorithm of the same name, and nothing of them is writt
 
 - ``string_thread``: a conversation as text, with what graders need beside it.
 - ``sft``, ``dpo``, ``ppo``, ``grpo``: a loop each; ``base``: what they share.
-
-Neighbours: imports algorithms, recipe, run, trainer; imported by none.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.lazy import lazy
+from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_fed.training.loops.dpo import DPO as DPO

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.training.loops.string_thread import StringThread
 
 if TYPE_CHECKING:
+    from gym_fed.base.models import LoadedModel
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.models import LoadedModel
     from gym_fed.training.recipe import RecipeContext
     from gym_fed.training.run.hooks import ShouldStop, StepReport
     from gym_fed.training.run.result import TrainResult

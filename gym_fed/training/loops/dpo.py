@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.loops.base import Loop, answered
 from gym_fed.training.loops.string_thread import StringThread
 
 if TYPE_CHECKING:
-    from gym_fed.models import LoadedModel
+    from gym_fed.base.models import LoadedModel
 
 
 class DPO(Loop):

@@ -10,7 +10,7 @@ from gym_fed.training.loops.base import Graded, ThreadGrader
 from gym_fed.training.loops.string_thread import StringThread
 
 if TYPE_CHECKING:
-    from gym_fed.models import LoadedModel
+    from gym_fed.base.models import LoadedModel
 
 
 class GRPO(Graded):

@@ -9,7 +9,7 @@ from gym_fed.training.loops.base import Loop, answered
 from gym_fed.training.loops.string_thread import StringThread
 
 if TYPE_CHECKING:
-    from gym_fed.models import LoadedModel
+    from gym_fed.base.models import LoadedModel
 
 
 class SFT(Loop):

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
-from gym_fed.modeling.adapter_base import require_base
-from gym_fed.modeling.adapters import (
+from gym_fed.base.modeling.adapter_base import require_base
+from gym_fed.base.modeling.adapters import (
     Adapter,
     in_order,
     merge_adapters,
@@ -17,7 +14,10 @@ from gym_fed.modeling.adapters import (
     require_mergeable,
     require_of_weights,
 )
-from gym_fed.models import folder_here, resolve
+from gym_fed.base.models import folder_here, resolve
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
 
 _OF_THE_RUN = (
     *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),

@@ -7,10 +7,10 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
+from gym_fed.base.models import resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import GymError
-from gym_fed.json_files import read_object
-from gym_fed.models import resolve
+from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
 
 _MAX_BASES = 4
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)

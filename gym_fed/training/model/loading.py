@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
-from gym_fed.modeling.adapters import merged
-from gym_fed.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.model.template_tokens import check_template_tokens

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.kinds import TUNING
-from gym_fed.models import pick_device, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.registries import TUNING
 from gym_fed.training.run.requirements import require_cuda, require_package
 
 # Methods of models that come quantised: the packages that transformers 5.23 reads them with, and whether it does so on

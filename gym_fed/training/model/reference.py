@@ -6,11 +6,8 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.adapter_base import require_base
-from gym_fed.modeling.adapters import (
+from gym_fed.base.modeling.adapter_base import require_base
+from gym_fed.base.modeling.adapters import (
     Adapter,
     in_order,
     load_on,
@@ -18,7 +15,10 @@ from gym_fed.modeling.adapters import (
     merged,
     read_adapter,
 )
-from gym_fed.models import folder_here, load_model, quiet_loading, resolve
+from gym_fed.base.models import folder_here, load_model, quiet_loading, resolve
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.model.quantization import quantization_arguments
 
 

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.adapters import WEIGHTS, write_base_adapters
+from gym_fed.base.modeling.rope import BASE_CHANGES, write_base_changes
+from gym_fed.base.models import NANO
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.files import full_disk_named
-from gym_fed.kinds import TUNING
-from gym_fed.modeling.adapters import WEIGHTS, write_base_adapters
-from gym_fed.modeling.rope import BASE_CHANGES, write_base_changes
-from gym_fed.models import NANO
+from gym_fed.core.files import full_disk_named
+from gym_fed.core.registries import TUNING
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.adapters import merged_first, starting_adapters
 from gym_fed.training.processes.group import is_main, on_main

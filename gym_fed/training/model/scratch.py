@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import ModelInit
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]:

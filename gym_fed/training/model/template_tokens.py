@@ -13,14 +13,14 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from gym_fed.base.modeling.processors import is_processor
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
+from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.chat_templates.rendering import Message, template_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TUNING
-from gym_fed.modeling.processors import is_processor
-from gym_fed.models import load_tokenizer
-from gym_fed.text import plain
 from gym_fed.training.vision.conversations import is_vision_model
 
 _MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<[a-z]+(?:_[a-z]+)+>|\[/?[A-Z_]{3,}\]")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.training.optimizers._refusals import check_known, refuse_betas
 from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight
 from gym_fed.training.run.requirements import require_cuda, require_package

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def check_known(config: TrainingConfig, known: list[str]) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.optimizers._made import MadeOptimizer, called, imported, refuse_adapters, split
 from gym_fed.training.optimizers._refusals import check_known
 from gym_fed.training.run.requirements import require_package

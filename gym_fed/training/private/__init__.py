@@ -2,6 +2,4 @@
 
 ``plan`` computes the privacy cost of a run, ``checks`` refuses configs, ``gradients`` clips, ``noise`` adds noise,
 ``sampling`` draws the batches, ``loop`` combines them.
-
-Neighbours: imports active_features, run; imported by algorithms, run.
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.training.active_features import active_features
 from gym_fed.training.run.requirements import require_package
 

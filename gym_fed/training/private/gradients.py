@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED
-from gym_fed.errors import ErrorCode, GymError
 
 _ROWS, _LENGTH = 3, 6
 _TOLERANCE = 1e-3

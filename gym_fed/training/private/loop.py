@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from gym_fed.core.errors import ErrorCode
 from gym_fed.data.encoding import IGNORED
-from gym_fed.errors import ErrorCode
 from gym_fed.training.private.gradients import ClippedGradients, require_exact
 from gym_fed.training.private.noise import noisy_optimizer
 from gym_fed.training.private.plan import Plan, make_plan

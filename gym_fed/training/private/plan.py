@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gym_fed import console
 from gym_fed.config.train.private_training import TrainingPrivacy
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 
 _POINTS = 4

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gym_fed.config.train.distributed import DistributedSettings
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.processes.ranks import is_main, world_size
 
 __all__ = ["agreed", "count", "is_main", "on_main", "require_all", "start", "stop", "world_size"]

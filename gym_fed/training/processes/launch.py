@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from gym_fed.child_process import module_command
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.child_process import module_command
+from gym_fed.core.errors import ErrorCode, GymError
 
 _SECONDS_FOR_A_CHECKPOINT = 600
 _SHOWN_LINES = 20

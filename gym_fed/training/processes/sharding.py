@@ -6,8 +6,8 @@ from typing import Any
 
 from gym_fed.config.train.distributed import DistributedSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
 from gym_fed.training.processes.group import world_size
 from gym_fed.training.run.requirements import require_package
 

@@ -22,13 +22,13 @@ import psutil
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
+from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.doctor.checks.devices import available_memory_bytes
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import quiet_loading
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import world_size
 from gym_fed.training.rows.run_rows import RunRows

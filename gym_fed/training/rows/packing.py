@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from gym_fed.base.modeling.attention_state import ISOLATES_ROWS, carried_state
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.encoding import Encoded
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.attention_state import ISOLATES_ROWS, carried_state
 from gym_fed.training.model.architecture import known_architecture
 from gym_fed.training.trl_glue import quiet_datasets
 

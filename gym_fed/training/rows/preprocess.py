@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from gym_fed.bounded.chat_operations import present_time_set
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.bounded.chat_operations import present_time_set
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_tokenizer
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.rows.tokenized import TokenizedRows

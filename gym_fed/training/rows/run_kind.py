@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.rows import PlacedDict, Row, as_kind
 from gym_fed.data.string_rows import as_turns
-from gym_fed.kinds import ALGORITHMS
 
 
 def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> list[Row]:

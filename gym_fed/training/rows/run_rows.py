@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import unread_keys
 from gym_fed.data.string_rows import count_forms
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import on_main
 from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn

@@ -7,9 +7,9 @@ import random
 from typing import Any, Literal
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.rows import PlacedDict
 from gym_fed.data.sources import source_rows
-from gym_fed.errors import ErrorCode, GymError
 
 
 def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> list[dict[str, Any]]:

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
 from gym_fed.data.chat_templates.marks import vision_template
@@ -14,8 +16,6 @@ from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.rows import PlacedDict, Row, place_of
 from gym_fed.data.string_rows import is_string_row
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_tokenizer
 from gym_fed.training.algorithms.sft import Sft
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import plain
 from gym_fed.data.encoded_cache import tokenizer_digest
 from gym_fed.data.row_counts import IGNORED
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, write_atomically
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.processors import is_processor
-from gym_fed.text import plain
 from gym_fed.training.vision.conversations import is_vision_model
 
 FORMAT_VERSION = 2

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.models import load_model, load_tokenizer, quiet_loading, resolve
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import is_plain_lora
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import merged
-from gym_fed.models import load_model, load_tokenizer, quiet_loading, resolve
 from gym_fed.training.model.adapters import merged_first
 from gym_fed.training.model.quantization import prequantised
 from gym_fed.training.model.saving import portable_name
@@ -145,8 +145,8 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
         return model
     from peft import PeftModel
 
-    from gym_fed.kinds import ALGORITHMS
-    from gym_fed.modeling.rope import apply_base_changes
+    from gym_fed.base.modeling.rope import apply_base_changes
+    from gym_fed.core.registries import ALGORITHMS
     from gym_fed.training.model.saving import save_tuned
 
     base = _base(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import OPTIMIZERS
+from gym_fed.core.registries import OPTIMIZERS
 from gym_fed.training.active_features import feature_arguments
 from gym_fed.training.processes.sharding import trainer_arguments
 

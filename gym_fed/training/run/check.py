@@ -14,9 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.processors import is_processor
+from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.waiting import waiting
 from gym_fed.data.encoding import prompt_ids
-from gym_fed.errors import GymError
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import row_losses
@@ -28,14 +33,9 @@ from gym_fed.evaluation.retention import (
     retention_items,
     retention_scores,
 )
-from gym_fed.files import write_atomically
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.processors import is_processor
-from gym_fed.models import quiet_loading
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.rows.run_kind import rows_to_encode
 from gym_fed.training.run.reward_warnings import reward_warnings
-from gym_fed.waiting import waiting
 
 FILE = "check.json"
 _PROMPTS = 3

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gym_fed.files import full_disk_named
+from gym_fed.core.files import full_disk_named
 from gym_fed.training.processes.ranks import is_main
 from gym_fed.training.run.checkpoints import break_seal, seal
 

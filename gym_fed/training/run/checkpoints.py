@@ -11,8 +11,8 @@ import shutil
 import warnings
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, fsync_folder, fsync_tree, write_atomically
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256, fsync_folder, fsync_tree, write_atomically
 from gym_fed.training.run.reproducibility import RunWarning
 
 SEAL = "seal.json"

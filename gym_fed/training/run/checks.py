@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gym_fed.base.models import pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.data.chat_templates.choice import read_chat_template
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, OPTIMIZERS, TUNING
-from gym_fed.models import pick_device, resolve
 from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.active_features import active_features
 

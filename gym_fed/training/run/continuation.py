@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder
 from gym_fed.training.run.checkpoints import step_of
 
 

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from gym_fed.config.train.run import EarlyStopping
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import settings_of
 

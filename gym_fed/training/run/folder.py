@@ -21,10 +21,10 @@ from gym_fed.config.schema.plugins import as_json, plugins_of, require_run_plugi
 from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.renamed import with_new_names
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.renamed import with_new_names
 from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.checkpoints import newest_intact, require_intact

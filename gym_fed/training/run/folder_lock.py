@@ -7,9 +7,9 @@ import warnings
 from io import FileIO
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.file_lock import LockHeldError, lock
-from gym_fed.portable import O_NONBLOCK, read_at
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.file_lock import LockHeldError, lock
+from gym_fed.core.portable import O_NONBLOCK, read_at
 from gym_fed.training.run.reproducibility import RunWarning
 
 LOCK_FILE = ".lock"

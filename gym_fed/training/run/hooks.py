@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
+from gym_fed.core.errors import ErrorCode
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.errors import ErrorCode
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.run.spikes import Diverged, Spike, SpikeWatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.files import full_disk_named
+from gym_fed.core.files import full_disk_named
 from gym_fed.training.processes import group as processes
 from gym_fed.training.run.early_stopping import EarlyStop
 from gym_fed.training.run.folder import RunFolder

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.files import write_atomically
+from gym_fed.core.files import write_atomically
 
 if TYPE_CHECKING:
     from gym_fed.config.train.run import Reproducibility

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def require_package(module: str, what: str, extra: str = "", *, remedy: str = "") -> None:

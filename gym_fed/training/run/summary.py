@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.renamed import with_new_names
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.renamed import with_new_names
 from gym_fed.tracking.lines import read_lines
 from gym_fed.training.run.folder_lock import is_held
 

@@ -1,6 +1,4 @@
 """Which weights are trained, one method a file: file name = registry name = value of ``finetuning``.
 
-Installed packages add theirs by the entry points ``gym_fed.tuning``; ``gym_fed.kinds.TUNING`` finds both.
-
-Neighbours: imports model, run, vision; imported by model, trainer.
+Installed packages add theirs by the entry points ``gym_fed.tuning``; ``gym_fed.core.registries.TUNING`` finds both.
 """

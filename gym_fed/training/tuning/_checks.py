@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import AdaLoraSettings
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def refuse_quantization(config: TrainingConfig, why: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from gym_fed.base.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
+from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
+from gym_fed.base.modeling.rope import apply_base_changes
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
-from gym_fed.modeling.patterns import names_of, require_quick_patterns
-from gym_fed.modeling.rope import apply_base_changes
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.model.quantization import require_quantised
 from gym_fed.training.tuning._peft import wrap
 

@@ -22,7 +22,7 @@ def start_from_loss(model: Any, config: TrainingConfig) -> None:
         model: A PEFT model on a base that ``quantization`` holds in 4 bits.
         config: Names the base, which is read once more in full precision.
     """
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     assert config.lora is not None
     assert config.model is not None  # quantised by name

@@ -9,10 +9,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.patterns import names_of, require_quick_patterns
-from gym_fed.modeling.routers import router_names
+from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
+from gym_fed.base.modeling.routers import router_names
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
 if TYPE_CHECKING:
@@ -203,8 +203,8 @@ def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
 
 def name_base(folder: Path, base_name: str | None) -> None:
     """Write the base's name into an adapter's config, and the digest of its weights next to it; PEFT's card goes."""
-    from gym_fed.modeling.adapter_base import record_base
-    from gym_fed.models import folder_here
+    from gym_fed.base.modeling.adapter_base import record_base
+    from gym_fed.base.models import folder_here
 
     (folder / "README.md").unlink(missing_ok=True)
     if base_name is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.tuning._checks import adalora_schedule
 from gym_fed.training.tuning.base import Tuning
 

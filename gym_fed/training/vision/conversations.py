@@ -13,18 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.architecture import images_type
+from gym_fed.base.modeling.processors import is_processor as is_processor
+from gym_fed.base.modeling.processors import load_processor, unreadable
+from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.marks import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
 from gym_fed.data.rows import Row, place_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.json_files import read_object
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.modeling.architecture import images_type
-from gym_fed.modeling.processors import is_processor as is_processor
-from gym_fed.modeling.processors import load_processor, unreadable
-from gym_fed.models import quiet_loading, resolve
 from gym_fed.training.run.requirements import require_package
 from gym_fed.training.vision.image_size import ImageLimits
 
@@ -51,8 +51,8 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     import torch
     from transformers import AutoModelForImageTextToText
 
-    from gym_fed.modeling.architecture import require_architecture
-    from gym_fed.modeling.loading import load_weights
+    from gym_fed.base.modeling.architecture import require_architecture
+    from gym_fed.base.modeling.loading import load_weights
 
     require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)

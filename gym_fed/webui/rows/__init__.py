@@ -1,4 +1,1 @@
-"""Rows of data files for the pages, read and tokenised in a process of their own, so that the server's stays small.
-
-Neighbours: imports none; imported by none.
-"""
+"""Rows of data files for the pages, read and tokenised in a process of their own, so that the server's stays small."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from gym_fed.core.errors import GymError
 from gym_fed.data.column_guess import guess_columns
 from gym_fed.data.formats.base import BadRow, as_object
 from gym_fed.data.paging import PagedFile
 from gym_fed.data.reading import format_of
-from gym_fed.errors import GymError
 
 _SAMPLE_ROWS = 20
 _MAX_NAMES = 200

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import NANO, load_tokenizer, quiet_loading
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import FORMATS
 from gym_fed.data.columns import parse_columns, renaming
 from gym_fed.data.formats.base import BadRow, as_object
 from gym_fed.data.paging import PagedFile, PagedRow, stamp_of
@@ -21,9 +24,6 @@ from gym_fed.data.reading import converted, format_of
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.steps import DedupStep, Judge, Report, text_of
 from gym_fed.data.string_rows import as_turns
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import FORMATS
-from gym_fed.models import NANO, load_tokenizer, quiet_loading
 from gym_fed.webui.rows.columns import column_choices
 from gym_fed.webui.rows.parts import parts_of, turns_of
 

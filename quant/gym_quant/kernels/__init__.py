@@ -5,9 +5,6 @@ behind the one name here. ``path()`` returns the one in use, ``using(...)`` and 
 ``GYM_KERNELS`` choose another. Results do not depend on the path or on the number of threads: integers, bits,
 encoded scales and decoded values are the same to the last bit; so are the native paths of ``signed_matmul`` among
 themselves, while its exact torch reference adds in another order (see there).
-
-Neighbours: imports bitstream, errors, resident; imported by codec, codecs, linear, linears, packing,
-resident_codes, tiled_linear.
 """
 
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer, PagedSpans, attend

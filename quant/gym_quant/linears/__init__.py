@@ -1,4 +1,1 @@
-"""One file is one format of base linears; a file dropped in here is a member of the registry.
-
-Neighbours: imports kernels, tiled_linear; imported by none.
-"""
+"""One file is one format of base linears; a file dropped in here is a member of the registry."""

@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, func, select, update
 
 from gym_fed.config.hub.sections import LimitsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import PUBLIC_KEY_BYTES, verify_signature
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.identity.statements import Revocation, Rotation
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import PUBLIC_KEY_BYTES, verify_signature
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.identity.statements import Revocation, Rotation
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.pace import require_pace
 from gym_server.rewards.payouts import Payouts

@@ -11,11 +11,11 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.identity.encryption import encrypted_pem, is_encrypted, plain_pem
-from gym_fed.identity.keys import read_private_key
-from gym_fed.identity.passphrase import PassphraseSource
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted, plain_pem
+from gym_fed.trust.identity.keys import read_private_key
+from gym_fed.trust.identity.passphrase import PassphraseSource
 
 NAME = "session.key"
 _OLD_BYTES = 32

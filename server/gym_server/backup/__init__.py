@@ -1,4 +1,1 @@
-"""Backup, restore, check and clean-up of a hub's folder.
-
-Neighbours: imports evaluations, federation, ledger, rounds, store; imported by cli.
-"""
+"""Backup, restore, check and clean-up of a hub's folder."""

@@ -20,11 +20,11 @@ from sqlalchemy import Connection, select
 
 import gym_fed
 from gym_fed.config.hub.server import CONFIG_NAME
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import file_sha256
-from gym_fed.identity.encryption import encrypted_pem, is_encrypted
-from gym_fed.ledger.heads import SignedHead
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import file_sha256
+from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted
+from gym_fed.trust.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
 from gym_server.backup.records import missing_records, whole_records

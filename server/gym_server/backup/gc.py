@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted, readable_bytes
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, readable_bytes
 from gym_server.backup.backup import care_lock
 from gym_server.backup.records import unneeded_records
 from gym_server.federation import Federation

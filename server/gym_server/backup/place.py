@@ -23,11 +23,11 @@ from pydantic import Field, ValidationError, field_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import fsync_folder, make_folder
-from gym_fed.json_files import MAX_BYTES, MAX_DEPTH, is_deeper
-from gym_fed.ledger.heads import SignedHead
-from gym_fed.portable import O_BINARY
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import fsync_folder, make_folder
+from gym_fed.core.json_files import MAX_BYTES, MAX_DEPTH, is_deeper
+from gym_fed.core.portable import O_BINARY
+from gym_fed.trust.ledger.heads import SignedHead
 
 MANIFEST = "manifest.json"
 DATABASE = "database"

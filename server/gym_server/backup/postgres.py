@@ -11,8 +11,8 @@ from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 
 _DEBIAN = Path("/usr/lib/postgresql")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.evaluation.records.document import RecordDocument
 from gym_fed.evaluation.records.keys import is_record_id, samples_path
 from gym_fed.evaluation.records.reader import read_document
 from gym_fed.evaluation.records.writer import IDENTITY
-from gym_fed.files import file_sha256
-from gym_fed.ledger.evaluations import EVALUATED
+from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.records import records_folder
 from gym_server.federation import Federation
 from gym_server.store.tables import ledger, rounds, versions

@@ -16,14 +16,14 @@ from typing import Any
 
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.files import fsync_folder, write_atomically
-from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.identity.passphrase import PassphraseSource
-from gym_fed.ledger.heads import SignedHead
-from gym_fed.ledger.restored import SignedRestored
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.text import plain
+from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.identity.passphrase import PassphraseSource
+from gym_fed.trust.ledger.heads import SignedHead
+from gym_fed.trust.ledger.restored import SignedRestored
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, Place, SnapshotManifest, is_inside, object_name
 from gym_server.federation import (

@@ -1,4 +1,1 @@
-"""The base model, handed to contributors who lack it: what is served, and the digests of its tensors.
-
-Neighbours: imports federation; imported by cli, rpc.
-"""
+"""The base model, handed to contributors who lack it: what is served, and the digests of its tensors."""

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base_files import (
+from gym_fed.base.files import (
     REDISTRIBUTABLE,
     BaseFile,
     check_listing,
@@ -19,12 +19,12 @@ from gym_fed.base_files import (
     listing_sha256,
     names_in,
 )
+from gym_fed.base.models import NANO, is_hub_name, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.text import counted, plain, readable_bytes
 from gym_fed.delta.base import digests_by_tensor
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
-from gym_fed.models import NANO, is_hub_name, resolve
-from gym_fed.text import counted, plain, readable_bytes
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.federation import Federation
 
 _PARTS = 1_000

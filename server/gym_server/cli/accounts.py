@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import keep_old_command, warn_old_name
-from gym_fed.text import plain
+from gym_fed.core.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import keep_old_command, warn_old_name
+from gym_fed.core.text import plain
 from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
 invites_app = typer.Typer(help="Create, list and cancel invites for new contributors.", no_args_is_help=True)
 
@@ -92,7 +92,7 @@ def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable
     """What ``accounts_of`` found, for people; 80 columns unless ``wide``."""
     from rich.table import Column
 
-    from gym_fed.tables import TextTable, short_ids
+    from gym_fed.core.tables import TextTable, short_ids
 
     shown = {one["contributor"]: one["contributor"] for one in found} if wide else {}
     shown = shown or short_ids(one["contributor"] for one in found)
@@ -207,7 +207,7 @@ def _span(days: float) -> str:
 @invites_app.command("list")
 def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List every invite, the newest first: open, used (by whom), expired or cancelled."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     with opened(folder) as fed:
         from gym_server.accounts.invitations import invites_of

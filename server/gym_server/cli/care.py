@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_event, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
-from gym_fed.waiting import waiting
+from gym_fed.core.console import AsJson, err, out, print_event, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
@@ -49,7 +49,7 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Copy a hub, running or not, as one checked snapshot; only new objects are copied."""
-    from gym_fed.identity.passphrase import PassphraseSource
+    from gym_fed.trust.identity.passphrase import PassphraseSource
 
     pause = None if every is None else parse_duration(every)
     source = PassphraseSource(BACKUP_PASSPHRASE)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, print_result
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import AsJson, print_result
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = typer.Typer(
@@ -44,7 +44,7 @@ def request(
 ) -> None:
     """Print a signing request (PKCS #10) over the hub's key, for an authority such as Let's Encrypt."""
     from gym_fed.config.schema.endpoint import Endpoint
-    from gym_fed.files import write_atomically
+    from gym_fed.core.files import write_atomically
 
     with opened(folder) as fed:
         from gym_server.certificate import request as made

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.hub.server import CONFIG_NAME
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.system_errors import system_error
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.rows import as_kind
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
 from gym_fed.privacy.accountant import noise_multiplier_for
-from gym_fed.system_errors import system_error
-from gym_fed.text import counted
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.evaluations.safety import check_probable

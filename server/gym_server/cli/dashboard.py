@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.addresses import host_port
-from gym_fed.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
-from gym_fed.options import HOST, PORT, KeyName, Listen, RoleOption
+from gym_fed.core.addresses import host_port
+from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
+from gym_fed.core.options import HOST, PORT, KeyName, Listen, RoleOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def add(
 @keys_app.command("list")
 def list_keys(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List the keys by name and role, without the keys."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     found = _keys(folder).all()
     table = TextTable("name", "role", "made", box=None)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, err, out, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.old_names import old_options
-from gym_fed.options import ExportedLedger
-from gym_fed.text import counted
-from gym_fed.waiting import waiting
+from gym_fed.core.console import AsJson, err, out, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.old_names import old_options
+from gym_fed.core.options import ExportedLedger
+from gym_fed.core.text import counted
+from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = typer.Typer(
@@ -98,8 +98,8 @@ def verify(
 
 
 def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
-    from gym_fed.identity.keys import server_id
-    from gym_fed.ledger.export import verify_file
+    from gym_fed.trust.identity.keys import server_id
+    from gym_fed.trust.ledger.export import verify_file
 
     key, checked = verify_file(file)
     if server is not None and server_id(key) != server:
@@ -119,8 +119,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write entries, heads and public key into a file that anyone can verify without the hub."""
-    from gym_fed.files import atomic_file
-    from gym_fed.ledger.export import first_line, lines
+    from gym_fed.core.files import atomic_file
+    from gym_fed.trust.ledger.export import first_line, lines
 
     if file.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{file} exists", "choose another name")
@@ -233,7 +233,7 @@ def attribute(
     from typing import cast
 
     from gym_fed.config.hub.amounts import MAX_AMOUNT
-    from gym_fed.ledger.royalties import Policy
+    from gym_fed.trust.ledger.royalties import Policy
     from gym_server.ledger.contributors import published_names
     from gym_server.ledger.royalties import Owner, attribute_use, base_of_variant, read_usage
     from gym_server.ledger.royalties import record as record_use

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from gym_fed.text import counted, plain
+from gym_fed.core.text import counted, plain
 from gym_server.cli.live_region import loss_shown, region
 from gym_server.cli.snapshot import Snapshot, TaskProgress, look
 from gym_server.federation import Federation
@@ -102,7 +102,7 @@ def line_console() -> Console:
 
     The region is drawn anew over whatever else is written to its terminal.
     """
-    from gym_fed.console import err, out
+    from gym_fed.core.console import err, out
 
     return err if out.is_terminal and err.is_terminal else out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gym_fed.text import counted, plain
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

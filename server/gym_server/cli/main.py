@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.console import (
+from gym_fed.core.console import (
     AsJson,
     AsJsonLines,
     VersionOption,
@@ -22,10 +22,10 @@ from gym_fed.console import (
     print_table,
     run_app,
 )
-from gym_fed.old_names import old_options
-from gym_fed.options import SetOption
-from gym_fed.text import plain
-from gym_fed.waiting import waiting
+from gym_fed.core.old_names import old_options
+from gym_fed.core.options import SetOption
+from gym_fed.core.text import plain
+from gym_fed.core.waiting import waiting
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.care import add_care_commands
 from gym_server.cli.certificate import app as certificate_app
@@ -107,7 +107,7 @@ def init(
     On a terminal it prompts for each value, unless one of them is given.
     """
     with waiting("loading what hubs are made of"):
-        from gym_fed.identity.passphrase import PassphraseSource
+        from gym_fed.trust.identity.passphrase import PassphraseSource
         from gym_server.cli.questions import choose
         from gym_server.cli.setup import init_hub, require_new
         from gym_server.cli.ways_in import notes_after_init, steps_after_init

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.waiting import waiting
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_server.federation import Federation

@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.console import err
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import whole_number
-from gym_fed.wire.limits import DEFAULT_PORT
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import whole_number
+from gym_fed.trust.wire.limits import DEFAULT_PORT
 from gym_server.cli.setup import HubChoices
 
 _NONE = "none"
@@ -85,7 +85,7 @@ def _answer(question: _HubQuestion, default: object) -> Any:
 
 
 def _base_model(text: str) -> str:
-    from gym_fed.models import resolve
+    from gym_fed.base.models import resolve
 
     resolve(text)
     return _folder(text)

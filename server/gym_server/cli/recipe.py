@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
-from gym_fed.console import AsJson, out, print_json, print_result
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
-from gym_fed.waiting import waiting
+from gym_fed.core.console import AsJson, out, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import Reason
 

@@ -16,13 +16,13 @@ from flwr.serverapp import Grid
 from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.config.hub.sections import DashboardConfig, GateConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.open_files import raise_file_limit
-from gym_fed.portable import on_stop_signals
-from gym_fed.text import counted, readable_seconds
-from gym_fed.waiting import waiting
-from gym_fed.wire.limits import server_options
-from gym_fed.wire.service import add_hub
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.open_files import raise_file_limit
+from gym_fed.core.portable import on_stop_signals
+from gym_fed.core.text import counted, readable_seconds
+from gym_fed.core.waiting import waiting
+from gym_fed.trust.wire.limits import server_options
+from gym_fed.trust.wire.service import add_hub
 from gym_server.backup.gc import PASS_SECONDS, gc_pass
 from gym_server.certificate import note_on_certificate, served_pair
 from gym_server.cli.checks_at_start import check_at_start

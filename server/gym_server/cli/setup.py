@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_fed.base.modeling.weight_count import count_stored_weights
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.train.defaults import LARGE, in_words, method_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import make_folder, write_atomically
-from gym_fed.kinds import AGGREGATORS
-from gym_fed.modeling.weight_count import count_stored_weights
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder, write_atomically
+from gym_fed.core.registries import AGGREGATORS
 from gym_fed.serving.base_spec import require_all_tensors
-from gym_fed.wire.limits import DEFAULT_PORT
+from gym_fed.trust.wire.limits import DEFAULT_PORT
 from gym_server.federation import create_keys
 from gym_server.store.database import Database
 

@@ -12,10 +12,10 @@ from rich.logging import RichHandler
 from rich.table import Column
 from sqlalchemy import func, select
 
-from gym_fed.console import err
-from gym_fed.ledger.evaluations import EVALUATED
-from gym_fed.tables import TextTable, short_ids
-from gym_fed.text import counted, plain, with_error
+from gym_fed.core.console import err
+from gym_fed.core.tables import TextTable, short_ids
+from gym_fed.core.text import counted, plain, with_error
+from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.last import last_evaluation, last_evaluation_line
 from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.text import readable_bytes, whole_number
+from gym_fed.core.text import readable_bytes, whole_number
 from gym_server.federation import Federation
 from gym_server.rounds.merge_progress import merge_state, merge_text
 from gym_server.rounds.round_store import MERGING, PAID_VERDICTS

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.console import AsJson, print_result
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import AsJson, print_result
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 Reason = Annotated[

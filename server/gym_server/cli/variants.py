@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.console import AsJson, print_result, print_table
-from gym_fed.text import plain
+from gym_fed.core.console import AsJson, print_result, print_table
+from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
 app = typer.Typer(
     help="List, remove and allow again the variants of contributors on the hub.", no_args_is_help=True
@@ -28,7 +28,7 @@ def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> N
 
 def variants_table(found: list[dict[str, Any]]) -> TextTable:
     """What ``variants_of`` found, for people."""
-    from gym_fed.tables import TextTable
+    from gym_fed.core.tables import TextTable
 
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
     for variant in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 
 
 def ways_in(folder: Path, config: ServerConfig, fingerprint: str, port: int = 0) -> list[tuple[str, str]]:
@@ -49,8 +49,8 @@ def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> li
 
 def notes_after_init(config: ServerConfig) -> list[str]:
     """What follows from the choices and might surprise."""
-    from gym_fed.base_files import REDISTRIBUTABLE, licence_of
-    from gym_fed.models import NANO, resolve
+    from gym_fed.base.files import REDISTRIBUTABLE, licence_of
+    from gym_fed.base.models import NANO, resolve
 
     notes = []
     try:

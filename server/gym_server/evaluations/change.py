@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from pydantic import ConfigDict
 
+from gym_fed.base.models import quiet_loading
 from gym_fed.config.hub.task import SoupReference
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.text import counted
 from gym_fed.evaluation.retention import (
     Retention,
     compare_retention,
@@ -17,8 +19,6 @@ from gym_fed.evaluation.retention import (
     retention_scores,
 )
 from gym_fed.evaluation.row_scores import LOSS, RowMetric, paired_metric
-from gym_fed.models import quiet_loading
-from gym_fed.text import counted
 from gym_server.rounds.hub_model import HubModel
 
 _REMEDIES = (

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
-from gym_fed.child_process import leave_at_eof
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.task import SoupReference
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.console import fail
+from gym_fed.core.child_process import leave_at_eof
+from gym_fed.core.console import fail
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import make_folder
+from gym_fed.core.text import plain
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import GymError
-from gym_fed.files import make_folder
-from gym_fed.text import plain
 from gym_server.federation import Federation, objects_url
 from gym_server.rounds.job_process import JobFailed, JobProcess
 from gym_server.store.away import StoreAway

@@ -16,11 +16,11 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.lineage import next_digest
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import counted
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.results import TaskResult
-from gym_fed.failpoints import failpoint
-from gym_fed.ledger.evaluations import EVALUATED, drawn_rows, rows_digest
-from gym_fed.text import counted
+from gym_fed.trust.ledger.evaluations import EVALUATED, drawn_rows, rows_digest
 from gym_server.evaluations.records import write_result
 from gym_server.evaluations.runner import SuiteTasks, mean_value, measure, prepare, suites_of
 from gym_server.evaluations.seeds import seed_of

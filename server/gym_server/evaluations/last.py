@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from gym_fed.ledger.evaluations import EVALUATED
-from gym_fed.text import counted
+from gym_fed.core.text import counted
+from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.federation import Federation
 from gym_server.store.tables import ledger
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gym_fed.core.files import file_sha256
 from gym_fed.evaluation.harness.preparation import harness_version
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
 from gym_fed.evaluation.scoring.opening import ENGINE
-from gym_fed.files import file_sha256
 from gym_server.evaluations.runner import SuiteTasks, suite_digest
 from gym_server.federation import Federation
 

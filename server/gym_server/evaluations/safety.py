@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.safety_gate import SafetyGateConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.probe.gate import MarginDrop, margin_drop, verdict
 from gym_fed.evaluation.probe.margin import opening_requests, refusal_margins
 from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts, read_prompts

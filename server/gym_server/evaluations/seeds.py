@@ -6,8 +6,8 @@ import os
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.evaluations import SEED_BYTES, SEED_KIND, commitment
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.evaluations import SEED_BYTES, SEED_KIND, commitment
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database
 from gym_server.store.tables import evaluation_seeds, rounds

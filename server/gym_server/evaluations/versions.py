@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gym_fed.config.hub.evaluations import GateEvaluation
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.tables import TextTable
 from gym_fed.evaluation.records.reader import find_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
-from gym_fed.tables import TextTable
 from gym_server.evaluations.records import identity_of, records_folder, write_result
 from gym_server.evaluations.runner import SuiteTasks, measure, prepare, tasks_named
 from gym_server.federation import Federation

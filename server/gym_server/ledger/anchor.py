@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.ledger.heads import SignedHead
-from gym_fed.ledger.restored import KIND, SignedRestored
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.trust.ledger.heads import SignedHead
+from gym_fed.trust.ledger.restored import KIND, SignedRestored
 from gym_server.ledger.rows import hash_of
 from gym_server.store.tables import ledger
 

@@ -15,14 +15,14 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, server_id, verify_signature
-from gym_fed.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt, subjects
-from gym_fed.ledger.heads import FORMAT, HEADS_BEFORE, EntryProof, Head, SignedHead
-from gym_fed.ledger.merkle import Frontier, Tree
-from gym_fed.ledger.restored import FORMAT as RESTORED_FORMAT
-from gym_fed.ledger.restored import KIND as RESTORED
-from gym_fed.ledger.restored import MAX_REASON, Restored, SignedRestored
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey, server_id, verify_signature
+from gym_fed.trust.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt, subjects
+from gym_fed.trust.ledger.heads import FORMAT, HEADS_BEFORE, EntryProof, Head, SignedHead
+from gym_fed.trust.ledger.merkle import Frontier, Tree
+from gym_fed.trust.ledger.restored import FORMAT as RESTORED_FORMAT
+from gym_fed.trust.ledger.restored import KIND as RESTORED
+from gym_fed.trust.ledger.restored import MAX_REASON, Restored, SignedRestored
 from gym_server.ledger.anchor import Anchor, restored_entries
 from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import entries_from, entry_of, hash_of, heads_from, newest_head, signed_heads

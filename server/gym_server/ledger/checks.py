@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, or_, select
 
-from gym_fed.ledger.entries import SEALED, Entry, corrupt, seal, subjects
-from gym_fed.ledger.evaluations import SEED_KIND, commitment
-from gym_fed.ledger.export import LedgerCheck
-from gym_fed.ledger.heads import SignedHead
+from gym_fed.trust.ledger.entries import SEALED, Entry, corrupt, seal, subjects
+from gym_fed.trust.ledger.evaluations import SEED_KIND, commitment
+from gym_fed.trust.ledger.export import LedgerCheck
+from gym_fed.trust.ledger.heads import SignedHead
 from gym_server.ledger.anchor import Anchor
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.ledger.rows import entries_from, entry_of, heads_from

@@ -17,13 +17,13 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import GymError
-from gym_fed.identity.canonical import canonical_digest
-from gym_fed.identity.history import History
-from gym_fed.identity.keys import verify_signature
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.identity.variant import SignedVariant
-from gym_fed.ledger.entries import SEALED, Entry, corrupt, seal
+from gym_fed.core.errors import GymError
+from gym_fed.trust.identity.canonical import canonical_digest
+from gym_fed.trust.identity.history import History
+from gym_fed.trust.identity.keys import verify_signature
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.identity.variant import SignedVariant
+from gym_fed.trust.ledger.entries import SEALED, Entry, corrupt, seal
 from gym_server.ledger.times import AT_ADMISSION, BUCKET, SLACK_SECONDS, near
 from gym_server.store.tables import (
     accounts,

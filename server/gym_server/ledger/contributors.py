@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.text import plain
 from gym_fed.registry.card.contributors import FILE
-from gym_fed.text import plain
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.ledger.royalties import attribute_use
 from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.store.tables import accounts, updates

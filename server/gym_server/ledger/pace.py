@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import counted
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import put_setting
 from gym_server.store.tables import ledger, ledger_subjects, settings

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.ledger.entries import Entry, parsed
-from gym_fed.ledger.heads import HEADS_BEFORE, SignedHead
+from gym_fed.trust.ledger.entries import Entry, parsed
+from gym_fed.trust.ledger.heads import HEADS_BEFORE, SignedHead
 from gym_server.store.tables import ledger, ledger_heads
 
 

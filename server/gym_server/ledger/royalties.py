@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, select
 
 from gym_fed.config.hub.amounts import MAX_ROYALTIES
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.heads import HEADS_BEFORE
-from gym_fed.ledger.royalties import (
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.heads import HEADS_BEFORE
+from gym_fed.trust.ledger.royalties import (
     Policy,
     RoundShare,
     attribute,

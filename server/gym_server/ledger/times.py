@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.identity.history import History
-from gym_fed.ledger.entries import SEALED, corrupt
+from gym_fed.trust.identity.history import History
+from gym_fed.trust.ledger.entries import SEALED, corrupt
 from gym_server.store.tables import account_keys, accounts, rounds, royalties, transfers
 
 SLACK_SECONDS = 60.0

@@ -1,4 +1,1 @@
-"""Differential privacy and secure aggregation on the hub.
-
-Neighbours: imports federation, rounds, store, strategy; imported by app, cli, rounds, rpc, strategy, web.
-"""
+"""Differential privacy and secure aggregation on the hub."""

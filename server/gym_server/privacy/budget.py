@@ -13,10 +13,10 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from gym_fed.config.hub.privacy import PrivacyConfig, ReleasePrivacy
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon
 from gym_fed.privacy.noise import MAX_STD
-from gym_fed.text import counted
 from gym_server.federation import Federation
 from gym_server.rounds.round_store import COLLECTING, MERGING
 from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions

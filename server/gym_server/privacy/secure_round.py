@@ -18,8 +18,9 @@ from sqlalchemy import select
 
 from gym_fed.config.hub.secure import needed_survivors, wanted_participants
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import counted
 from gym_fed.privacy.secure_aggregation.keys import share_commitment
 from gym_fed.privacy.secure_aggregation.messages import (
     ACTIONS,
@@ -40,7 +41,6 @@ from gym_fed.privacy.secure_aggregation.messages import (
     parse,
     task_digest,
 )
-from gym_fed.text import counted
 from gym_server.federation import Federation
 from gym_server.privacy.secure_stages import Stage, Stages
 from gym_server.privacy.secure_unmask import ids, recover

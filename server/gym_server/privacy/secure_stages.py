@@ -13,7 +13,6 @@ from sqlalchemy import ColumnElement, select, update
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.delta.base import BaseSpec
-from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.privacy.secure_aggregation.messages import (
     ADVERTISE,
     SHARE,
@@ -24,6 +23,7 @@ from gym_fed.privacy.secure_aggregation.messages import (
     parse,
 )
 from gym_fed.privacy.secure_aggregation.votes import bits_for, check_masked
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.store.database import Database, insert_if_absent
 from gym_server.store.tables import secure_messages, secure_stages
 

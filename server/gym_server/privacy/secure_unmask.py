@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.privacy.secure_aggregation.keys import SECRET_BYTES, commitment, public_of
 from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK, Advert, Revealed
 from gym_fed.privacy.secure_aggregation.shares import join_secret
 from gym_fed.privacy.secure_aggregation.votes import bits_for, sum_masked
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
 from gym_server.privacy.secure_stages import Stages
 from gym_server.rounds.round_store import Round

@@ -2,7 +2,4 @@
 
 ``free_riders`` finds what nobody worked for, before the merge; ``scores`` measures what the rest gave, after it;
 ``appraisal`` makes credits of that; ``reputations`` keeps scores and reputations, in the transaction of the round.
-
-Neighbours: imports federation, ledger, rounds, store; imported by accounts, cli, federation, ledger, rounds,
-rpc, strategy, web.
 """

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.sybils.similarity import (
     Matrix,
     beyond,
@@ -30,6 +29,7 @@ from gym_fed.soup.sybils.similarity import (
     similarities,
     torn_apart,
 )
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
 from gym_server.store.tables import updates, versions
 

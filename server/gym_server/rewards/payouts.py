@@ -15,9 +15,9 @@ from typing import Any
 from sqlalchemy import Connection, Select, func, select, update
 
 from gym_fed.config.hub.sections import LimitsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.statements import TransferOrder
-from gym_fed.text import counted
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.trust.identity.statements import TransferOrder
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.pace import HOUR_SECONDS
 from gym_server.store.database import Database, rerun

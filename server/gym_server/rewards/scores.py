@@ -13,9 +13,9 @@ from typing import Any
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
-from gym_fed.identity.manifest import UpdateManifest
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Game, Scores, Vector
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
 

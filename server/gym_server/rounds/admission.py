@@ -17,11 +17,11 @@ from sqlalchemy import Connection, select
 
 from gym_fed.config.hub.sections import AdmissionConfig
 from gym_fed.config.schema.plugins import only_recorded, recorded_in
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import readable_seconds
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.ledger.entries import SEALED, Entry, seal
-from gym_fed.text import readable_seconds
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.ledger.entries import SEALED, Entry, seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import record_of
 from gym_server.ledger.pace import count_refusal
@@ -56,7 +56,7 @@ class Receipt:
     ledger_sequence: int
     ledger_hash: str
     proof: dict[str, Any]
-    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.ledger.heads.EntryProof``."""
+    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.trust.ledger.heads.EntryProof``."""
     manifest: str = ""
     """In a private round, where the entry is sealed: with the fields above it opens the seal."""
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.identity.commitment import UploadCommitment
-from gym_fed.identity.keys import SigningKey
+from gym_fed.trust.identity.commitment import UploadCommitment
+from gym_fed.trust.identity.keys import SigningKey
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import commitments
 

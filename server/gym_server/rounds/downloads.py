@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.core.text import readable_bytes
 from gym_fed.delta.base import BaseSpec
-from gym_fed.text import readable_bytes
 from gym_server.privacy.merge import trained_tensors
 
 if TYPE_CHECKING:

@@ -12,8 +12,13 @@ from typing import Any, Literal
 import torch
 from sqlalchemy import select
 
+from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.task import SoupReference
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.portable import give_back_memory
+from gym_fed.core.text import plain
 from gym_fed.data.generated import generate
 from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
@@ -21,14 +26,9 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
-from gym_fed.identity.canonical import canonical_digest
-from gym_fed.json_files import read_object
-from gym_fed.models import LoadedModel, load_model, quiet_loading, resolve
-from gym_fed.portable import give_back_memory
-from gym_fed.text import plain
+from gym_fed.trust.identity.canonical import canonical_digest
 from gym_server.federation import Federation
 from gym_server.rounds.parked_model import ParkedTensors, parked_path
 from gym_server.store.objects import ObjectStore

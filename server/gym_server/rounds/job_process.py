@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from pydantic import BaseModel
 
-from gym_fed.child_process import background_environment, module_command, put_last
+from gym_fed.core.child_process import background_environment, module_command, put_last
 from gym_fed.web.model_server import KEPT_LINES, LINE_LENGTH
 from gym_server.federation import PASSPHRASE_VARIABLE
 

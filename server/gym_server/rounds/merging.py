@@ -18,13 +18,13 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.schema.plugins import as_json
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.portable import memory_given_back
+from gym_fed.core.text import counted
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.failpoints import failpoint
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.portable import memory_given_back
-from gym_fed.text import counted
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
 from gym_server.evaluations.safety import RoundSafety, safety_of
 from gym_server.federation import Federation

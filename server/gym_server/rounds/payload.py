@@ -7,9 +7,9 @@ from typing import Protocol
 
 from flwr.app import Array
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import reference
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.records import reference
 from gym_server.store.objects import ObjectStore
 
 

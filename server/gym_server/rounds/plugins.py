@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gym_fed.config.delta import codec_of
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.plugins import PluginRecord, members_of, read_records, records
-from gym_fed.kinds import CODECS
+from gym_fed.core.registries import CODECS
 from gym_server.federation import Federation
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds
 

@@ -24,10 +24,10 @@ from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.plugins import read_records, require_plugins
 from gym_fed.config.yaml.file import validate
 from gym_fed.config.yaml.strict import parse_config, read_config_text
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
-from gym_fed.identity.manifest import UpdateManifest
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.soup.private import PrivateMerge
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
 from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.records import from_wire
-from gym_fed.wire.references import references
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.records import from_wire
+from gym_fed.trust.wire.references import references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 MAX_RECORDS_BYTES = 256 << 10
 """What a reply's records may weigh; tensors are objects and do not count."""

@@ -11,8 +11,8 @@ import shutil
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.round_training import round_training
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.round_store import Round

@@ -18,9 +18,9 @@ from sqlalchemy import Connection, select, update
 
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.task import SoupReference, TaskSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.entries import seal
-from gym_fed.text import without_folders
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import without_folders
+from gym_fed.trust.ledger.entries import seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.schema.plugins import PluginRecord, members_of, plugins_of, records
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256, make_folder
+from gym_fed.core.registries import CODECS
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, make_folder
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.kinds import CODECS
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.votes_soup import soup_from_votes
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.federation import Federation
 from gym_server.privacy.secure_unmask import SecureSum
 from gym_server.rounds.versions import Version

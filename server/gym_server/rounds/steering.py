@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.ledger.lineage import ROLLED_BACK
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import plain
+from gym_fed.trust.ledger.lineage import ROLLED_BACK
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.rows import newest_entry
 from gym_server.rounds.queue import MessageQueue

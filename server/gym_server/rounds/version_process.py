@@ -10,14 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gym_fed.child_process import leave_at_eof
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.task import SoupReference
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.console import fail
+from gym_fed.core.child_process import leave_at_eof
+from gym_fed.core.console import fail
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import full_disk_named, make_folder, write_atomically
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import GymError
-from gym_fed.files import full_disk_named, make_folder, write_atomically
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 

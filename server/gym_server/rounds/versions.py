@@ -13,8 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from gym_fed.config.hub.task import SoupReference
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.lineage import ROLLED_BACK
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.lineage import ROLLED_BACK
 from gym_server.ledger.rows import newest_entry
 from gym_server.store.tables import versions
 

@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 
 from gym_fed.config.hub.sections import LimitsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.system_errors import system_error
-from gym_fed.wire.errors import to_status
-from gym_fed.wire.limits import SESSION_KEY
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import system_error
+from gym_fed.trust.wire.errors import to_status
+from gym_fed.trust.wire.limits import SESSION_KEY
 from gym_server.accounts.accounts import Accounts, Session
 from gym_server.accounts.keys import RevokedKey
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of

@@ -10,10 +10,10 @@ from typing import Any
 
 import gym_fed
 from gym_fed.config.schema.plugins import as_json
-from gym_fed.ledger.entries import Entry
-from gym_fed.wire.limits import PROTOCOL
-from gym_fed.wire.protocol import require_contributor
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.wire.limits import PROTOCOL
+from gym_fed.trust.wire.protocol import require_contributor
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.base.served import ServedBase
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy

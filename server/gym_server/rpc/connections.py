@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from gym_fed.addresses import network_of
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.addresses import network_of
+from gym_fed.core.errors import ErrorCode, GymError
 
 log = logging.getLogger("gym_server")
 

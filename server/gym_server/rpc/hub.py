@@ -14,12 +14,12 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.text import plain, whole_number
-from gym_fed.wire.limits import KEEPALIVE_SECONDS
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import plain, whole_number
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.base.served import ServedBase
 from gym_server.federation import RUN_ID, Federation
 from gym_server.privacy import budget as privacy

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote
 
-from gym_fed.addresses import network_of
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.addresses import network_of
+from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_KEYS = 10_000
 """How many keys are remembered; one takes about 200 bytes."""

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from sqlalchemy import select, update
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.limits import KEEPALIVE_SECONDS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 from gym_server.accounts.accounts import Session
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.steering import pause_of

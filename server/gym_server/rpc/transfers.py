@@ -17,12 +17,12 @@ from typing import BinaryIO
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from gym_fed.config.hub.sections import LimitsConfig, StorageConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.text import readable_seconds
-from gym_fed.wire.limits import CHUNK_BYTES
-from gym_fed.wire.references import references
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.text import readable_seconds
+from gym_fed.trust.wire.limits import CHUNK_BYTES
+from gym_fed.trust.wire.references import references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.rpc.threads import heavily
 from gym_server.store.database import Database, insert_if_absent
 from gym_server.store.objects import ObjectStore

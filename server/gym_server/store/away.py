@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 class StoreAway(Exception):

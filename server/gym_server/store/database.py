@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, Table, create_engine, event, select, 
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.failures import mapped_errors, parse_url, shown
 from gym_server.store.migrations import bring_up_to_date, require_up_to_date

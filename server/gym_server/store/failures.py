@@ -9,8 +9,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.system_errors import system_error
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import system_error
 from gym_server.store.away import StoreAway, WriteConflict
 
 _CONFLICTS = {"40001", "40P01"}  # serialization_failure, deadlock_detected

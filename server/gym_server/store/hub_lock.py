@@ -16,8 +16,8 @@ from typing import IO
 from sqlalchemy import Connection, select, text
 from sqlalchemy.exc import DBAPIError
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.file_lock import lock
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.file_lock import lock
 from gym_server.store.away import StoreAway
 from gym_server.store.database import HUBS, Database
 from gym_server.store.tables import settings

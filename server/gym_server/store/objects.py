@@ -18,9 +18,9 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256, fsync_folder, make_folder, move_file
-from gym_fed.hashed_file import BLOCK_BYTES, HashedFile
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256, fsync_folder, make_folder, move_file
+from gym_fed.core.hashed_file import BLOCK_BYTES, HashedFile
 from gym_server.store.remote import RemoteObjects
 
 

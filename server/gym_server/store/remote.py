@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import fsspec
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.store.away import StoreAway
 
 log = logging.getLogger("gym_server")

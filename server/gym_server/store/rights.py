@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
-from gym_fed.wire.references import references
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.references import references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.tables import (
     messages,
     nodes,

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.system_errors import is_disk_full
-from gym_fed.text import readable_bytes
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import is_disk_full
+from gym_fed.core.text import readable_bytes
 from gym_server.federation import Federation
 
 log = logging.getLogger("gym_server")

@@ -254,7 +254,7 @@ ledger = _table(
     Index("ix_ledger_kind", "kind", "sequence"),
 )
 
-# One signed head for a size, never two. The frontier (gym_fed.ledger.merkle) is what the next head's root starts from.
+# One signed head per size. The next head's root is computed from the frontier (gym_fed.trust.ledger.merkle).
 ledger_heads = _table(
     "ledger_heads",
     Column("size", Integer, primary_key=True),

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, func, select
 
-from gym_fed.wire.references import references
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.references import references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.tables import ledger, messages, rounds, updates, uploads, variants, versions
 
 STALE_ROUNDS = 10

@@ -1,15 +1,12 @@
 """DeltaSoup as Flower strategies: ``DeltaSoup`` runs the hub's durable rounds of signed deltas, ``DeltaSoupStrategy``
 takes FedAvg's place in any Flower app whose clients send plain arrays.
-
-Neighbours: imports evaluations, federation, privacy, rewards, rounds, store; imported by app, cli,
-federation, privacy, web.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.lazy import lazy
+from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
     from gym_server.strategy.arrays import DeltaSoupStrategy as DeltaSoupStrategy

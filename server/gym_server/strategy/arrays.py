@@ -24,7 +24,7 @@ from gym_quant.kernels import products
 from torch import Tensor
 
 from gym_fed.config.hub.soup import Option, SoupRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.optimizer import OptimizerState

@@ -17,9 +17,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.system_errors import system_error
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.system_errors import system_error
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy

@@ -17,10 +17,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from sqlalchemy import select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.records import from_wire, to_wire
-from gym_fed.wire.references import references
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.records import from_wire, to_wire
+from gym_fed.trust.wire.references import references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.federation import RUN_ID, Federation
 from gym_server.rounds.queue import LATE, SET_ASIDE, QueuedMessage
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply

@@ -18,8 +18,8 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Select, and_, or_, select
 
-from gym_fed.errors import ErrorCode
-from gym_fed.text import whole_number
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.text import whole_number
 from gym_server.rounds.queue import LATE
 from gym_server.rounds.round_store import ABORTED, COMMITTED
 from gym_server.store.tables import messages, nodes, round_tasks, rounds, updates

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from sqlalchemy import Select, select
 
 from gym_fed.config.hub.sections import RoundsConfig
-from gym_fed.text import counted, readable_seconds
+from gym_fed.core.text import counted, readable_seconds
 from gym_server.federation import Federation
 from gym_server.rounds.round_store import COMMITTED, Round
 from gym_server.store.tables import rounds, secure_messages, secure_stages

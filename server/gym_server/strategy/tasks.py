@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.evaluations.runner import announced_suites
 from gym_server.federation import Federation
 from gym_server.rounds.payload import Payloads

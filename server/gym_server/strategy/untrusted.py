@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 from flwr.app import Array, MetricRecord, RecordDict
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 log = logging.getLogger("gym_server")
 

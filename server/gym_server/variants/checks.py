@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, func, or_, select
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, readable_seconds
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import CONTRIBUTOR_PATTERN
-from gym_fed.identity.statements import CLOCK_SKEW_SECONDS
-from gym_fed.identity.variant import SignedVariant, VariantManifest
-from gym_fed.text import counted, readable_seconds
+from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN
+from gym_fed.trust.identity.statements import CLOCK_SKEW_SECONDS
+from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 from gym_server.accounts.keys import REVOKED, ROTATED, RevokedKey, key_row
 from gym_server.ledger.pace import require_pace
 from gym_server.store.objects import ObjectStore

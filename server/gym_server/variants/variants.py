@@ -17,10 +17,10 @@ from typing import Any
 from sqlalchemy import Connection, delete, select, update
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.failpoints import failpoint
-from gym_fed.identity.variant import SignedVariant, VariantManifest
+from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 from gym_server.accounts.keys import REVOKED
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database, rerun

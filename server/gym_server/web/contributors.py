@@ -14,8 +14,8 @@ from pydantic import Field
 from sqlalchemy import Connection, func, select
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_server.privacy.budget import spent_on

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy import Connection, func, select
 
-from gym_fed.text import whole_number
+from gym_fed.core.text import whole_number
 from gym_fed.web.app import Looking
 from gym_server.federation import Federation
 from gym_server.rounds.merge_progress import merge_state

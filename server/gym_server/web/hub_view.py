@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.access import Role, Visitor
 from gym_server.federation import Federation
 from gym_server.ledger.times import BUCKET_SECONDS

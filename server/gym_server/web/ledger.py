@@ -14,11 +14,11 @@ from fastapi import APIRouter, Query
 from sqlalchemy import func, select
 from starlette.responses import Response, StreamingResponse
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.entries import Entry
-from gym_fed.ledger.export import first_line, lines
-from gym_fed.ledger.heads import EntryProof
-from gym_fed.ledger.merkle import inclusion_steps, leaf_hash
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.export import first_line, lines
+from gym_fed.trust.ledger.heads import EntryProof
+from gym_fed.trust.ledger.merkle import inclusion_steps, leaf_hash
 from gym_fed.web.app import Looking
 from gym_server.ledger.rows import entry_of
 from gym_server.store.tables import accounts, ledger, ledger_subjects

@@ -12,8 +12,8 @@ from starlette.responses import StreamingResponse
 
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.evaluations import EVALUATED
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer

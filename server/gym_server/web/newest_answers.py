@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.files import write_atomically
+from gym_fed.core.files import write_atomically
 from gym_server.rounds.versions import Version
 
 MAX_TOKENS = 128

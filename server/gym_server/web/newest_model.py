@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 from sqlalchemy.exc import SQLAlchemyError
 
-from gym_fed.child_process import background_environment
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.child_process import background_environment
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.model_server import ANSWER_SECONDS, SERVED_NAME, ModelServer, refusal_of
 from gym_server.federation import PASSPHRASE_VARIABLE, Federation
 from gym_server.rounds.versions import Version

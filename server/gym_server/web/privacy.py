@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.web.app import Looking
 from gym_server.privacy.budget import num_spent_on, report, rounds_paid

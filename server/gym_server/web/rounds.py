@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from sqlalchemy import Connection, and_, func, or_, select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.web.app import Looking
 from gym_server.rounds.queue import SET_ASIDE
 from gym_server.rounds.round_store import PAID_VERDICTS

@@ -9,7 +9,7 @@ from pydantic import Field
 from sqlalchemy import func, select
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.text import plain
+from gym_fed.core.text import plain
 from gym_fed.web.app import Changing, Looking, Operating
 from gym_server.store.tables import variant_takedowns, variants
 from gym_server.web.entries import names_of

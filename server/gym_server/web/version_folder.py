@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gym_fed.files import make_folder
+from gym_fed.core.files import make_folder
 from gym_server.federation import Federation, objects_url
 from gym_server.rounds.job_process import JobFailed, JobProcess
 from gym_server.rounds.version_process import WRITTEN_NAME, VersionJob, WrittenVersion

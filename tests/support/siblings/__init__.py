@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gym_fed.models import quiet_loading
+from gym_fed.base.models import quiet_loading
 from tests.support.siblings.family import Sibling
 from tests.support.siblings.text import TEXT
 from tests.support.siblings.vision import VISION

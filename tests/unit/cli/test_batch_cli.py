@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli import batch
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.batch.run import BatchReport
 
 

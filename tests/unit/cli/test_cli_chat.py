@@ -10,7 +10,7 @@ import pytest
 
 from gym_fed.cli.chat.settings import ChatSettings
 from gym_fed.cli.chat.terminal import Terminal
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.chat.session import ChatSession
 from tests.support.chat_writer import RuleWriter
 

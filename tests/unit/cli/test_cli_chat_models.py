@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_plain
 from gym_fed.serving.chat.remote_writer import RemoteWriter
 from gym_fed.serving.chat.session import ChatSession

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.small_variants import small_delta
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.variant.app import app
 from gym_fed.cli.variant.create import training_overrides
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.preferences import capitals
 
 FAST = ["--steps", "2", "--set", "num_threads=1", "--set", "max_length=32", "--device", "cpu"]

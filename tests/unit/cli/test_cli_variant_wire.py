@@ -14,7 +14,7 @@ from gym_server.cli.main import app as server_app
 from typer.testing import CliRunner
 
 from gym_fed.cli.variant.app import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
 from tests.support.loopback_hub import LoopbackHub, some_delta

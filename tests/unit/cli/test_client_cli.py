@@ -18,7 +18,7 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from rich.console import Console
 
-from gym_fed.text import readable_bytes
+from gym_fed.core.text import readable_bytes
 from tests.support.tiny_hub import TinyHub
 from tests.support.warm import run
 

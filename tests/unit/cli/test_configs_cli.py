@@ -19,7 +19,7 @@ from gym_fed.config import recipes as recipes_module
 from gym_fed.config.recipes import get_recipe, recipes
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.unit.config.test_llamafactory import COMMON
 
 CONFIGS = Path(__file__).parents[3] / "configs"

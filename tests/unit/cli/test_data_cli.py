@@ -13,8 +13,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
-from gym_fed.errors import ErrorCode, GymError
 
 ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 NO = {"role": "assistant", "content": "no"}

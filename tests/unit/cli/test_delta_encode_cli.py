@@ -10,11 +10,11 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
 
 FEW = ("--set", "distill_steps=3", "--set", "distill_batch=1", "--set", "max_length=32")
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli import docs
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 
 SCRIPTS = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))[
     "project"

@@ -14,8 +14,8 @@ from gym_client.cli.main import app as client
 from gym_server.cli.main import app as server
 
 from gym_fed.cli.main import app as gym
-from gym_fed.console import run_app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import run_app
+from gym_fed.core.errors import ErrorCode, GymError
 
 COMMANDS: dict[str, typer.Typer] = {"gym": gym, "gym-server": server, "gym-client": client}
 REFUSED = {

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.evaluation.own_set import Rendering, read_own_rows, render
-from gym_fed.models import load_model, load_tokenizer
 from tests.support.adapters import run as train_adapter
 from tests.support.nano_store import nano_store
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.base.models import nano_path
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.keys import record_id, samples_path
 from gym_fed.evaluation.running import RunningFile
 from gym_fed.evaluation.scoring.scorer import Loglikelihood
-from gym_fed.models import nano_path
 from tests.support.adapters import run as train
 from tests.support.adapters import sibling
 from tests.support.nano_store import nano_store

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.console import TextConsole
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import TextConsole
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.writer import write_record
-from gym_fed.identity.keys import SigningKey
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.evaluations import choice_task, results_of
 
 RIGHT, WRONG = [True] * 8 + [False] * 2, [True] * 2 + [False] * 8
@@ -107,7 +107,7 @@ def test_the_list_of_suites_fits_a_terminal_and_is_whole_in_a_pipe(
     console = TextConsole()
     monkeypatch.setattr(console, "_force_terminal", is_terminal)
     console.file, console.width = StringIO(), 80
-    monkeypatch.setattr("gym_fed.console.out", console)
+    monkeypatch.setattr("gym_fed.core.console.out", console)
     run("eval", "list")
     lines = console.file.getvalue().splitlines()
     assert (max(map(len, lines)) <= 80) is is_terminal

@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gym_fed import other_words
+from gym_fed.base.models import nano_path
 from gym_fed.cli.export import _said
 from gym_fed.cli.main import app
 from gym_fed.cli.stages import Lines
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core import aliases as other_words
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import full_disk_named
+from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export import room as room_module
 from gym_fed.export.choice import format_by_suffix, settled
 from gym_fed.export.formats.base import Options
 from gym_fed.export.needs import Weights
 from gym_fed.export.room import require_room
-from gym_fed.files import full_disk_named
-from gym_fed.kinds import EXPORT_FORMATS
-from gym_fed.models import nano_path
 
 
 @pytest.fixture(autouse=True)

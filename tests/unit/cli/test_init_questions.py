@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app as gym
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from tests.support.hub import BIN
 
 ENTER = "\n"

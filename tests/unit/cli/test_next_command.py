@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gym_fed.cli.next_command import after_chat, after_create, after_eval, after_webui, print_next
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.choice import format_named
-from gym_fed.kinds import EXPORT_FORMATS
 
 
 def test_a_chat_leads_to_an_evaluation_or_to_a_variant(tmp_path: Path) -> None:

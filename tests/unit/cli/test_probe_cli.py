@@ -10,15 +10,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.probe.margin import model_margins
 from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
 from gym_fed.evaluation.probe.resistance import harmful_steps
 from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, dense_model
-from gym_fed.models import load_model
 from gym_fed.serving.store.store import VariantStore
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_probed_is_refused_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: ErrorCode
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gym_fed.models.load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("gym_fed.base.models.load_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(GymError) as caught:
         run(*words)
     assert caught.value.code is code

@@ -8,7 +8,7 @@ import sys
 _COMMAND = """
 import sys
 import typer
-from gym_fed.console import run_app
+from gym_fed.core.console import run_app
 
 class Seen:
     def __del__(self):

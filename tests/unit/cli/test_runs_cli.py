@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gym_fed.cli.runs import app, sparkline
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import FolderLock
 
 

@@ -11,14 +11,14 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
-from gym_fed.kinds import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
-from gym_fed.models import load_model
 from gym_fed.soup.linalg.gram import Needs
 
 COUNT = 4

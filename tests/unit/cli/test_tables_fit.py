@@ -12,7 +12,7 @@ from gym_server.cli.main import app as server
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app as gym
-from gym_fed.console import out
+from gym_fed.core.console import out
 from gym_fed.serving.store.store import VariantStore
 from tests.support.loopback_hub import LoopbackHub, some_delta
 

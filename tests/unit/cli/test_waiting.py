@@ -9,8 +9,8 @@ import time
 import pytest
 from rich.console import Console
 
-from gym_fed import waiting as module
-from gym_fed.waiting import waiting
+from gym_fed.core import waiting as module
+from gym_fed.core.waiting import waiting
 from tests.support.wait import SECONDS
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.text import counted
+from gym_fed.core.text import counted
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_warning_of_a_library_reaches_the_terminal_only_where_python_was_asked
     options: list[str], is_shown: bool
 ) -> None:
     code = (
-        "import sys, typer, warnings\nfrom gym_fed.console import run_app\napp = typer.Typer()\n"
+        "import sys, typer, warnings\nfrom gym_fed.core.console import run_app\napp = typer.Typer()\n"
         "@app.command()\ndef work() -> None:\n    warnings.warn('could not find /x/.y.partial')\n    print('done')\n"
         "sys.argv = ['work']\nrun_app(app)\n"
     )

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from gym_fed import console
-from gym_fed.console import TextConsole, report_error
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import wrapped
+from gym_fed.core import console
+from gym_fed.core.console import TextConsole, report_error
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import wrapped
 
 PROSE = "the hub names a base model that this machine does not have, and fetching it needs your consent first"
 COMMAND = "gym-client join --server hub.example.org:9443 --accept terms:0123456789abcdef"

@@ -10,7 +10,7 @@ import pytest
 from gym_client.cli.offer import Offer
 from gym_client.cli.terminal import TerminalConsent
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def terms(**changes: Any) -> Any:

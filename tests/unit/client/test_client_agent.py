@@ -15,9 +15,9 @@ from gym_client.agent.agent import AgentResult
 from gym_client.agent.hooks import current_hooks
 from gym_client.agent.policy import Policy
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.records import from_wire
-from gym_fed.wire.references import references
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.records import from_wire
+from gym_fed.trust.wire.references import references
 from tests.support.agent_scene import Scene, empty
 
 

@@ -16,7 +16,7 @@ from gym_client.identity.home import Home
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.agent_scene import Recorder, Scene, empty
 
 SERVER = "s" + "0" * 16

@@ -21,17 +21,17 @@ from gym_client.agent.work import parse_task
 from gym_client.app import app
 from gym_client.identity.home import Home
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.lineage import next_digest
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.models import load_model
-from gym_fed.wire.limits import DELTA_STYPE
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.wire.limits import DELTA_STYPE
 
 SERVER = "s" + "0" * 16
 RECIPE = {"max_steps": 4, "per_device_train_batch_size": 2, "max_length": 32, "learning_rate": 1e-2}

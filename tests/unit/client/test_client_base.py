@@ -17,13 +17,13 @@ from gym_client.cli.join import JoinOptions, join
 from gym_client.hub.traffic import total_of
 from gym_client.identity.home import Home
 
-from gym_fed.base_files import BaseFile, listing_sha256, names_in
+from gym_fed.base.files import BaseFile, listing_sha256, names_in
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, digests_by_tensor
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.agent_scene import Recorder
 from tests.support.model_hub import ModelHub, Repo
 from tests.support.tiny_hub import TinyHub

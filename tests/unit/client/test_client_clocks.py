@@ -11,10 +11,10 @@ from gym_client.hub.clock import Clocks, HubTime
 from gym_client.identity import trust
 from gym_client.identity.address import Address
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.statements import require_fresh
-from gym_fed.identity.tls import certificate_request, create_certificate, validity
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.statements import require_fresh
+from gym_fed.trust.identity.tls import certificate_request, create_certificate, validity
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.authority import Authority
 
 NOW = 1.8e9

@@ -9,7 +9,7 @@ import pytest
 from gym_client.agent.data import load_data
 from gym_client.agent.policy import Policy
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.contamination import check
 from gym_fed.evaluation.contamination.suite_filter import SuiteFilter, build_filter
 

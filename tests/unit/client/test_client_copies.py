@@ -18,7 +18,7 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import with_account
 from gym_client.identity.trust import establish
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 
 

@@ -15,7 +15,7 @@ from gym_client.cli.round_time import RoundTime, time_round
 from gym_client.hub.bandwidth import Bandwidth
 
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.unit.client.test_client_offer import an_offer
 
 ROWS = [

@@ -14,7 +14,7 @@ from gym_client.agent.disk_room import DiskRoom
 from gym_client.display import Display
 from gym_client.identity.home import Home
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 class Reports(Display):

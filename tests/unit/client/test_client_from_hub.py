@@ -8,7 +8,7 @@ import pytest
 from gym_client.hub import from_hub
 from gym_client.privacy.terms import Promises, SecureTerms
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 VERDICT = {
     "update": "ab" * 32,

@@ -14,7 +14,7 @@ from gym_client.identity import home as module
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def test_the_key_is_private_and_stays_the_same(tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from gym_client.identity.keystore import Keystore, passphrases
 from gym_client.identity.pins import enrolled, key_at
 from gym_client.identity.trust import establish
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity import encryption
-from gym_fed.identity.keys import SigningKey, verify_signature
-from gym_fed.identity.passphrase import PassphraseSource
-from gym_fed.identity.statements import Revocation, Rotation
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity import encryption
+from gym_fed.trust.identity.keys import SigningKey, verify_signature
+from gym_fed.trust.identity.passphrase import PassphraseSource
+from gym_fed.trust.identity.statements import Revocation, Rotation
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.tiny_hub import TinyHub
 from tests.support.warm import run
 

@@ -13,7 +13,7 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.tiny_hub import TinyHub
 
 

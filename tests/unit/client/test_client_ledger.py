@@ -23,11 +23,11 @@ from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database
 from typer.testing import CliRunner
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger.export import first_line, lines
-from gym_fed.ledger.heads import EntryProof, SignedHead, check_fork, contradiction
-from gym_fed.ledger.merkle import Tree
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.export import first_line, lines
+from gym_fed.trust.ledger.heads import EntryProof, SignedHead, check_fork, contradiction
+from gym_fed.trust.ledger.merkle import Tree
 from tests.support.tiny_hub import TinyHub
 
 KEY = SigningKey.generate()

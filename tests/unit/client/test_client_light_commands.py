@@ -9,7 +9,7 @@ from pathlib import Path
 PROBE = """
 import sys
 from gym_client.cli.main import app
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 for line in ("id", "privacy", "status", "rewards", "key show", "pause", "resume", "leave"):
     try:
         app([*line.split(), "--home", "home"], standalone_mode=False)

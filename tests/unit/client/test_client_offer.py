@@ -20,11 +20,11 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.train.training import LoraSettings
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 from gym_fed.training.tuning.lora import add_lora, lora_factors
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 FINGERPRINT = "sha256:" + "0123456789abcdef" * 4
 

@@ -15,7 +15,7 @@ from gym_client.agent.policy import Policy
 from gym_client.agent.work import use_threads
 from gym_client.identity.home import Home
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.agent_scene import Recorder, Scene, empty
 from tests.unit.client.test_client_waiting import Clock, wait_until
 

@@ -13,7 +13,7 @@ from gym_client.identity.home import Home
 from gym_client.identity.proxy import EXCEPTIONS, VARIABLES, proxy_for
 from gym_client.identity.trust import establish, fetch_certificate
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.connect_proxy import ConnectProxy
 from tests.support.tiny_hub import TinyHub
 

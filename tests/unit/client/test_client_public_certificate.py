@@ -12,8 +12,8 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish, vouching_authority
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.tls import certificate_host, certificate_request, self_signed
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.tls import certificate_host, certificate_request, self_signed
 from tests.support.authority import NAME, Authority
 from tests.support.tiny_hub import TinyHub
 

@@ -13,12 +13,12 @@ from gym_client.cli.join import JoinOptions, join
 from gym_client.cli.offer import Offer
 from gym_client.identity.home import Home
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
 from gym_fed.data.encoding import prompt_ids
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from tests.support.agent_scene import Recorder
 from tests.support.tiny_hub import TinyHub
 from tests.unit.client.test_client_waiting import Yes

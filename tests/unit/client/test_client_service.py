@@ -18,8 +18,8 @@ from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.passphrase import PassphraseSource
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.passphrase import PassphraseSource
 from tests.support.warm import run
 
 HOSTILE = [

@@ -11,8 +11,8 @@ import pytest
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained, drop_old
 
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
 
 BASE = "sha256:" + "a" * 64
 KEY = SigningKey.generate()

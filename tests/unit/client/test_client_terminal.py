@@ -12,7 +12,7 @@ import pytest
 import typer
 from gym_client.cli.terminal import confirm, traffic_line
 
-from gym_fed import console
+from gym_fed.core import console
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from gym_client.identity.home import Home
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.agent_scene import Recorder, Scene
 from tests.support.tiny_hub import TinyHub
 from tests.unit.client.test_client_offer import an_offer
@@ -47,7 +47,7 @@ from gym_client.identity.home import Home
 from gym_client.cli.join import JoinOptions, join
 from tests.unit.client.test_client_waiting import Yes
 from tests.support.agent_scene import Recorder
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 try:
     join(Home.open(sys.argv[2]), JoinOptions(server=sys.argv[3], fingerprint=sys.argv[4]), Yes(), Recorder())
 except GymError as error:
@@ -301,7 +301,7 @@ def test_a_receipt_that_is_fetched_again_is_kept_once_whatever_was_counted(tmp_p
 def test_soups_that_an_account_has_here_are_not_to_be_fetched_to_join(scene: Scene) -> None:
     from gym_client.cli.offer import bytes_to_join
 
-    from gym_fed.wire.v1 import hub_pb2 as pb
+    from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     (scene.home.objects / hashlib.sha256(b"soup").hexdigest()).write_bytes(b"soup")
     status = pb.StatusReply(join_download_bytes=10)

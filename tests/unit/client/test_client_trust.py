@@ -13,9 +13,9 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin
 from gym_client.identity.trust import establish
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.invite import Invite, format_invite
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.invite import Invite, format_invite
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.tiny_hub import TinyHub
 
 

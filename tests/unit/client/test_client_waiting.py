@@ -29,7 +29,7 @@ from gym_client.hub.backoff import LINE_SECONDS, Outage, is_passing, readable_se
 from gym_client.identity.home import Home
 from rich.console import Console
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.reproducibility import RunWarning
 from tests.support.agent_scene import Recorder, Scene, empty
 from tests.support.tiny_hub import TinyHub

@@ -10,7 +10,7 @@ from gym_server.evaluations.runner import announced_suites
 
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 
 BASE = "sha256:" + "a" * 64
 

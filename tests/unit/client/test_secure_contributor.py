@@ -19,11 +19,9 @@ from gym_client.privacy.terms import SecureTerms
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_digest
-from gym_fed.identity.keys import SigningKey
 from gym_fed.privacy.secure_aggregation.keys import new_secret, public_of
 from gym_fed.privacy.secure_aggregation.messages import (
     Confirmation,
@@ -34,7 +32,9 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Unmasking,
     task_digest,
 )
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.identity.canonical import canonical_digest
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 BASE = {"w": torch.zeros(16, 16)}
 SPEC = BaseSpec.of(BASE, "base")

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import dump_yaml, load_config, parse_overrides, validate
 from gym_fed.config.yaml.strict import parse_config
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 class Optimiser(StrictModel):

@@ -18,8 +18,8 @@ from gym_fed.config.train.defaults import (
     split_default,
 )
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
 
 SMOLLM2 = 134_515_008
 GIB = 1 << 30

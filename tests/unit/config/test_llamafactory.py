@@ -14,8 +14,8 @@ from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.sources import source_rows
-from gym_fed.errors import ErrorCode, GymError
 
 # What nearly all of its examples share; each shape below changes some of it. None takes a key away.
 COMMON: dict[str, Any] = {

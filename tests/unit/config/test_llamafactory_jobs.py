@@ -16,7 +16,7 @@ from gym_fed.cli.main import app
 from gym_fed.config.llamafactory.files import load_export, load_inference, load_predict_config
 from gym_fed.config.llamafactory.jobs import job_of
 from gym_fed.config.llamafactory.translate import translate
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 
 MODEL = {"model_name_or_path": "gym-nano", "template": "chatml", "trust_remote_code": True}
 PREDICTS = {

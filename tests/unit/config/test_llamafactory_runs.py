@@ -10,11 +10,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import GymError
-from gym_fed.models import load_model
+from gym_fed.core.errors import GymError
 from tests.unit.config.test_llamafactory import COMMON
 
 SHORT = {

@@ -12,7 +12,7 @@ import yaml
 from gym_fed.config.llamafactory.files import as_yaml, load_training_config
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.unit.config.test_llamafactory import at
 
 QUESTION = {"role": "user", "content": [{"type": "text", "value": "Name a river."}], "loss_weight": 0.0}

@@ -16,9 +16,9 @@ from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
+from gym_fed.core.renamed import RenamedWarning
 from gym_fed.personalization.create import _claim
-from gym_fed.renamed import RenamedWarning
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.summary import read_config
 from gym_fed.training.search import Search

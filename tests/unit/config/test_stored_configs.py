@@ -13,7 +13,7 @@ import yaml
 from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.personalization.create import _claim
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.search import Search

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.marks import trl_templates
 from gym_fed.data.encoding import IGNORED, encode_one
-from gym_fed.errors import ErrorCode, GymError
 from tests.support.conversations import CONVERSATIONS, byte_tokenizer
 
 Format = Callable[[str, str | None, list[dict[str, Any]], bool], str]

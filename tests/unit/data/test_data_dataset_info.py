@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.dataset_info import dataset_rows, read_dataset_info
 from gym_fed.data.rows import kind_of
 from gym_fed.data.sources import source_rows
-from gym_fed.errors import ErrorCode, GymError
 
 ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 NO = {"role": "assistant", "content": "no"}

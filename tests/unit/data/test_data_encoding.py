@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import encode_rows
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.encoding import IGNORED
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 
 CHAT = {
     "messages": [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
-from gym_fed.errors import ErrorCode, GymError
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
 ROWS: dict[str, dict[str, Any]] = {

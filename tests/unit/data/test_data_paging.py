@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.files import read_raw
 from gym_fed.data.locations import find_files
 from gym_fed.data.page_layouts import MAX_ROW_BYTES
 from gym_fed.data.paging import PagedFile, is_data_file
-from gym_fed.errors import ErrorCode, GymError
 
 ROWS = [{"text": f'row {number}\n\u00e9, "quoted"', "source": "ab"[number % 2]} for number in range(700)]
 

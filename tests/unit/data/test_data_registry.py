@@ -10,10 +10,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.data import DatasetRegistry, load_rows
 from gym_fed.data.objects import Objects
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import file_sha256
 
 LICENCE = "CC-BY-4.0"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
 from gym_fed.data.rows import as_kind, kind_of
-from gym_fed.errors import ErrorCode, GymError
 
 ASK = {"role": "user", "content": "hi"}
 GOOD, BAD = {"role": "assistant", "content": "ho"}, {"role": "assistant", "content": "no"}

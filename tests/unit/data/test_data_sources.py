@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
 from gym_fed.data.reading import iter_rows
 from gym_fed.data.sources import source_rows
-from gym_fed.errors import ErrorCode, GymError
 
 ROWS = [{"instruction": f"say {i}", "input": "", "output": f"it is {i}"} for i in range(5)]
 JSONL = "".join(json.dumps(row) + "\n" for row in ROWS)

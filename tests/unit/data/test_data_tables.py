@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gym_fed.core.errors import GymError
 from gym_fed.data import load_rows
 from gym_fed.data.files import cell_value
 from gym_fed.data.writing import write_rows
-from gym_fed.errors import GymError
 
 PLAIN: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]

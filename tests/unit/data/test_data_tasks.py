@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TASKS
 from gym_fed.data.generated import (
     generate,
     generate_mix,
@@ -13,8 +15,6 @@ from gym_fed.data.generated import (
     is_heldout,
 )
 from gym_fed.data.tasks._numbers import number_word
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TASKS
 
 NAMES = TASKS.names()
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.rows import as_kind, unread_in_words, unread_keys
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 
 ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 HUMAN, GPT = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gym_fed.core.errors import GymError
 from gym_fed.data.delimiters import delimiter_of
 from gym_fed.data.paging import PagedFile
 from gym_fed.data.reading import load_rows
-from gym_fed.errors import GymError
 from gym_fed.evaluation.probe.prompts import read_prompts
 from gym_fed.evaluation.suites.row_files import read_rows
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import load_rows
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_tokenizer
 
 LIKED: list[Any] = [True, 1, 1.0, "true", "True", "1", " TRUE ", "1.0"]
 DISLIKED: list[Any] = [False, 0, 0.0, "false", "False", "0", "0.0"]

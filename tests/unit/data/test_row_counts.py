@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import DataPipeline, load_rows
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import IGNORED, RowCounts, counts_of
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.reproducibility import RunWarning
 from gym_fed.training.trainer import Trainer

@@ -11,16 +11,16 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.chat_templates.marks import trl_templates
 from gym_fed.data.encoding import encode_one, encode_rows
 from gym_fed.data.preview import sequences_of
 from gym_fed.data.string_rows import as_turns, count_forms, forms_in_words
 from gym_fed.evaluation.loss import heldout_loss
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import byte_tokenizer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.data.sources import source_rows
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from tests.support.siblings import make_sibling
 
 TOOLS = [

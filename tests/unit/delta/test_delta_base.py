@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
-from gym_fed.errors import ErrorCode, GymError
 
 
 def tensors() -> dict[str, torch.Tensor]:

@@ -11,11 +11,11 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
 
 WHOLE, SIGNS = "whole.gymdelta", "signs.gymdelta"
 

@@ -11,12 +11,12 @@ import torch
 from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 
 STORIES = Path(__file__).resolve().parents[3].parent / "shared" / "models" / "stories260K"
 SHAPES = {
@@ -291,7 +291,7 @@ def test_a_real_model_whose_width_is_172_goes_through_one_bit_a_weight_with_its_
 ) -> None:
     if not STORIES.is_dir():
         pytest.skip("the stories260K model lies in the team's shared folder, which is absent")
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     model = load_model(str(STORIES)).model
     base = {name: tensor.clone() for name, tensor in model_tensors(model).items()}

@@ -15,10 +15,10 @@ from gym_quant import get_codec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 
 names = st.text(
     st.characters(categories=["L", "N", "P", "Zs"], include_characters=".*"), min_size=1, max_size=12

@@ -10,10 +10,10 @@ from gym_quant import codec_names, get_codec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 
 SHAPES = {"norm": (7,), "odd": (3, 43), "wide": (5, 64)}
 SPEC = BaseSpec("fuzzed", "sha256:" + "5" * 64, SHAPES)

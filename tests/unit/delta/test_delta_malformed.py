@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile, DeltaLimits
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 
 BASE = {
     "layers.0.down.weight": torch.zeros(3, 172),

@@ -12,12 +12,12 @@ from gym_quant.calibration import output_error
 from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import choose, part_of
-from gym_fed.errors import ErrorCode, GymError
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "model.embed_tokens.weight": (96, 64),

@@ -11,10 +11,10 @@ from pydantic import ValidationError
 from torch import nn
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, METHODS
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, METHODS
 from gym_fed.quantization import AggregationMethod, DeltaSoup, DeltaSoupConfig
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)

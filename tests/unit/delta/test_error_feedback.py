@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 
 SHAPES = {"layers.0.down": (16, 172), "layers.1.down": (16, 172), "norm": (16,), "embed": (32, 16)}
 BASE = {name: torch.zeros(shape) for name, shape in SHAPES.items()}

@@ -13,10 +13,10 @@ from gym_server.rounds.hub_model import HubModel
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.kept import KeptDelta, precise_dtype, share_kept
-from gym_fed.models import load_model
 from gym_fed.serving.base import load_base
 from tests.support.adapters import sibling
 from tests.support.peft_adapters import made
@@ -50,7 +50,7 @@ def change(model: Path, base: Path) -> dict[str, torch.Tensor]:
 
 def share(written: Path, adapter: Path, base: Path) -> float:
     """The share of the adapter's change that is in a written folder, computed from its files alone."""
-    from gym_fed.modeling.adapters import merged
+    from gym_fed.base.modeling.adapters import merged
 
     exact = model_tensors(merged(load_model(str(adapter)).model))
     old = model_tensors(load_model(str(base)).model)

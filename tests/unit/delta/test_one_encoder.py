@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model, model_name
 from gym_fed.cli.main import app
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
-from gym_fed.models import load_model, model_name
 from gym_fed.personalization.recipe import encoding_of
 from gym_fed.quantization import (
     BitDeltaConfig,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest, new_nonce
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
 
 SAID: dict[str, Any] = {
     "contributor": "c" + "0" * 32,

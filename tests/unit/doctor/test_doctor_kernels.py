@@ -6,8 +6,8 @@ import pytest
 from gym_quant import kernels
 from gym_quant.kernels import native
 
+from gym_fed.core.registries import CHECKS
 from gym_fed.doctor.check import Finding, Level
-from gym_fed.kinds import CHECKS
 
 
 def look() -> list[Finding]:

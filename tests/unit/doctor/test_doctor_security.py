@@ -19,7 +19,7 @@ from gym_fed.cli.main import app as gym
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.doctor import hub_security, security
 from gym_fed.doctor.check import Finding, Level
-from gym_fed.identity.tls import certificate_request, create_certificate, validity
+from gym_fed.trust.identity.tls import certificate_request, create_certificate, validity
 from tests.support.authority import Authority
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no file modes")

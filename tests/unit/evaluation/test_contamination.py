@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.contamination.bloom import BloomFilter
 from gym_fed.evaluation.contamination.check import ContaminationCheck
 from gym_fed.evaluation.contamination.grams import words_of

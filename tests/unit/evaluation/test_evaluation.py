@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import LoadedModel, load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import answer, exact_match, heldout_loss
-from gym_fed.models import LoadedModel, load_model
 
 ROWS = generate("copy", 20, split="heldout") + generate("words", 20, split="heldout")
 

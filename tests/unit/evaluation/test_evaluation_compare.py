@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.evaluation.compare import compare_results, exact_mcnemar, paired_difference
 from tests.support.evaluations import answer_task, choice_task, results_of
 

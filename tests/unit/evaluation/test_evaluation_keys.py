@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import nano_path
 from gym_fed.evaluation import evaluator
 from gym_fed.evaluation.evaluator import Evaluator
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.opening import open_models
-from gym_fed.models import nano_path
 
 TASK = """
 task: sums

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.evaluator import Evaluator
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.records.replay import compare_sample

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._server import reward_server
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.graders.exact import Exact, ExactConfig

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.console import run_app
+from gym_fed.core.console import run_app
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import exact_match, grade, grade_answers
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.graders.exact import Exact, ExactConfig
 from gym_fed.evaluation.graders.length import Length, LengthConfig
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
 CONFIG: dict[str, Any] = {

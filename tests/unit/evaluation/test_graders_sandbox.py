@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.evaluation.graders import _sandbox as sandbox_module
 from gym_fed.evaluation.graders._sandbox import Sandbox
 from gym_fed.evaluation.graders.base import Sample

@@ -11,10 +11,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.models import load_model, load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
-from gym_fed.models import load_model, load_tokenizer
 
 SAMPLES = [
     Sample([{"role": "user", "content": "say ab"}], said)

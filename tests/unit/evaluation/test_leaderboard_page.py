@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.identity.keys import SigningKey
-from gym_fed.leaderboard import page
-from gym_fed.leaderboard.board import Leaderboard
-from gym_fed.leaderboard.lines import BoardFigure, BoardTask, Submission
-from gym_fed.leaderboard.page import board_page
+from gym_fed.evaluation.leaderboard import page
+from gym_fed.evaluation.leaderboard.board import Leaderboard
+from gym_fed.evaluation.leaderboard.lines import BoardFigure, BoardTask, Submission
+from gym_fed.evaluation.leaderboard.page import board_page
+from gym_fed.trust.identity.keys import SigningKey
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -14,14 +14,14 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.config.predict import PredictConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.generation import generate_batch
 from gym_fed.evaluation.predictions import predict
 from gym_fed.evaluation.text_similarity import bleu_4, longest_common, similarity, words
-from gym_fed.models import load_model
 
 
 def write(file: Path, rows: Iterable[dict[str, Any]]) -> Path:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.config.hub.safety_gate import SafetyGateConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors, tensors_digest
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.probe.gate import margin_drop, verdict
 from gym_fed.evaluation.probe.margin import model_margins, refusal_margins
 from gym_fed.evaluation.probe.probe import run_probe
@@ -23,7 +24,6 @@ from gym_fed.evaluation.probe.resistance import harmful_steps, margins_after_har
 from gym_fed.evaluation.probe.rules import refuses
 from gym_fed.evaluation.probe.templates import TEMPLATES
 from gym_fed.evaluation.scoring.opening import ModelRequest, OpenModels, open_models
-from gym_fed.models import LoadedModel, load_model
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.probe import prompts
 from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.data import generate
 from gym_fed.evaluation.loss import heldout_loss, row_losses
 from gym_fed.evaluation.retention import (
@@ -21,7 +22,6 @@ from gym_fed.evaluation.retention import (
     retention_items,
     retention_scores,
 )
-from gym_fed.models import load_model
 
 
 @pytest.fixture(scope="module")

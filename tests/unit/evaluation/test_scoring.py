@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import LoadedModel, load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.local import LocalScorer
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
-from gym_fed.models import LoadedModel, load_model
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.variant_weights import loaded_variant

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.api import ApiScorer
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, Continuation
 from gym_fed.serving.chat import remote_writer

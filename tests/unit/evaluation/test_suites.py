@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.rendering import render
 from gym_fed.evaluation.suites.row_files import read_rows
 from gym_fed.evaluation.suites.tasks import tasks_of

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.fetch import datasets_of, fetch_offers, offers_for
 from gym_fed.evaluation.suites.store import LOCK, read_lock
 from gym_fed.evaluation.suites.tasks import tasks_of
@@ -113,7 +113,7 @@ def test_a_truncated_file_is_refused(hub: ModelHub, tmp_path: Path) -> None:
 def test_a_lost_connection_goes_on_where_it_stopped(
     hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_fed.downloads.fetch.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("gym_fed.base.downloads.fetch.RETRY_SECONDS", 0.01)
     hub.repos[NAME].cut[FILE] = [5000]
     (file,) = _fetch(tmp_path)
     assert hub.gets(FILE) == [None, "bytes=5000-"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import row_files, sandbox
 from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.evaluation.suites.own_file import AnswerStep, TaskMetric
@@ -169,8 +169,8 @@ def test_expressions_that_tasks_have_are_taken(pattern: str) -> None:
 
 def test_of_a_prompt_of_millions_of_characters_only_the_end_is_encoded_to_the_same_tokens() -> None:
     pytest.importorskip("lm_eval")
+    from gym_fed.base.models import load_tokenizer
     from gym_fed.evaluation.harness.encoder import encoder_of
-    from gym_fed.models import load_tokenizer
 
     tokenizer, lengths = load_tokenizer("gym-nano"), []
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites.tasks import EvalTask, tasks_of
 
 CHOICES = """\

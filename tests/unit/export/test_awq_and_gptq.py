@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.imports.quantised import plain_tensors
+from gym_fed.base.imports.stored import StoredTensors
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.few_bits.calibration import LENGTH, OWN, SAMPLES, calibration_of
 from gym_fed.export.formats.base import Options
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
-from gym_fed.imports.quantised import plain_tensors
-from gym_fed.imports.stored import StoredTensors
-from gym_fed.models import load_tokenizer
 from tests.support.adapters import sibling
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True}

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.checking import compared
 from gym_fed.export.formats.base import Options
 from gym_fed.export.passage import PROMPTS
@@ -21,7 +22,6 @@ from gym_fed.export.readers.of_transformers import load, loaded
 from gym_fed.export.readers.reading import answers
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
-from gym_fed.models import load_model
 from tests.support.adapters import logits, run, sibling
 from tests.support.siblings import make_sibling
 

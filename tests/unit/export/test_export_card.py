@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.formats.base import Options
 from gym_fed.export.run import export, require_new
 from gym_fed.export.source import open_source
-from gym_fed.files import file_sha256
-from gym_fed.kinds import EXPORT_FORMATS
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import settings, sibling
 

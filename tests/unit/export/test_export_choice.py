@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from peft import LoraConfig
 
-from gym_fed import other_words
-from gym_fed.errors import GymError
+from gym_fed.core import aliases as other_words
+from gym_fed.core.aliases import OtherWordNote
+from gym_fed.core.errors import GymError
 from gym_fed.export.checking import _readers
 from gym_fed.export.choice import format_by_suffix, settled
 from gym_fed.export.formats.adapter import PeftAdapter
@@ -19,7 +20,6 @@ from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.listing import formats
 from gym_fed.export.source import Source
-from gym_fed.other_words import OtherWordNote
 from tests.support.installed import install
 
 HERE = "tests.unit.export.test_export_choice"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from gym_fed.errors import GymError
+from gym_fed.base.models import load_tokenizer, nano_path
+from gym_fed.core.errors import GymError
 from gym_fed.export.gguf.convert import _trust_no_code
 from gym_fed.export.source import Source, licences_of
-from gym_fed.models import load_tokenizer, nano_path
 
 
 @pytest.fixture

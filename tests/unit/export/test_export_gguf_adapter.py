@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.errors import GymError
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import GymError
 from gym_fed.export.choice import format_by_suffix, settled
 from gym_fed.export.formats.base import Options
 from gym_fed.export.readers.of_gguf_adapter import load
 from gym_fed.export.readers.of_transformers import loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
-from gym_fed.modeling.adapters import merged
-from gym_fed.models import load_model
 from tests.support.adapters import logits, run, sibling
 
 gguf = pytest.importorskip("gguf", reason="gguf comes with the extra export")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.options import Options
 from gym_fed.export.process import ModuleProcess, Processes
-from gym_fed.kinds import EXPORT_FORMATS
 
 _WORKER = """
 import sys

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats._archive import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx

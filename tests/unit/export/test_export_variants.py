@@ -12,14 +12,15 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.reading import load_rows
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.export import kept
 from gym_fed.export.formats.base import Options
 from gym_fed.export.kept import KeptGain, kept_gain, lora_facts
@@ -28,7 +29,6 @@ from gym_fed.export.process import no_report
 from gym_fed.export.readers.of_transformers import loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
-from gym_fed.models import load_model
 from gym_fed.serving.store.store import VariantStore
 from tests.support.adapters import logits, run, sibling
 

@@ -11,7 +11,7 @@ from typing import Any
 import gguf
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats import gguf as format_module
 from gym_fed.export.formats.base import Options
 from gym_fed.export.gguf.convert import known_architectures

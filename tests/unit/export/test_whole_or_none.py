@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import lies_in, real_path, whole_file_or_none, whole_or_not_at_all
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in, real_path, whole_file_or_none, whole_or_not_at_all
 
 Whole = Callable[[Path], AbstractContextManager[Path]]
 BOTH = pytest.mark.parametrize("whole", [whole_or_not_at_all, whole_file_or_none])
@@ -58,7 +58,7 @@ def test_a_killed_one_leaves_nothing_under_the_name_and_the_next_one_clears_it_a
     path = tmp_path / "model"
     code = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        f"from gym_fed.files import {whole.__name__} as whole\n"
+        f"from gym_fed.core.files import {whole.__name__} as whole\n"
         "with whole(Path(sys.argv[1])) as part:\n"
         "    (part / 'weights' if part.is_dir() else part).write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import heldout_loss
-from gym_fed.identity.keys import SigningKey
-from gym_fed.models import load_model
 from gym_fed.personalization import PersonalizedTrainer
 from gym_fed.personalization.base import Base
 from gym_fed.personalization.evaluator import LossEvaluator
@@ -24,6 +23,7 @@ from gym_fed.personalization.results import CreatedVariant, Listener
 from gym_fed.personalization.rows import read_rows
 from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.preferences import capitals
 
 PAIRS = capitals(12, 0)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.rebase import carry_delta
 
 SHAPE = (24, 40)

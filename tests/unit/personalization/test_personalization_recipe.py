@@ -10,8 +10,8 @@ import pytest
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.personalization.recipe import FULL_BITS, BaseSize, default_steps, encoding_of, training_config
 from gym_fed.personalization.rows import PersonalRows, read_rows
 

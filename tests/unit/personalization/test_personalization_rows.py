@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.rows import place_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from gym_fed.personalization.rows import MIN_ROWS, read_rows
 
 PAIR = {"prompt": "hello", "chosen": "good day", "rejected": "what"}

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import OPTIMIZERS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import OPTIMIZERS
 from gym_fed.planning.duration import BlockTiming, calibrate, step_operations, step_seconds
 from gym_fed.planning.memory import activation_bytes, block_bytes, memory_of, tokens_of_batch
 from gym_fed.planning.plan import duration, gib, plan_run, steps_of

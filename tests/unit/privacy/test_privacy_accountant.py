@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon, noise_multiplier_for
 
 DELTA = 1e-5

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.privacy import noise
 from gym_fed.privacy.noise import NoiseSource
 

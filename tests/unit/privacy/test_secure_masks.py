@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
 from gym_fed.privacy.secure_aggregation.keys import (
     commitment,
     new_secret,
@@ -34,6 +33,7 @@ from gym_fed.privacy.secure_aggregation.votes import (
     sum_masked,
     write_masked,
 )
+from gym_fed.trust.identity.keys import SigningKey
 
 SERVER, ROUND = "s" + "0" * 16, 3
 IDS = ["c1", "c2", "c3", "c4"]

@@ -28,18 +28,18 @@ from gym_server.rounds.payload import Inline
 from gym_server.rounds.replay import replay
 from gym_server.strategy.durable import DurableDeltaSoup
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.models import load_model
 from gym_fed.privacy.secure_aggregation.messages import RECORD, UNMASK, Advert, SignedAdvert
 from gym_fed.privacy.secure_aggregation.votes import MAGIC, signs
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.local_grid import Killed, LocalGrid
 from tests.support.quick import quick
 

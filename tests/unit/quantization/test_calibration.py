@@ -12,7 +12,7 @@ from gym_quant import CodecError, compensation, get_codec
 from gym_quant.calibration import collect_input_moments, output_error
 from torch import nn
 
-from gym_fed.models import load_model
+from gym_fed.base.models import load_model
 
 TEXT = "upper: a quick brown fox\nreverse: stream of bytes\nsort: 5 3 9 1\ncopy: what is said is said\n"
 

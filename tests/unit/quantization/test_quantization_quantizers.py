@@ -16,12 +16,12 @@ from rich.console import Console
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gym_fed import console
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from gym_fed.quantization import (
     BitDeltaConfig,
     BitDeltaQuantizer,
@@ -192,7 +192,7 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_nothing(
 
 
 def test_texts_and_conversations_calibrate_the_embedded_model_by_name(tmp_path: Path) -> None:
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     tuned = fine_tune(load_model("gym-nano").model, 0.002)
     chat = [{"role": "user", "content": "reverse: abc"}, {"role": "assistant", "content": "cba"}]

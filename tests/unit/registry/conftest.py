@@ -39,9 +39,9 @@ def delta(model: Path, tmp_path: Path) -> Path:
     """A one-bit delta on ``model``."""
     import torch
 
+    from gym_fed.base.models import load_model, model_name
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.writer import DeltaEntry, write_delta
-    from gym_fed.models import load_model, model_name
 
     loaded = load_model(str(model)).model
     spec = BaseSpec.of(loaded, model_name(str(model)))

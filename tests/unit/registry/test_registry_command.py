@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gym_fed.cli.main import main
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from gym_fed.registry import DataUsed, ModelRegistry
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from huggingface_hub import ModelCard, constants, metadata_load
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
 from gym_fed.registry import DataUsed, ModelRegistry
@@ -35,8 +35,8 @@ def record(folder: Path, model: Path | str, digest: str, *, delta: str = "none",
 
 @pytest.fixture
 def digest(model: Path) -> str:
+    from gym_fed.base.models import load_model
     from gym_fed.delta.base import tensors_digest
-    from gym_fed.models import load_model
 
     return tensors_digest(load_model(str(model)).model)
 
@@ -94,8 +94,8 @@ def test_a_version_of_a_registry_becomes_the_same_folder_with_its_signature(
 def test_a_delta_becomes_weights_unless_it_is_wanted_as_it_is(
     model: Path, delta: Path, tmp_path: Path
 ) -> None:
+    from gym_fed.base.models import load_model
     from gym_fed.delta.base import tensors_digest
-    from gym_fed.models import load_model
 
     stated = StatedFacts("MIT", base=str(model))
     made = hub_folder_of_model("me/tuned", delta, tmp_path / "hf", stated)
@@ -110,7 +110,7 @@ def test_an_adapter_names_its_base_as_the_hub_does_or_says_that_peft_will_not_fi
 ) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     tuned = get_peft_model(load_model(str(model)).model, LoraConfig(r=2, target_modules=["q_proj"]))
     tuned.save_pretrained(tmp_path / "adapter")
@@ -149,7 +149,7 @@ def test_a_record_of_another_model_is_refused_and_passed_over_in_a_folder(
 def test_a_record_of_a_delta_counts_by_the_digests_of_base_and_delta(
     registry: ModelRegistry, model: Path, delta: Path, tmp_path: Path, digest: str
 ) -> None:
-    from gym_fed.files import file_sha256
+    from gym_fed.core.files import file_sha256
 
     good = record(tmp_path / "one", "x", digest, delta=file_sha256(delta))
     other = record(tmp_path / "two", "x", digest, delta="f" * 64)

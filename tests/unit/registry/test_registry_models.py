@@ -10,9 +10,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.registry import ModelRegistry
+from gym_fed.trust.identity.keys import SigningKey
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -90,10 +90,10 @@ def test_a_delta_is_rebuilt_on_its_base_from_the_same_registry(
 ) -> None:
     import torch
 
+    from gym_fed.base.models import load_model
     from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import tensors_digest
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.models import load_model
 
     base = registry.push("me/base", model, licence="mit")
     pushed = registry.push("me/tuned", delta, licence="mit", base=str(model))
@@ -166,7 +166,7 @@ def test_an_adapter_keeps_its_base_by_name_and_digest_and_no_path_of_this_machin
 ) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     tuned = get_peft_model(load_model(str(model)).model, LoraConfig(r=2, target_modules=["q_proj"]))
     tuned.save_pretrained(tmp_path / "adapter")

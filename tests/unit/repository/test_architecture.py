@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.kinds import ALL
+from gym_fed.core.registries import ALL
 from tools import architecture
 from tools.architecture import ARROWS, BOXES, GROUND, PICTURE, ROOT, Arrow, path_of, picture
 

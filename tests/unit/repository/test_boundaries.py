@@ -9,10 +9,10 @@ import torch
 from gym_quant import get_codec
 
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.errors import GymError
-from gym_fed.ledger.entries import Chain, Entry
-from gym_fed.ledger.merkle import Tree, leaf_hash, node_hash, verify_inclusion
+from gym_fed.core.errors import GymError
 from gym_fed.soup.building import build_aggregator
+from gym_fed.trust.ledger.entries import Chain, Entry
+from gym_fed.trust.ledger.merkle import Tree, leaf_hash, node_hash, verify_inclusion
 
 
 def test_a_proof_that_ends_before_the_root_of_its_size_is_none() -> None:

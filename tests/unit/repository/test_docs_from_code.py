@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"

@@ -13,11 +13,11 @@ import grpc
 import pytest
 import typer
 
-from gym_fed import console
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import without_folders
-from gym_fed.wire.errors import to_status
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import without_folders
+from gym_fed.trust.wire.errors import to_status
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "errors.md"
 

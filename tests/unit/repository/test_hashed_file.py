@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.hashed_file import HashedFile
+from gym_fed.core.hashed_file import HashedFile
 
 MIB = 1 << 20
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.library_env import import_late
+from gym_fed.core.library_env import import_late
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_package_that_does_not_work_says_so_each_time(package: str) -> None:
 
 def test_a_command_bounds_the_spinning_of_openmp_before_torch_is_there_and_keeps_the_users_value() -> None:
     code = (
-        "import os, sys, typer; from gym_fed.console import run_app; app = typer.Typer(); "
+        "import os, sys, typer; from gym_fed.core.console import run_app; app = typer.Typer(); "
         "app.command()(lambda: print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)); run_app(app)"
     )
     given = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.kinds import ALL
+from gym_fed.core.registries import ALL
 
 ROOT = Path(__file__).resolve().parents[3]
 MEMBERS = tuple(f"{kind.package}." for kind in ALL)
@@ -18,10 +18,10 @@ MEMBERS = tuple(f"{kind.package}." for kind in ALL)
 
 CALLED_BY_OTHERS = {
     "server/gym_server/store/migrations/versions": "alembic",
-    "gym_fed/wire/_generated": "protoc's",
+    "gym_fed/trust/wire/_generated": "protoc's",
 }
 TESTED_ONLY = {
-    "gym_fed.identity.history.key_at": "for readers of a ledger; no command of ours needs it",
+    "gym_fed.trust.identity.history.key_at": "for readers of a ledger; no command of ours needs it",
 }
 
 Trees = dict[str, tuple[Path, ast.Module]]

@@ -16,10 +16,10 @@ from gym_fed.cli.main import app
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import CHECKS, FORMATS, GRADERS, TASKS, TRACKERS
 from gym_fed.data.generated import generate_with_rehearsal
 from gym_fed.data.reading import load_rows
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import CHECKS, FORMATS, GRADERS, TASKS, TRACKERS
 from gym_fed.tracking.experiment import Experiment
 from tests.support.installed import install
 
@@ -183,7 +183,7 @@ def test_names_help_and_default_configs_import_no_member_and_no_torch() -> None:
         "from gym_fed.cli.main import app\n"
         "from gym_fed.config.hub.server import ServerConfig\n"
         "from gym_fed.config.train.training import TrainingConfig\n"
-        "from gym_fed.kinds import CHECKS, FORMATS, GRADERS, TASKS, TRACKERS\n"
+        "from gym_fed.core.registries import CHECKS, FORMATS, GRADERS, TASKS, TRACKERS\n"
         "TrainingConfig(), ServerConfig()\n"
         "kinds = (CHECKS, FORMATS, GRADERS, TASKS, TRACKERS)\n"
         "assert all(kind.names() for kind in kinds)\n"

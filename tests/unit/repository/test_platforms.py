@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
 SYSTEMS = {"here": {}, "like windows": LIKE_WINDOWS}
 NAMED_IN = {
-    "gym_fed/child_process.py",  # without priorities nothing is lost
+    "gym_fed/core/child_process.py",  # without priorities nothing is lost
     "gym_fed/doctor/checks/devices.py",  # looks first
     "gym_fed/evaluation/graders/_sandbox.py",  # refuses Windows
     "gym_fed/evaluation/graders/_sandbox_child.py",
-    "gym_fed/file_lock.py",
-    "gym_fed/portable.py",
+    "gym_fed/core/file_lock.py",
+    "gym_fed/core/portable.py",
     "gym_fed/webui/jobs.py",  # looks first
 }
 """Files that may name a function, a flag or a signal that Windows lacks."""
@@ -67,15 +67,15 @@ def test_functions_flags_and_signals_that_windows_lacks_are_named_in_few_places(
                 continue
             if node.attr in lacking.get(node.value.id, ()):
                 found.add(file.relative_to(ROOT).as_posix())
-    assert found == NAMED_IN, "gym_fed/portable.py has what takes their place"
+    assert found == NAMED_IN, "gym_fed/core/portable.py has what takes their place"
 
 
 LOCKS = """
     import os, sys, threading, time
     from pathlib import Path
-    from gym_fed.file_lock import LockHeldError, is_still_there, lock, lockable_folder, unlock
-    from gym_fed.files import atomic_file, whole_or_not_at_all
-    from gym_fed.portable import read_at
+    from gym_fed.core.file_lock import LockHeldError, is_still_there, lock, lockable_folder, unlock
+    from gym_fed.core.files import atomic_file, whole_or_not_at_all
+    from gym_fed.core.portable import read_at
 
     def is_free(file, **words):
         try:
@@ -127,7 +127,7 @@ LOCKS = """
 """
 HELD = """
     import sys, time
-    from gym_fed.file_lock import lock
+    from gym_fed.core.file_lock import lock
     file = open(sys.argv[1] + "/state", "a")
     lock(file)
     print("held", flush=True)
@@ -166,7 +166,7 @@ def test_a_lock_ends_with_a_killed_process(system: str, tmp_path: Path) -> None:
 
 def test_the_sandbox_of_graders_refuses_windows_with_a_remedy() -> None:
     code = """
-        from gym_fed.errors import GymError
+        from gym_fed.core.errors import GymError
         from gym_fed.evaluation.graders._sandbox import Sandbox
         try:
             Sandbox().check()

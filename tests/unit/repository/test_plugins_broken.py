@@ -18,16 +18,16 @@ from typer.testing import CliRunner
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, CHECKS, FORMATS, GRADERS, TASKS
+from gym_fed.core.system_errors import system_error
 from gym_fed.data.formats.base import Format
 from gym_fed.data.generated import generate_with_rehearsal
 from gym_fed.data.reading import format_of, iter_rows
 from gym_fed.doctor.check import Check, Level, run_checks
 from gym_fed.doctor.checks.plugins import judge_plugin
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader
-from gym_fed.kinds import AGGREGATORS, CHECKS, FORMATS, GRADERS, TASKS
 from gym_fed.soup.aggregator import CoordinateRule
-from gym_fed.system_errors import system_error
 from tests.support.installed import install
 
 HERE = "tests.unit.repository.test_plugins_broken"

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from gym_fed.config.train.distributed import DistributedSettings
-from gym_fed.kinds import ALGORITHMS, CHECKS, FORMATS, GRADERS, TRACKERS, TUNING
+from gym_fed.core.registries import ALGORITHMS, CHECKS, FORMATS, GRADERS, TRACKERS, TUNING
 from gym_fed.training.algorithms.sft import Sft
 
 ROOT = Path(__file__).parents[3]

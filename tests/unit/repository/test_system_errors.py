@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.system_errors import system_error
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.system_errors import system_error
 
 NOBODY = 65534
 

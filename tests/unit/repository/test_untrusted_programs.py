@@ -1,4 +1,4 @@
-"""Checks of the source: only ``gym_fed.bounded`` evaluates untrusted templates and patterns."""
+"""Checks of the source: only ``gym_fed.core.bounded`` evaluates untrusted templates and patterns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATES = {
     "gym_fed/evaluation/suites/sandbox.py": "the environment of suites' templates",
     "gym_fed/evaluation/suites/rendering.py": "templates of the registry's suites; untrusted ones are `sandboxed`",
 }
-"""Modules outside ``gym_fed.bounded`` that may render Jinja, and the source of their templates."""
+"""Modules outside ``gym_fed.core.bounded`` that may render Jinja, and the source of their templates."""
 PATTERNS = {
     "gym_fed/evaluation/suites/rendering.py": "regex_replace, which a suite's template calls in the child process",
     "gym_fed/export/process.py": "numbers of errors",
@@ -32,13 +32,13 @@ _RENDERERS = {"render_jinja_template", "_compile_jinja_template", "from_string"}
 
 @cache
 def _modules() -> list[tuple[str, ast.Module]]:
-    """Return every module outside ``gym_fed.bounded``, with its path."""
+    """Return every module outside ``gym_fed.core.bounded``, with its path."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     read = [(file.relative_to(ROOT).as_posix(), file) for file in files]
     return [
         (place, ast.parse(file.read_text(encoding="utf-8")))
         for place, file in read
-        if not place.startswith("gym_fed/bounded/")
+        if not place.startswith("gym_fed/core/bounded/")
     ]
 
 

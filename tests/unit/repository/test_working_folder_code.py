@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.child_process import module_command
+from gym_fed.core.child_process import module_command
 from gym_fed.training.run.reproducibility import _git
 from tests.support.sources import ROOT
 
@@ -20,7 +20,7 @@ ISOLATED = {
 }
 """Modules that name the interpreter themselves, and the option that leaves the working folder out there."""
 FINDERS = {
-    "gym_fed/child_process.py",
+    "gym_fed/core/child_process.py",
     "gym_fed/local_federation.py",  # the folder of installed commands
     "gym_fed/training/processes/launch.py",  # torchrun takes the interpreter apart from its arguments
     "client/gym_client/cli/service.py",  # the same folder
@@ -50,12 +50,12 @@ def test_a_child_process_imports_nothing_from_the_working_folder(hostile: Path) 
 
 def test_the_commands_keep_the_working_folder_from_processes_that_libraries_start(hostile: Path) -> None:
     script = (
-        "import sys, subprocess; from gym_fed.child_process import shut_out_working_folder as shut; shut(); "
+        "import sys, subprocess; from gym_fed.core.child_process import shut_out_working_folder as shut; shut(); "
         "sys.exit(subprocess.run([sys.executable, '-c', 'import typer']).returncode)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, hostile.exists()) == (0, False), done.stderr
-    console = (ROOT / "gym_fed" / "console.py").read_text()
+    console = (ROOT / "gym_fed" / "core" / "console.py").read_text()
     assert "shut_out_working_folder()" in console.partition("def run_app")[2]
 
 
@@ -71,7 +71,7 @@ def test_no_module_starts_the_interpreter_by_itself() -> None:
     for place, option in ISOLATED.items():
         assert option in found.pop(place)
     assert set(found) <= FINDERS
-    assert [place for place, words in found.items() if "-m" in words] == ["gym_fed/child_process.py"]
+    assert [place for place, words in found.items() if "-m" in words] == ["gym_fed/core/child_process.py"]
 
 
 def test_the_commit_is_read_without_executing_what_the_repositorys_config_names(

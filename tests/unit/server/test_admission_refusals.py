@@ -13,10 +13,10 @@ from gym_server.store.tables import rounds, updates
 from gym_server.strategy.tasks import new_task
 from sqlalchemy import select
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 from tests.support.installed import install
 from tests.support.loopback_hub import LoopbackHub, some_delta
 

@@ -15,11 +15,11 @@ from gym_server.cli.checks_at_start import check_at_start
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 
-from gym_fed.base_files import licence_of
+from gym_fed.base.files import licence_of
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import digests_by_tensor
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub
 

@@ -22,10 +22,10 @@ from gym_server.rounds.commitments import Commitments, committed_at
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.commitment import UploadCommitment
-from gym_fed.identity.keys import SigningKey
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.commitment import UploadCommitment
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 DIGEST = hashlib.sha256(b"an update").hexdigest()
 ANN = SigningKey.generate().contributor

@@ -21,14 +21,14 @@ from gym_client.identity.pins import ServerPin, pin_path
 from gym_client.identity.trust import establish
 from gym_server.rpc.limits import ADDRESSES, EnrolmentLimits
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity import history
-from gym_fed.identity.history import History
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.login import MAX_WORK_BITS, do_work, enrolment_claim, login_claim, work_is_done
-from gym_fed.identity.statements import Revocation
-from gym_fed.wire.limits import PROTOCOL
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity import history
+from gym_fed.trust.identity.history import History
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.login import MAX_WORK_BITS, do_work, enrolment_claim, login_claim, work_is_done
+from gym_fed.trust.identity.statements import Revocation
+from gym_fed.trust.wire.limits import PROTOCOL
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support import balance_hub
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub

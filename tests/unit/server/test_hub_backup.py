@@ -32,11 +32,11 @@ from gym_server.backup.backup import KeyPolicy, backup, check_backup, check_hub
 from gym_server.backup.restore import fork_in_place, restore
 from gym_server.store.tables import credits
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey, server_id
-from gym_fed.ledger.heads import FORMAT as HEAD_FORMAT
-from gym_fed.ledger.heads import Head, SignedHead
-from gym_fed.ledger.restored import HubRestored, Restored, SignedRestored
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.ledger.heads import FORMAT as HEAD_FORMAT
+from gym_fed.trust.ledger.heads import Head, SignedHead
+from gym_fed.trust.ledger.restored import HubRestored, Restored, SignedRestored
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 from tests.support.postgres import PASSWORD, PostgresServer
 

@@ -19,9 +19,9 @@ from gym_server.clock_watch import ClockWatch
 from gym_server.store.database import Database
 from gym_server.store.tables import nodes, rounds
 
-from gym_fed import portable
-from gym_fed.portable import steady_seconds
-from gym_fed.wire.limits import KEEPALIVE_SECONDS
+from gym_fed.core import portable
+from gym_fed.core.portable import steady_seconds
+from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 
 HOUR = 3600.0
 

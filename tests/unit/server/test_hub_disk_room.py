@@ -7,7 +7,7 @@ import errno
 import pytest
 from gym_server.store.room import raise_if_full
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from gym_server.store.tables import evaluation_seeds
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.sections import GateConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import model_tensors
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.evaluation.results import TaskResult
-from gym_fed.files import file_sha256
-from gym_fed.ledger.evaluations import commitment, drawn_rows
+from gym_fed.trust.ledger.evaluations import commitment, drawn_rows
 from tests.support.evaluations import choice_task
 from tests.support.gated_hub import refusal, with_gate
 from tests.support.judged_rounds import Judged

@@ -21,10 +21,10 @@ from gym_server.rounds.round_store import MERGING
 from gym_server.store.tables import objects, rounds, uploads
 from sqlalchemy import select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.identity.variant import VariantManifest
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.identity.variant import VariantManifest
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
 from tests.support.hub import HubProcess
 from tests.support.judged_rounds import DENSE, Judged

@@ -26,7 +26,7 @@ from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 
 RANK = 2
 

@@ -30,16 +30,16 @@ from gym_server.store.tables import privacy_seeds, privacy_spending, updates
 from gym_server.strategy import DeltaSoup
 from sqlalchemy import select, update
 
+from gym_fed.base.models import load_model
 from gym_fed.config.hub.privacy import PrivacyConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.config.train.training import LoraSettings
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.models import load_model
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
 from tests.support.private_hub import NAMES, PRIVATE, PrivateRounds, private_hub

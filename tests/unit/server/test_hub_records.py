@@ -17,12 +17,12 @@ from gym_server.evaluations.records import records_folder
 from gym_server.federation import Federation
 from gym_server.store.tables import rounds
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.evaluation.records.keys import samples_path
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.evaluation.records.writer import write_record
-from gym_fed.files import file_sha256
-from gym_fed.ledger.evaluations import EVALUATED
+from gym_fed.trust.ledger.evaluations import EVALUATED
 from tests.support.evaluations import choice_task, results_of
 from tests.support.loopback_hub import LoopbackHub
 

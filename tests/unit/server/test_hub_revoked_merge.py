@@ -11,9 +11,9 @@ from gym_server.store.tables import updates
 from sqlalchemy import select, update
 
 from gym_fed.delta.base import model_tensors
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest
-from gym_fed.identity.statements import TransferOrder
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_fed.trust.identity.statements import TransferOrder
 from tests.support.enrolment import enrol
 from tests.support.judged_rounds import Judged
 

@@ -16,12 +16,12 @@ from gym_server.federation import Federation, read_config
 from gym_server.store.tables import rounds
 from sqlalchemy import select
 
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.generated import generate
 from gym_fed.delta.base import model_tensors
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import batch_losses
 from gym_fed.evaluation.probe.prompts import own_prompts
-from gym_fed.models import load_model
 from tests.support.gated_hub import refusal, with_gate
 from tests.support.judged_rounds import Delta, Judged
 

@@ -30,11 +30,11 @@ from gym_server.store.tables import (
 from gym_server.strategy.tasks import new_task
 from sqlalchemy import select, update
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.identity.statements import TransferOrder
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.credit.running_score import RunningScore
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.identity.statements import TransferOrder
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
 KEYS = [SigningKey.generate() for _ in range(3)]

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from gym_fed.config.hub.amounts import MAX_ROYALTIES
 from gym_fed.config.hub.credits import RewardsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import contributor_id
-from gym_fed.ledger.royalties import PaidVersion, attribute, find_version, split, totals
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import contributor_id
+from gym_fed.trust.ledger.royalties import PaidVersion, attribute, find_version, split, totals
 
 KEYS = sorted((bytes([number]) * 32 for number in range(4)), key=contributor_id)
 ANN, BOB, CAT, OWNER = map(contributor_id, KEYS)

@@ -25,8 +25,8 @@ dashboard-keys list
 """
 PROBE = """
 import sys
-import gym_fed.waiting
-gym_fed.waiting.SILENT_SECONDS = 0.01
+import gym_fed.core.waiting
+gym_fed.core.waiting.SILENT_SECONDS = 0.01
 from gym_server.cli.main import app
 app(["init", "--yes", "--dir", "hub"], standalone_mode=False)  # the first command describes the base, by its files
 for line in sys.stdin.read().split("\\n"):
@@ -53,7 +53,7 @@ def test_commands_that_merge_and_train_nothing_load_no_torch(tmp_path: Path) -> 
 
 FACTS = """
 import sys
-from gym_fed.kinds import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from gym_fed.core.registries import AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
 for kind in (AGGREGATORS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS):
     for name in kind.own():
         kind.type_of(name)

@@ -21,8 +21,8 @@ from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
 from sqlalchemy.exc import OperationalError
 
-from gym_fed.console import TextConsole, err, out
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.console import TextConsole, err, out
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.wait import SECONDS
 

@@ -17,7 +17,7 @@ from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.backup.gc import gc
 from gym_server.store.objects import ObjectStore
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.training.run.continuation import copy_checkpoint
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta

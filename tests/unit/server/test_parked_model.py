@@ -12,8 +12,8 @@ from gym_server.cli.checks_at_start import check_at_start
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.round_store import COMMITTED
 
+from gym_fed.core.errors import GymError
 from gym_fed.delta.base import tensors_digest
-from gym_fed.errors import GymError
 from tests.support.paced_room import Member, PacedRoom
 
 

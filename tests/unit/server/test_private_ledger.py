@@ -20,9 +20,9 @@ from gym_server.store.tables import rounds, updates
 from sqlalchemy import update
 
 import tests.support.private_hub
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger.entries import SEALED, seal
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.entries import SEALED, seal
 from tests.support.private_hub import NAMES, PrivateRounds, private_hub
 
 HOUR = 1_800_000_000 // BUCKET_SECONDS * BUCKET_SECONDS

@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 
 from gym_fed.config.hub.privacy import LocalPrivacy, PrivacyConfig
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from tests.support.agent_scene import Scene, empty
 from tests.unit.client.test_client_app import RECIPE, SERVER, Rounds, fresh_process, manifest_of

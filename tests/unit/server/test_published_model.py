@@ -13,9 +13,9 @@ from gym_server.store.tables import published
 from safetensors.torch import load_file
 from sqlalchemy import select
 
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import tensors_digest
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
 
 
 @pytest.mark.parametrize("base_dtype", ["bfloat16", "float32"])

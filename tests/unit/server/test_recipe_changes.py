@@ -15,7 +15,7 @@ from gym_server.rounds.recipes import changes_between, recipe_digest
 from gym_server.strategy.tasks import new_task
 from typer.testing import CliRunner
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 class Hub:

@@ -26,8 +26,15 @@ from gym_fed.config.schema.plugins import (
     records,
     require_plugins,
 )
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, CODECS, CONTRIBUTIONS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import (
+    AGGREGATORS,
+    CODECS,
+    CONTRIBUTIONS,
+    METHODS,
+    PRE_AGGREGATORS,
+    SERVER_OPTIMIZERS,
+)
 from tests.support.installed import install
 
 ROOT = Path(__file__).parents[3]

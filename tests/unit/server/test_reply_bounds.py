@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from gym_server.rounds.replies import EXPANSION, MAX_REASON, MAX_RECORDS_BYTES, check_reply
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.limits import DELTA_STYPE
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 BYTES = 1 << 20
 CAP = 1 << 30

@@ -18,11 +18,11 @@ from gym_server.strategy.tasks import new_task
 from sqlalchemy import update
 
 from gym_fed.config.hub.lineage import check_lineage, next_digest
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.ledger.entries import Entry
-from gym_fed.ledger.lineage import LineageCheck
-from gym_fed.ledger.royalties import PaidVersion, attribute
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.lineage import LineageCheck
+from gym_fed.trust.ledger.royalties import PaidVersion, attribute
 from tests.support.warm import run
 from tests.unit.server.test_server_state import (
     _updates_without_admission,  # noqa: F401 (used by every test here)

@@ -13,8 +13,8 @@ from gym_server.cli.main import app
 from gym_server.cli.setup import HubChoices, init_hub
 from typer.testing import CliRunner
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.tls import certificate_request, create_certificate, fingerprint
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.tls import certificate_request, create_certificate, fingerprint
 from tests.support.authority import NAME, Authority
 
 

@@ -22,8 +22,8 @@ from gym_server.store.tables import readers, settings
 from sqlalchemy import func, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.postgres import PASSWORD, PostgresServer, why_not
 from tests.support.wait import SECONDS
 from tests.support.warm import run

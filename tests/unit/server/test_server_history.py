@@ -9,11 +9,11 @@ import pytest
 from gym_server.store.tables import account_keys, accounts, transfers
 from sqlalchemy import Table, delete, true, update
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.history import History
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.statements import TransferOrder
-from gym_fed.ledger.export import first_line, lines, verify_lines
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.history import History
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.statements import TransferOrder
+from gym_fed.trust.ledger.export import first_line, lines, verify_lines
 from tests.support.balance_hub import HOLD, Hub
 
 

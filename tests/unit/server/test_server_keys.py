@@ -14,13 +14,13 @@ from gym_server.store.tables import key_refusals
 from sqlalchemy import select
 
 from gym_fed.config.hub.sections import LimitsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity import encryption
-from gym_fed.identity.history import History, key_at
-from gym_fed.identity.keys import SigningKey, verify_signature
-from gym_fed.identity.manifest import UpdateManifest, new_nonce
-from gym_fed.identity.statements import Revocation, Rotation, TransferOrder
-from gym_fed.identity.tls import private_pem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity import encryption
+from gym_fed.trust.identity.history import History, key_at
+from gym_fed.trust.identity.keys import SigningKey, verify_signature
+from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
+from gym_fed.trust.identity.statements import Revocation, Rotation, TransferOrder
+from gym_fed.trust.identity.tls import private_pem
 from tests.support.balance_hub import HOLD, Hub
 
 

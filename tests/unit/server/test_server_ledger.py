@@ -14,12 +14,12 @@ from gym_server.store.database import Database
 from gym_server.store.tables import credits, ledger, ledger_heads, ledger_signatures
 from sqlalchemy import select
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.canonical import canonical_digest, canonical_json
-from gym_fed.identity.keys import SigningKey
-from gym_fed.ledger.entries import GENESIS_HASH, Entry
-from gym_fed.ledger.export import LedgerCheck, first_line, lines, verify_file, verify_lines
-from gym_fed.ledger.heads import EntryProof, SignedHead
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.entries import GENESIS_HASH, Entry
+from gym_fed.trust.ledger.export import LedgerCheck, first_line, lines, verify_file, verify_lines
+from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 
 ANN, BOB = "c" + "a" * 16, "c" + "b" * 16
 SCHEMA_1 = Path(__file__).parents[1] / "golden" / "hub-schema-1.sql"

@@ -18,8 +18,8 @@ from gym_server.store.tables import accounts, credits, updates
 from gym_server.store.tables import metadata as today
 from sqlalchemy import Connection, create_engine, inspect, select, text
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEY = GOLDEN / "hub-0.1-ledger.pem"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gym_server.rpc import transfers
 
-from gym_fed.wire.limits import CHUNK_BYTES
+from gym_fed.trust.wire.limits import CHUNK_BYTES
 
 
 @pytest.mark.parametrize("offset", [0, 5, 2 * CHUNK_BYTES, 2 * CHUNK_BYTES + 300])

@@ -19,7 +19,7 @@ from gym_server.store import remote
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 
 BOUND = 3000

@@ -16,9 +16,9 @@ from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import MERGING, Round
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.trainer import Trainer
 

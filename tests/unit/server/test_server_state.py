@@ -24,16 +24,16 @@ from gym_server.rounds.round_store import MERGING, Round
 from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
 from sqlalchemy import select, update
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.files import file_sha256
-from gym_fed.identity.canonical import canonical_json
-from gym_fed.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.ledger.entries import GENESIS_HASH
-from gym_fed.models import load_model
+from gym_fed.trust.identity.canonical import canonical_json
+from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from gym_fed.trust.ledger.entries import GENESIS_HASH
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 

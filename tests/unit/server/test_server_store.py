@@ -9,7 +9,7 @@ from gym_server.ledger.chain import Ledger
 from gym_server.rounds.round_store import RoundStore
 from gym_server.store.database import Database
 
-from gym_fed.identity.keys import SigningKey
+from gym_fed.trust.identity.keys import SigningKey
 
 
 @pytest.mark.parametrize("node_id", [1, 2**63 - 1, 2**63, 17614978349170332665, 2**64 - 1])

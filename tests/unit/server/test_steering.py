@@ -24,8 +24,8 @@ from gym_server.strategy.tasks import new_task
 from gym_server.web.home import snapshot
 from typer.testing import CliRunner
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.wait import SECONDS
 

@@ -19,9 +19,9 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.task import SoupReference, TaskSpec, TrainingRecipe
 from gym_fed.config.schema.plugins import plugins_of
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, TUNING
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, TUNING
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.installed import install
 from tests.support.variants import write_random_delta
 

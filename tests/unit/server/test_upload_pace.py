@@ -10,8 +10,8 @@ import pytest
 from gym_server.rpc.transfers import Transfers
 
 from gym_fed.config.hub.sections import LimitsConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.wire.v1 import hub_pb2 as pb
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
 
 NAME = "a" * 64

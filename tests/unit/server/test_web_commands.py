@@ -15,7 +15,7 @@ from gym_server.cli.run import run_hub
 from gym_server.federation import Federation, read_config
 from typer.testing import CliRunner
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 
 

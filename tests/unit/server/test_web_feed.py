@@ -16,7 +16,7 @@ from gym_server.store.tables import accounts
 from gym_server.web.feed import HubFeed
 from sqlalchemy.exc import OperationalError
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.web.events import QUEUE_LENGTH, Feed, PageEvent
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.wait import SECONDS

@@ -17,7 +17,7 @@ from gym_server.store.tables import accounts, messages, nodes, rounds, updates
 from gym_server.web.dashboard import SCREENS, Dashboard
 from gym_server.web.home import MAX_TASKS, snapshot
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.access import Access, Role, Visitor
 from tests.support.large_hub import fill
 from tests.support.loopback_hub import LoopbackHub

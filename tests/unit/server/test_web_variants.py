@@ -10,7 +10,7 @@ import pytest
 from gym_client.variants.variants import push_variant, sign_variant
 from gym_server.cli.variants import variants_of
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.hub_pages import HubPages
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_adapted
 from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import GymError
-from gym_fed.models import load_adapted
+from gym_fed.core.errors import GymError
 from gym_fed.serving.setup import open_serving
 from tests.support.adapters import logits, run, sibling
 

@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Gate, KeyFile
@@ -20,6 +19,7 @@ from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.serving.store.undo import undo
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.small_variants import fake_loader, signed_small_delta, small_base, small_delta
 from tests.unit.serving.test_api_app import Letters

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.json_body import MAX_BODY_BYTES
@@ -265,7 +265,7 @@ async def test_metrics_count_by_routes_that_nobody_can_choose(client: httpx.Asyn
 def test_the_hub_reads_the_usage_log_and_finds_the_version(tmp_path: Path) -> None:
     from gym_server.ledger.royalties import read_usage
 
-    from gym_fed.ledger.royalties import PaidVersion, find_version
+    from gym_fed.trust.ledger.royalties import PaidVersion, find_version
 
     digest = f"sha256:{'a' * 64}"
     path = tmp_path / "usage.jsonl"

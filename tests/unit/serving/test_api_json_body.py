@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from gym_fed.serving.http import json_body
 from gym_fed.serving.http.json_body import MAX_BODY_BYTES, MAX_VALUES, parse_body
 from gym_fed.serving.openai.catalogue import LOCAL

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.keys import Gate, KeyFile, bearer_token, hashed, require_local
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gym_quant.linear import linear_formats
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.padded import BatchCache

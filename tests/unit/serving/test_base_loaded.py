@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gym_fed.base.modeling.checkpoint import Checkpoint
+from gym_fed.base.models import load_model, load_tokenizer, nano_path
 from gym_fed.delta.base import BaseSpec
-from gym_fed.modeling.checkpoint import Checkpoint
-from gym_fed.models import load_model, load_tokenizer, nano_path
 from gym_fed.serving.base import checkpoint_digest, load_base
 
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_in_shards_has_the_same_digest(tmp_path: Path) -> None:
 
 
 def test_blocks_smaller_than_a_tensor_give_the_same_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_fed.modeling.tensor_files.BLOCK_WEIGHTS", 1000)
+    monkeypatch.setattr("gym_fed.base.modeling.tensor_files.BLOCK_WEIGHTS", 1000)
     require_same("gym-nano", "bfloat16")
 
 

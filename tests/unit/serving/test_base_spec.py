@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gym_fed.base.models import load_model, nano_path
 from gym_fed.delta.base import BaseSpec
-from gym_fed.models import load_model, nano_path
 from gym_fed.serving.base_spec import spec_of_files
 from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
 from gym_fed.serving.forward.plain_model import PlainModel
@@ -70,7 +70,7 @@ def test_files_that_do_not_show_the_whole_model_are_left_to_its_loading(tmp_path
 def test_torch_is_not_needed() -> None:
     program = """
 import sys
-from gym_fed.models import nano_path
+from gym_fed.base.models import nano_path
 from gym_fed.serving.base_spec import spec_of_files
 assert spec_of_files(nano_path(), "gym-nano").num_parameters
 print([name for name in ("torch", "transformers") if name in sys.modules])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.batch import input as batch_input
 from gym_fed.serving.batch.input import check_body, check_input
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.batch.input import BatchInput, BatchRequest, check_body, check_input
 from gym_fed.serving.batch.run import BatchOutput, BatchReport, run_batch, seeded
 

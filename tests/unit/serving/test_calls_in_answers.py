@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gym_fed.config.serving import StoredAnswersConfig
-from gym_fed.kinds import TOOL_FORMATS
+from gym_fed.core.registries import TOOL_FORMATS
 from gym_fed.serving.engine.request import Event, GenerationRequest, TokenLogprob
 from gym_fed.serving.openai.answers import AnswerChoice
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
@@ -33,7 +33,7 @@ CUT = '<tool_call>\n{"name": "weather", "arguments": {"city": "Be'
 
 @pytest.fixture(scope="module")
 def nano_tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     return load_tokenizer("gym-nano")
 

@@ -11,7 +11,7 @@ import torch
 from gym_quant.kernels import dispatch
 from gym_quant.kernels.decode import NormWeight
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.forward import multi_variant, variant_terms
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder, Norm

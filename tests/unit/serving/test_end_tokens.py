@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.base import load_base
 from gym_fed.serving.end_tokens import end_ids
 from tests.unit.serving.test_base_loaded import saved

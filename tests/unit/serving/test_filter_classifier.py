@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_adapted
 from gym_fed.config.content_filter import ClassifierConfig, FilterConfig
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_adapted
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.classifier import Classifier
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.prompts import Prompts

@@ -29,7 +29,7 @@ REFUSAL = "No."
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     found = load_tokenizer("gym-nano")
     found.chat_template = HERMES

@@ -27,7 +27,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"
 
 @pytest.fixture(scope="module")
 def nano_tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     return load_tokenizer("gym-nano")
 

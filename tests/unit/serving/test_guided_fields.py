@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService

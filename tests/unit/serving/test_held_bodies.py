@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.held_bodies import LEAST_OF_CALLER, MOST, MOST_OF_CALLER, HeldBodies

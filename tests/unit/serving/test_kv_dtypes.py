@@ -10,7 +10,7 @@ from gym_quant import kernels
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.setup import open_serving

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.kv_pool import KVPool, LayerShape
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.models import LoadedModel, load_model
 from gym_fed.serving.forward import merged
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.loaded import LoadedVariant

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gym_quant.kernels import MODES, ResidentSigns
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.loaded import LoadedVariant
@@ -140,7 +140,7 @@ def test_a_window_that_the_attention_does_not_use_is_found_out() -> None:
 
 
 def test_adapters_routers_and_half_precision_are_refused() -> None:
-    from gym_fed.modeling.mixture_of_depths import convert_to_mixture_of_depths
+    from gym_fed.base.modeling.mixture_of_depths import convert_to_mixture_of_depths
 
     adapted = build("Llama")
     adapted.peft_config = {"default": object()}  # as peft and transformers mark a model with an adapter

@@ -14,9 +14,9 @@ from gym_quant.kernels import ResidentSigns
 from gym_quant.registry import CODECS
 from gym_quant.resident import Transposed
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout

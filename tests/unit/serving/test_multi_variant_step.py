@@ -9,9 +9,9 @@ import pytest
 import torch
 from gym_quant.kernels import MODES
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout

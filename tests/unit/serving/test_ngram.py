@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.serving import EngineConfig
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.ngram import NgramProposer
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES
@@ -64,7 +64,7 @@ class Variants:
 
 @pytest.fixture(scope="module")
 def nano_tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     return load_tokenizer("gym-nano")
 

@@ -19,7 +19,7 @@ from gym_quant.packed_file import open_packed, write_packed
 from gym_quant.tiled_linear import TiledLinear
 
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.serving.base import load_base
 from gym_fed.serving.forward import packed_base, prepared
 from gym_fed.serving.forward.chunk import Chunk

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.decoding import Picture
 from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.processor import ProcessedPicture

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Gate

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForImageTextToText
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.quantization.config import CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer
 from gym_fed.serving.engine.generation import Generation

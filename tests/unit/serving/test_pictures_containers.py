@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageOps
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.containers import (
     MAX_BLOCKS,
     MAX_PARTS,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.models import load_tokenizer
+from gym_fed.base.models import load_tokenizer
 from gym_fed.serving.base import load_base
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel

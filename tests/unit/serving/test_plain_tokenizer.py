@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer, nano_path
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.models import load_tokenizer, nano_path
 from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.plain_tokenizer import PlainTokenizer, plain_tokenizer
 from tests.support.tool_templates import FORMS, OWN, source_of

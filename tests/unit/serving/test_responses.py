@@ -13,7 +13,7 @@ import pytest
 
 from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.serving import StoredAnswersConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import ContentFilter
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
@@ -42,7 +42,7 @@ OUTPUT_ITEM = {"type": "function_call_output", "call_id": "c1", "output": "rain"
 
 @pytest.fixture(scope="module")
 def nano_tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     return load_tokenizer("gym-nano")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gym_fed.config.serving import SamplingConfig, ServingConfig, StoredAnswersConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
@@ -84,7 +84,7 @@ def test_an_adapters_folder_has_its_bases_file_unless_it_has_its_own(tmp_path: P
 
 @pytest.mark.parametrize("url", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_request_is_filled_in_and_what_it_says_stands(url: str) -> None:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     engine = ScriptedEngine()
     service = OpenAIService(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.serving import EngineConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model, load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from gym_fed.serving.forward.multi_variant import MultiVariantModel

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import EngineConfig
-from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine import input_queue
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.input_queue import InputQueue

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.limits import Limits
 from gym_fed.serving.engine.logits_processors import repetition_penalty, warpers
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams

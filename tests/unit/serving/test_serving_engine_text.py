@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import GuideFactory

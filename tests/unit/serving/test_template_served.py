@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from gym_fed.cli.api.app import serving_config
 from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.chat.local_writer import open_plain
 from gym_fed.serving.chat.session import ChatSession
 from gym_fed.serving.openai.catalogue import LOCAL

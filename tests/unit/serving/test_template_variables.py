@@ -29,7 +29,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}{{ bos_
 
 @pytest.fixture(scope="module")
 def nano_tokenizer() -> Any:
-    from gym_fed.models import load_tokenizer
+    from gym_fed.base.models import load_tokenizer
 
     return load_tokenizer("gym-nano")
 

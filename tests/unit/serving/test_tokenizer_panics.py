@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import encode_rows, prompt_ids
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService

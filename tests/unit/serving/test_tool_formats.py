@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.kinds import TOOL_FORMATS
+from gym_fed.core.registries import TOOL_FORMATS
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.tool_calls import MAX_CALLS, Call, CallEnd, CallParser, MoreArguments
 from gym_fed.serving.openai.tool_formats._mistral import short_id

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.identity.keys import SigningKey
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store import bulk
 from gym_fed.serving.store.bulk import IncomingVariant
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.small_variants import fake_loader, small_base, small_delta
 
 KEY = SigningKey.generate()

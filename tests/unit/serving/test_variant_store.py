@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.files import write_atomically
-from gym_fed.identity.keys import SigningKey
-from gym_fed.identity.variant import SignedVariant
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
 from gym_fed.serving.store.bulk import IncomingVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.variant import SignedVariant
 from tests.support.small_variants import fake_loader, signed_small_delta, small_base, small_delta
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import CONTRIBUTIONS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import Coalition, CountedGame, Game, GroupedGame, Scores, Vector
 

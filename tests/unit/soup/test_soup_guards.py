@@ -9,11 +9,11 @@ import torch
 from pydantic import ValidationError
 
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.quantization import DeltaSoupConfig
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
 from gym_fed.soup.credit.rewards import split_pool

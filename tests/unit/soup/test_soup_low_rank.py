@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.delta.manifest import TensorRecord
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.lora.low_rank import LowRank, combine, frozen_a, products, refactor, rows_of

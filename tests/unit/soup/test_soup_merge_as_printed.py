@@ -14,15 +14,15 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS, METHODS
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS, METHODS
-from gym_fed.models import load_model
 from gym_fed.soup.linalg.gram import Needs
 
 README = Path(__file__).resolve().parents[3] / "README.md"

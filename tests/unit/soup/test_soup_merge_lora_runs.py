@@ -9,11 +9,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.factors import lora_change
 from gym_fed.delta.file import DeltaFile
-from gym_fed.models import load_model
 
 
 def adapted(base: Path, seed: int, **settings: Any) -> Any:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import METHODS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import METHODS
 from gym_fed.soup.building import build
 from gym_fed.soup.method import TensorTask
 from gym_fed.soup.methods._sparsify import draws

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import METHODS
 from gym_fed.data import encode_rows
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.merge_statistics import (
     StatisticsFile,
@@ -26,8 +28,6 @@ from gym_fed.evaluation.merge_statistics import (
     save_statistics,
 )
 from gym_fed.evaluation.soup_loss import SoupLoss
-from gym_fed.kinds import METHODS
-from gym_fed.models import LoadedModel, load_model
 from gym_fed.soup.building import build
 from gym_fed.soup.credit.parts import parts
 from gym_fed.soup.merging import merge

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import SERVER_OPTIMIZERS
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import SERVER_OPTIMIZERS
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge
 from gym_fed.soup.optimizer import OptimizerState

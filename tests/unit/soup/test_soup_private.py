@@ -18,12 +18,12 @@ from hypothesis.extra import numpy as hnp
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import AdaptiveClipping, PrivacyConfig, ReleasePrivacy
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Ruler, on_lattice, scale_factors
 from gym_fed.privacy.noise import NoiseSource

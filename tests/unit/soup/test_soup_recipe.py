@@ -9,8 +9,8 @@ import torch
 
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.yaml.file import dump_yaml, load_config
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import AGGREGATORS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS
 from gym_fed.soup.building import build_aggregator
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.kinds import AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS
 from gym_fed.soup.aggregator import CoordinateRule
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gym_fed.config.hub.soup import Option, SoupRecipe
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.linalg.ordered import Array
 from gym_fed.soup.linalg.spatial_median import spatial_median

@@ -16,10 +16,10 @@ from gym_quant.codecs.lora import Lora
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.soup import stacks as decoded
 from gym_fed.soup.linalg import signs
 from gym_fed.soup.merging import inner_products, merge

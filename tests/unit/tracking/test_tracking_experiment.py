@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gym_fed import Experiment
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

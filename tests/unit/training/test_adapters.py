@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gym_fed.base.modeling.adapter_base import BASE_RECORD
+from gym_fed.base.modeling.adapters import merge_adapters, read_adapter
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapter_base import BASE_RECORD
-from gym_fed.modeling.adapters import merge_adapters, read_adapter
-from gym_fed.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.model.adapters import check_adapters
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import ROWS, logits, run, settings, sibling

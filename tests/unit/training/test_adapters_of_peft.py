@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import merged
-from gym_fed.models import load_model
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.adapters import logits, run, sibling
 from tests.support.peft_adapters import ADAPTERS, made, plain
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import LoadedModel, load_model
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("upper", 160)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.row_counts import counts_of
 from gym_fed.data.rows import as_kind
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import (
     HELD_OUT,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import validate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model, load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.algorithms.preference.tdpo import answer_terms, tdpo_loss
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer

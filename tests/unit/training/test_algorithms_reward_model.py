@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.base.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
 from gym_fed.training.algorithms.ppo._critic import load_critic
 from gym_fed.training.algorithms.preference._answers import encode_answers
 from gym_fed.training.trainer import Trainer

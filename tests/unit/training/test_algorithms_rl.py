@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.run.job import Job
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick

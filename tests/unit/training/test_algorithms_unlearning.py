@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.data.rows import as_kind
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 
@@ -135,7 +135,7 @@ def test_every_setting_changes_what_is_learnt(
 
 
 def test_a_batch_holds_as_many_rows_to_forget_as_to_keep() -> None:
-    from gym_fed.kinds import ALGORITHMS
+    from gym_fed.core.registries import ALGORITHMS
     from gym_fed.training.algorithms.unlearning._trainer import ForgetAndRetain
 
     tokenizer = load_model("gym-nano").tokenizer

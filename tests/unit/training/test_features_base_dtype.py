@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.evaluation import heldout_loss
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import capitals
 from tests.support.tuning_cases import METHODS, ROWS, config, train

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gym_fed.base.modeling.mixture_of_depths import convert_to_mixture_of_depths
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.mixture_of_depths import convert_to_mixture_of_depths
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
 

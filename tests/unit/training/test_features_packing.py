@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.rows.sources import split_rows
 from gym_fed.training.trainer import Trainer

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.modeling.rope import scale_rope
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data import generate
-from gym_fed.errors import GymError
-from gym_fed.modeling.rope import scale_rope
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
 KINDS: list[dict[str, Any]] = [

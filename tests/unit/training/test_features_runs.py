@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import FEATURES
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import FEATURES
-from gym_fed.models import load_model
 from gym_fed.training.active_features import active_features
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer

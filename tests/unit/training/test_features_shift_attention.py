@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from gym_fed.base.modeling.shift_attention import group_size, register_shift_attention, shifted_attention
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data import generate
-from gym_fed.errors import GymError
-from gym_fed.modeling.shift_attention import group_size, register_shift_attention, shifted_attention
-from gym_fed.models import load_model
 from gym_fed.training.features.shift_attention import ShiftAttention
 from gym_fed.training.trainer import Trainer
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 
 LENGTHS = (1, 9, 2, 14, 5, 3, 11, 1, 7, 4)

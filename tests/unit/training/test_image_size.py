@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model, load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.checks import check_inputs
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.vision.conversations import encode_image_rows

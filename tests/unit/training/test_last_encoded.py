@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.generated import generate
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
 from gym_fed.training.rows.last_encoded import LastEncoded
 from gym_fed.training.rows.run_rows import RunRows, encode_run
 from gym_fed.training.trainer import Trainer

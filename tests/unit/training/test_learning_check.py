@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data import generate
-from gym_fed.errors import GymError
 from gym_fed.evaluation.generation import greedy_ids
-from gym_fed.models import load_model
 from gym_fed.training.run.check import LearningCheck, _answer_of, prompt_of
 from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import GymError
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.core.errors import GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.run.spikes import check_spikes
 
 TAUGHT = ("distillation", "sequence_distillation")

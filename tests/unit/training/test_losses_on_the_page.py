@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
 from gym_fed.training.run.job import Job
 from tests.support.preferences import UNEVEN
 from tests.support.siblings import make_sibling

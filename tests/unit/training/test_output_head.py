@@ -13,10 +13,10 @@ from trl import SFTTrainer
 from trl.trainer import sft_trainer
 from trl.trainer.utils import add_fused_lm_head
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_tokenizer
 from gym_fed.training.model.output_head import FUSED, add_output_head, own_heads
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import ROWS as PAIRS

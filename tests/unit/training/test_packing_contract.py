@@ -11,11 +11,11 @@ import pytest
 import torch
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
+from gym_fed.base.modeling.attention_state import ISOLATES_ROWS, carried_state
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.attention_state import ISOLATES_ROWS, carried_state
-from gym_fed.models import load_tokenizer
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer

@@ -13,14 +13,14 @@ import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.train.outcome import outcome_lines
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import LocalPrivacy
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
-from gym_fed.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.private.gradients import ClippedGradients, example_losses, require_exact
 from gym_fed.training.private.loop import _physical_batches, _require_finite
 from gym_fed.training.private.noise import LatticeNoise, noisy_optimizer

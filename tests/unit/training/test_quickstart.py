@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from gym_fed import quickstart
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.reading import load_rows
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training import trainer
 
 

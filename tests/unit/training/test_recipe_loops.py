@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.length import Length, LengthConfig
 from gym_fed.training.loops import DPO, GRPO, PPO, SFT, StringThread
 from gym_fed.training.recipe import RecipeContext

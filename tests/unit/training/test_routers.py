@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Llama4TextConfig, PhimoeConfig, Qwen2MoeConfig
 
+from gym_fed.base.modeling.routers import router_names
 from gym_fed.config.train.tuning import LoraSettings
-from gym_fed.modeling.routers import router_names
 from gym_fed.training.tuning.lora import add_lora
 
 SIZES: dict[str, Any] = {

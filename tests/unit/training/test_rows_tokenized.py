@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from gym_fed.training.rows.preprocess import preprocess
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import capitals

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import yaml
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_model
 from gym_fed.training.rows.batch_size import check_batch_size, largest_on_cpu
 from gym_fed.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.checkpoints import SEAL, damage, newest_intact, seal
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.reproducibility import RunWarning

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import ROWS, run, settings
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.system_errors import is_disk_full
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import is_disk_full
 from gym_fed.training.rows.preprocess import preprocess
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import ROWS, run, settings

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.cli.train.train import _next as advice_after
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.library_env import settle
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.library_env import settle
-from gym_fed.models import load_model
 from gym_fed.training.run.hooks import RunHooks, StepReport
 from gym_fed.training.run.reproducibility import RunWarning
 from gym_fed.training.trainer import Trainer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.processes.sharding import check_distributed, deepspeed_config
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.folder_lock import FolderLock

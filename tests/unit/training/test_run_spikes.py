@@ -12,8 +12,8 @@ import torch
 
 from gym_fed.config.train.run import LossSpikes
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.run.spikes import SkippingSampler, SpikeWatch, check_spikes
 from gym_fed.training.trainer import Trainer
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data import generate
-from gym_fed.errors import GymError
 from gym_fed.evaluation import heldout_loss
-from gym_fed.models import load_model
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 

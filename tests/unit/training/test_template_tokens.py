@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED, encode_one
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.generation import answer
 from gym_fed.evaluation.graders.base import Grader, Sample
-from gym_fed.models import load_model, load_tokenizer
 from gym_fed.training.model.template_tokens import require_embedded, template_tokenizer
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import byte_tokenizer

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TUNING
-from gym_fed.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.training.trl_glue import LocalOnly, _require_adapter
 
 

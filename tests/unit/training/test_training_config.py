@@ -12,8 +12,8 @@ from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config, validate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.run.checks import check_config
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))

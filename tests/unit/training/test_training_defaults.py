@@ -9,13 +9,13 @@ import pytest
 import torch
 import yaml
 
+from gym_fed.base.models import load_tokenizer
 from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.defaults import LARGE
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.models import load_tokenizer
 from gym_fed.training.defaults import Defaults, with_defaults
 from gym_fed.training.trainer import Trainer
 
@@ -111,7 +111,7 @@ def test_little_memory_makes_small_batches(
 
 
 def test_a_model_in_memory_gets_the_same_defaults(large_base: Path, tmp_path: Path) -> None:
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     loaded = load_model(str(large_base))
     trainer = Trainer(
@@ -124,7 +124,7 @@ def test_a_model_in_memory_gets_the_same_defaults(large_base: Path, tmp_path: Pa
 
 
 def test_a_model_in_memory_without_a_name_is_trained_too(large_base: Path, tmp_path: Path) -> None:
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     loaded = load_model(str(large_base))
     settings = TrainingConfig(output_dir=tmp_path / "run", max_steps=1, device="cpu", num_threads=1)

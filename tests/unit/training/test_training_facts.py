@@ -10,12 +10,12 @@ import pytest
 
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.kinds import ALGORITHMS, FEATURES, TUNING
+from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING
 from tests.support.sources import ROOT, our_files
 
 CHOOSES = {"algorithm", "finetuning", "optimizer"}
 TRANSLATES = ROOT / "gym_fed" / "config" / "llamafactory"
-NAMED_FOR_ONE = ("gym_fed/compat/modules/train.py", "gym_fed/config/recipe_presets.py")
+NAMED_FOR_ONE = ("gym_fed/train.py", "gym_fed/config/recipe_presets.py")
 """``run_sft`` is for one algorithm, and presets of sizes are the rates of one."""
 
 
@@ -99,7 +99,7 @@ def test_no_fact_of_an_algorithm_or_a_tuning_method_costs_torch() -> None:
         "members = [m for m in sys.modules if m.startswith('gym_fed.training.')]\n"
         "assert not members, members\n"
         "TrainingConfig.model_json_schema(), TaskSpec.model_json_schema()\n"
-        "from gym_fed.kinds import ALGORITHMS, FEATURES, TUNING\n"
+        "from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING\n"
         "for kind in (ALGORITHMS, FEATURES, TUNING):\n"
         "    for name in kind.own():\n"
         "        kind.type_of(name)\n"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.server import ServerConfig
@@ -18,7 +19,6 @@ from gym_fed.data import generate
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.models import load_model
 from gym_fed.soup.lora.low_rank import LowRank, frozen_a
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
@@ -105,7 +105,7 @@ def test_the_a_of_a_seed_and_a_layer_never_changes() -> None:
 
 
 def test_a_run_that_is_resumed_keeps_its_a(tmp_path: Path, runs: dict[str, Any]) -> None:
-    from gym_fed.errors import GymError
+    from gym_fed.core.errors import GymError
 
     steps = iter([False, False, True])
     loaded = load_model("gym-nano")

@@ -10,12 +10,12 @@ import pytest
 import torch
 import yaml
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
 from gym_fed.data.generated import generate
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
-from gym_fed.models import load_model
 from gym_fed.training.active_features import active_features
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer

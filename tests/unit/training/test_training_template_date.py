@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers.utils import chat_template_utils
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data import generate
-from gym_fed.errors import GymError
-from gym_fed.models import load_model
 from gym_fed.training.run import folder as run_folder
 from gym_fed.training.trainer import Trainer
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import AdaLoraSettings
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.evaluation import heldout_loss
-from gym_fed.kinds import TUNING
-from gym_fed.models import load_model
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning._checks import adalora_schedule
 from gym_fed.training.tuning.lora import lora_factors
@@ -190,7 +190,7 @@ def test_adalora_needs_a_step_that_measures_before_the_one_that_settles_ranks() 
 
 
 def test_loraplus_and_lora_fa_move_their_own_weights(runs: dict[str, Any], tiny_base: Path) -> None:
-    from gym_fed.kinds import OPTIMIZERS
+    from gym_fed.core.registries import OPTIMIZERS
 
     settings = TrainingConfig(finetuning="lora", lora={"loraplus_lr_ratio": 16}, learning_rate=1e-3)
     model = TUNING.new("lora").prepare(load_model(str(tiny_base)).model, settings)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.evaluation import heldout_loss
-from gym_fed.kinds import TUNING
-from gym_fed.models import load_model
 from gym_fed.training.model.loading import load_for_training
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning._loftq import loftq

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.errors import GymError
+from gym_fed.core.errors import GymError
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights

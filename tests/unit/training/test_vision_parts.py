@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.kinds import TUNING
-from gym_fed.models import load_model
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import TUNING
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
 TEXT = {

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from gym_fed.child_process import background_environment, put_last
+from gym_fed.core.child_process import background_environment, put_last
 from tests.support.wait import SECONDS, until
 
 CHILD = """
 import time
-from gym_fed.child_process import leave_at_eof
+from gym_fed.core.child_process import leave_at_eof
 leave_at_eof()
 print("up", flush=True)
 time.sleep(600)

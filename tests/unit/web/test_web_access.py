@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 from starlette.responses import Response
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web import keys as web_keys
 from gym_fed.web.access import MAX_SESSIONS, MAX_SESSIONS_OF_KEY, SESSION_SECONDS, Access, Role, Visitor
 from gym_fed.web.app import HEADERS, MAX_BODY_BYTES, Changing, Face, Looking, Measuring, Operating, create_app

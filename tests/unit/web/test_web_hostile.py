@@ -11,7 +11,7 @@ import pytest
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web import keys as web_keys
 from gym_fed.web.access import MAX_SESSIONS_OF_KEY, Access
 from gym_fed.web.app import MAX_LOGIN_BYTES, Face, create_app

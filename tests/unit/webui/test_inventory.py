@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.webui import inventory
 from gym_fed.webui.inventory import find_base, local_bases, local_variants
 from gym_fed.webui.workbench import Workbench, open_workbench

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.webui import jobs as jobs_module
 from gym_fed.webui.jobs import MAX_OUTPUT_BYTES, Jobs, WebJob
 

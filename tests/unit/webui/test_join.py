@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.webui import join
 from gym_fed.webui.jobs import Jobs, WebJob
 from tests.support.webui_client import webui_client

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.webui import model_actions, models
 from gym_fed.webui.jobs import Jobs

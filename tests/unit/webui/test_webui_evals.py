@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.evaluation.leaderboard.submit import submit
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import Figure
-from gym_fed.identity.keys import SigningKey
-from gym_fed.leaderboard.submit import submit
+from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.webui.record_views import wilson_interval
 from tests.support.evaluations import answer_task, choice_task, results_of
 from tests.support.webui_client import webui_client

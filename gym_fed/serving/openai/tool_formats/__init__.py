@@ -1,4 +1,1 @@
-"""Forms in which models write tool calls, one file each: how they are read, held to schemas, and shown to the model.
-
-Neighbours: imports none; imported by answers, tool_calls, tool_template, tools.
-"""
+"""Forms in which models write tool calls, one file each: how they are read, held to schemas, and shown to the model."""

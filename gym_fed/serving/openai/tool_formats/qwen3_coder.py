@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gym_fed.json_files import no_constant
+from gym_fed.core.json_files import no_constant
 from gym_fed.serving.openai.tool_formats._reading import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,

@@ -1,4 +1,1 @@
-"""Distillation: a student learns a teacher's distributions, or the answers that it writes. It may import ``sft``.
-
-Neighbours: imports base, sft; imported by none.
-"""
+"""Distillation: a student learns a teacher's distributions, or the answers that it writes. It may import ``sft``."""

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from gym_fed import console
 from gym_fed.config.algorithms.distillation import SequenceDistillationSettings
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core import console
+from gym_fed.core.files import drop_torn_line
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.rows import Row
 from gym_fed.data.text_tokens import text_ids
-from gym_fed.files import drop_torn_line
 
 _LINES_OF_PROGRESS = 10
 
@@ -77,7 +77,7 @@ class TeacherAnswers:
     def _generate(
         self, batches: list[list[str]], rows: dict[str, Row], known: dict[str, dict[str, Any]]
     ) -> None:
-        from gym_fed.models import load_model, pick_device
+        from gym_fed.base.models import load_model, pick_device
 
         device = str(pick_device(self._config.device))
         loaded = load_model(self._settings.teacher, dtype=self._dtype, device=device)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.config.algorithms.distillation import DistillationSettings
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.data.encoding import IGNORED
 from gym_fed.data.rows import Row
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.text import plain
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
 from gym_fed.training.run.job import Job
@@ -48,7 +48,7 @@ class Distillation(Algorithm):
         return not self.writes_answers(config)  # on-policy, the words are the student's own
 
     def check(self, config: TrainingConfig) -> None:
-        from gym_fed.models import resolve
+        from gym_fed.base.models import resolve
 
         settings = self.settings(config)
         resolve(settings.teacher)
@@ -61,7 +61,7 @@ class Distillation(Algorithm):
             )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        from gym_fed.models import load_tokenizer
+        from gym_fed.base.models import load_tokenizer
 
         settings = self.settings(config)
         ours, theirs = tokenizer.get_vocab(), load_tokenizer(settings.teacher).get_vocab()
@@ -156,7 +156,7 @@ def _prompt_length(labels: list[int]) -> int:
 
 def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
     """The frozen teacher, and how many rows of embeddings both models have."""
-    from gym_fed.models import load_model
+    from gym_fed.base.models import load_model
 
     teacher = load_model(
         settings.teacher,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed import console
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
 from gym_fed.training.run.job import Job
@@ -29,7 +29,7 @@ class SequenceDistillation(Algorithm):
     keeps_encoded = False
 
     def check(self, config: TrainingConfig) -> None:
-        from gym_fed.models import resolve
+        from gym_fed.base.models import resolve
 
         resolve(self.settings(config).teacher)
 

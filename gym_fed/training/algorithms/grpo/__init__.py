@@ -1,4 +1,1 @@
-"""GRPO, GSPO and RLOO, which compare answers to one prompt; and the generation of answers, which PPO shares.
-
-Neighbours: imports base; imported by ppo.
-"""
+"""GRPO, GSPO and RLOO, which compare answers to one prompt; and the generation of answers, which PPO shares."""

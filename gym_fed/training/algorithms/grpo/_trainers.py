@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.text_tokens import without_second_bos
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders._combined import CombinedGrader
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.training.model.output_head import add_output_head

@@ -1,4 +1,1 @@
-"""PPO: the algorithm (``ppo``), GAE, the clipped objective, the critic, and their trainer. It may import ``grpo``.
-
-Neighbours: imports grpo; imported by none.
-"""
+"""PPO: the algorithm (``ppo``), GAE, the clipped objective, the critic, and their trainer. It may import ``grpo``."""

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from gym_fed.errors import ErrorCode, GymError
-from gym_fed.modeling.adapters import merged
-from gym_fed.modeling.loading import load_weights
-from gym_fed.models import load_model, quiet_loading, resolve
+from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.modeling.loading import load_weights
+from gym_fed.base.models import load_model, quiet_loading, resolve
+from gym_fed.core.errors import ErrorCode, GymError
 
 _HEAD = "value_head.safetensors"
 

@@ -1,4 +1,1 @@
-"""DPO, TDPO, KTO, ORPO and SimPO: answers that people prefer or reject. It imports no other family.
-
-Neighbours: imports base; imported by reward_model.
-"""
+"""DPO, TDPO, KTO, ORPO and SimPO: answers that people prefer or reject. It imports no other family."""

@@ -1,4 +1,1 @@
-"""Unlearning: gradient difference and NPO. It may import ``sft``, which encodes the rows.
-
-Neighbours: imports base, sft; imported by none.
-"""
+"""Unlearning: gradient difference and NPO. It may import ``sft``, which encodes the rows."""

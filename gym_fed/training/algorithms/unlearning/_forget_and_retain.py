@@ -11,9 +11,9 @@ from abc import abstractmethod
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import EncodedRows, counts_of
 from gym_fed.data.rows import Row
-from gym_fed.errors import ErrorCode, GymError
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft
 from gym_fed.training.run.job import Job

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, select
 
-from gym_fed.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.store.tables import metadata, settings
 
 HEAD = "0006"

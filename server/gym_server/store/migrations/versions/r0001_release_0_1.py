@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import SchemaItem
 
-from gym_fed.ledger.entries import subjects
+from gym_fed.trust.ledger.entries import subjects
 
 revision = "0001"
 down_revision = None

@@ -1,0 +1,1 @@
+"""A base model: its files, digests, loading, downloads and imports from other formats."""

@@ -1,0 +1,140 @@
+"""Bounds on what huggingface_hub's client reads for others, such as ``datasets``, which read an answer whole.
+
+    with_bounds()                    # once a process
+    may_send("owner/name", {"train.jsonl": 9_000})
+
+From then on no answer for a file of that data set is longer than the file or the range that was asked for, and none for
+a description, a redirect or an error is longer than those are. Other files are bounded by those who fetch them.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import httpx2
+
+from gym_fed.base.downloads.limits import (
+    MAX_INFO_BYTES,
+    MAX_OTHER_BYTES,
+    READ_SECONDS,
+    SLOWEST_BYTES_PER_SECOND,
+)
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain, readable_bytes
+
+if TYPE_CHECKING:
+    _Factory = Callable[[], httpx2.Client]
+
+_KEY = "gym_fed_most_bytes"
+_FILE = re.compile(r"(?:/.*)?/datasets/([^/]+(?:/[^/]+)?)/resolve/[^/]+/(.+)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)", re.ASCII)
+
+_sizes: dict[str, dict[str, int]] = {}
+_bounded: list[object] = []
+
+
+def may_send(name: str, sizes: Mapping[str, int]) -> None:
+    """Bound the answers for the files of a data set, by path, to their sizes in bytes."""
+    _sizes[name.lower()] = dict(sizes)
+
+
+def with_bounds() -> None:
+    """Have every client that huggingface_hub makes from now on check its answers. Calling again changes nothing."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    make: _Factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    if make in _bounded:
+        return
+
+    def bounded() -> httpx2.Client:
+        client = make()  # the one that was set, with its proxies and certificates
+        hooks = client.event_hooks
+        client.event_hooks = {
+            "request": [*hooks["request"], _note_limit],
+            "response": [_bound, *hooks["response"]],
+        }
+        return client
+
+    _bounded.append(bounded)
+    set_client_factory(bounded)
+
+
+def _note_limit(request: httpx2.Request) -> None:
+    """What the first request asked for; a redirect carries it on to the address where the bytes are."""
+    if _KEY in request.extensions:
+        return
+    limit: int | None = None
+    path = unquote(request.url.path)
+    if found := _FILE.fullmatch(path):
+        sizes = _sizes.get(found[1].lower())
+        if sizes is not None:
+            limit = max(sizes.get(found[2], 0), MAX_OTHER_BYTES)
+            asked = _RANGE.fullmatch(request.headers.get("Range", ""))
+            if asked is not None:
+                limit = max(0, int(asked[2]) + 1 - int(asked[1]))
+            request.headers["Accept-Encoding"] = "identity"
+    elif "/api/" in path:
+        limit = MAX_INFO_BYTES
+    request.extensions[_KEY] = limit
+
+
+def _bound(response: httpx2.Response) -> None:
+    limit = response.request.extensions.get(_KEY)
+    if response.has_redirect_location or response.is_error:
+        limit = MAX_OTHER_BYTES
+    if limit is None:
+        return
+    if (
+        response.headers.get("Content-Encoding", "identity") != "identity"
+        and "/api/" not in response.url.path
+    ):
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{_where(response)}: sends bytes that are packed, which was not asked for",
+            "check HF_ENDPOINT, or choose another repository",
+        )
+    response.stream = _Bounded(response, limit)
+
+
+class _Bounded(httpx2.SyncByteStream):
+    """The body of an answer, refused from the byte on that is too many, and when it comes in drops."""
+
+    def __init__(self, response: httpx2.Response, limit: int) -> None:
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        self._inner, self._limit, self._where = response.stream, limit, _where(response)
+
+    def __iter__(self) -> Iterator[bytes]:
+        seen, waited, parts = 0, 0.0, iter(self._inner)
+        while True:
+            began = time.monotonic()
+            part = next(parts, None)
+            waited += time.monotonic() - began  # what the reader does in between is its own
+            if part is None:
+                return
+            seen += len(part)
+            if seen > self._limit:
+                raise GymError(
+                    ErrorCode.TOO_LARGE,
+                    f"{self._where}: sends more than the {readable_bytes(self._limit)} that it may",
+                    "check HF_ENDPOINT, or choose another repository",
+                )
+            if waited > READ_SECONDS + seen / SLOWEST_BYTES_PER_SECOND:
+                raise GymError(
+                    ErrorCode.DEADLINE_EXCEEDED,
+                    f"{self._where}: sent {readable_bytes(seen)} in {waited:.0f} s",
+                    "check HF_ENDPOINT, or run the same again later",
+                )
+            yield part
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _where(response: httpx2.Response) -> str:
+    url = response.url  # a signed address of a file has secrets after its path
+    return plain(f"{url.scheme}://{url.netloc.decode()}{url.path}", 200)

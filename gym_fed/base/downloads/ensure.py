@@ -1,0 +1,126 @@
+"""Has a model on this machine, or gets it: offered, agreed to, fetched; a model that is whole here costs no request.
+
+folder = ensure_model("Qwen/Qwen3-0.6B", consent=lambda offer: ask(offer.describe()))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gym_fed.base.downloads.fetch import Report, fetch, silent
+from gym_fed.base.downloads.hub import cached_dataset
+from gym_fed.base.downloads.offer import DownloadOffer, offer_dataset, offer_model
+from gym_fed.base.downloads.selection import is_whole
+from gym_fed.base.downloads.streamed import agree, agreed_commit
+from gym_fed.base.models import MAX_ADAPTERS, is_hub_name, no_base_model, resolve
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+
+Consent = Callable[[DownloadOffer], bool]
+"""Is shown an offer and returns whether to go on; may raise a ``GymError`` of its own."""
+
+
+def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Path:
+    """The folder of a model; what is not on this machine is fetched from the Hub, if ``consent`` agrees.
+
+    Of an adapter, its base is ensured too, by an offer of its own.
+
+    Args:
+        name: As for ``gym_fed.base.models.load_model``.
+        consent: Asked at most once for each repository.
+        report: Receives the progress, see ``fetch``.
+
+    Raises:
+        GymError: As ``resolve`` for a path; as ``offer_model`` and ``fetch``; ``MODEL_NOT_FOUND`` without consent.
+    """
+    found: Path | None = None
+    wanted = name
+    for _ in range(MAX_ADAPTERS + 1):
+        folder = _present(wanted)
+        if folder is None:
+            offer = offer_model(wanted)
+            if not consent(offer):
+                raise declined(offer)
+            folder = fetch(offer, report)
+        found = found or folder
+        if (base := _base_of(folder)) is None:
+            return found
+        wanted = base
+    raise no_base_model(name)
+
+
+def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[DownloadOffer, Path]:
+    """The newest commit of a model of the Hub, whatever is on this machine; needs consent if bytes are missing.
+
+    Raises:
+        GymError: As ``ensure_model``; ``USAGE`` for a name that is a path of this machine.
+    """
+    if not is_hub_name(name):
+        raise GymError(ErrorCode.USAGE, f"{name}: is on this machine", "give a name of the Hub: OWNER/NAME")
+    offer = offer_model(name)
+    if offer.missing_bytes and not consent(offer):
+        raise declined(offer)
+    folder = fetch(offer, report)
+    if (base := _base_of(folder)) is not None:
+        ensure_model(base, consent=consent, report=report)
+    return offer, folder
+
+
+def missing_model(name: str) -> bool:
+    """Whether ``ensure_model`` would ask the Hub for ``name``, or for the base of it."""
+    wanted = name
+    for _ in range(MAX_ADAPTERS + 1):
+        if (folder := _present(wanted)) is None:
+            return True
+        if (base := _base_of(folder)) is None:
+            return False
+        wanted = base
+    raise no_base_model(name)
+
+
+def missing_dataset(name: str) -> bool:
+    """Whether ``ensure_dataset`` would ask the Hub for ``name``."""
+    return cached_dataset(name) is None and agreed_commit(name) is None
+
+
+def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:
+    """Ask for consent to read a data set of the Hub, unless it is in this machine's cache, or was given for this run.
+
+    Its rows are streamed, at the commit of the offer.
+
+    Raises:
+        GymError: As ``offer_dataset``; ``NOT_FOUND`` without consent.
+    """
+    if not missing_dataset(name):
+        return
+    offer = offer_dataset(name, subset)
+    if not consent(offer):
+        raise declined(offer)
+    agree(offer)
+
+
+def declined(offer: DownloadOffer) -> GymError:
+    """That nothing was fetched, because nobody agreed to it."""
+    code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
+    return GymError(code, f"{offer.name}: not fetched, as you wished", offer.remedy())
+
+
+def _present(name: str) -> Path | None:
+    """Where a model is on this machine, whole; None for a hub name that is not, or not wholly."""
+    try:
+        folder = Path(resolve(name))
+    except GymError as error:
+        if error.code is not ErrorCode.MODEL_NOT_FOUND or not is_hub_name(name):
+            raise
+        return None
+    return folder if not is_hub_name(name) or is_whole(folder) else None
+
+
+def _base_of(folder: Path) -> str | None:
+    """The base that an adapter names; None for a model, and for an adapter whose file loading will refuse."""
+    base = None
+    with suppress(OSError, ValueError, AttributeError):
+        base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+    return base if isinstance(base, str) and base else None

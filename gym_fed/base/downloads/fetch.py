@@ -1,0 +1,246 @@
+"""Fetches an offer into the Hugging Face cache: resumed byte by byte, verified before it counts, shared with others.
+
+huggingface_hub keeps no part of a file that a kill cut off. So the part of a file is kept here, in
+``blobs/DIGEST.incomplete``. It becomes ``blobs/DIGEST`` when its checksum is the Hub's, and the snapshot and
+``refs/main`` are written when every file is there: what other programs find in the cache is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from gym_fed.base.downloads import hub
+from gym_fed.base.downloads.offer import DownloadOffer, RepoFile
+from gym_fed.base.downloads.requests import RETRY_SECONDS, answer
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import full_disk_named, write_atomically
+from gym_fed.core.text import readable_bytes
+
+Report = Callable[[int, int, str], None]
+"""Receives the bytes that are here, all bytes, and a remark, which is mostly empty; from any thread, one at a time."""
+
+MAX_WORKERS = 4
+ATTEMPTS = 2
+"""How often a file is fetched whose bytes are not what the Hub names."""
+MOST_LOSSES = 5
+"""Lost connections in a row, none of which brought a file further."""
+_SPARE_BYTES = 64 << 20
+
+
+def silent(done: int, total: int, remark: str) -> None:
+    """A ``Report`` that says nothing."""
+
+
+def fetch(offer: DownloadOffer, report: Report = silent) -> Path:
+    """Fetch what is missing and return the snapshot's folder.
+
+    Raises:
+        GymError: ``DISK_FULL`` before anything is fetched; ``HASH_MISMATCH`` for a file that is not what the Hub names;
+            ``INTERRUPTED`` after Ctrl-C; the errors of ``hub_errors``. What was fetched is kept for the next time.
+    """
+    store = offer.folder
+    blobs = store / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    _require_space(offer, blobs)
+    state = _State(offer, report)
+    with _stopped_together(state) as pool, hub.hub_errors(offer.kind, offer.name), full_disk_named(blobs):
+        running = [pool.submit(_fetch_file, offer, file, blobs, state) for file in offer.files]
+        done, _ = wait(running, return_when=FIRST_EXCEPTION)
+        for future in done:
+            if (error := future.exception()) is not None:
+                raise error
+    return _link(offer, store)
+
+
+class _Cancelled(Exception):
+    """Another file failed, or Ctrl-C was pressed."""
+
+
+class _State:
+    """What the threads share: how far each file is, and whether to stop."""
+
+    def __init__(self, offer: DownloadOffer, report: Report) -> None:
+        self.stop = threading.Event()
+        self._report, self._total = report, offer.total_bytes
+        self._at: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def at(self, file: RepoFile, position: int, remark: str = "") -> None:
+        """Note that ``position`` bytes of ``file`` are here."""
+        if self.stop.is_set():
+            raise _Cancelled
+        with self._lock:
+            self._at[file.path] = position
+            self._report(sum(self._at.values()), self._total, remark)
+
+    @property
+    def done(self) -> int:
+        return sum(self._at.values())
+
+
+@contextmanager
+def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
+    """Threads that all end when one fails or Ctrl-C is pressed; parts of files are kept."""
+    pool = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="download")
+    try:
+        yield pool
+    except KeyboardInterrupt as error:
+        state.stop.set()
+        raise GymError(
+            ErrorCode.INTERRUPTED,
+            f"the download was stopped; {readable_bytes(state.done)} of it are kept",
+            "run the same again, and it goes on from there",
+        ) from error
+    finally:
+        state.stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State) -> None:
+    """Have ``blobs/DIGEST``, verified; as every program that uses this cache, one process at a time."""
+    blob, part = blobs / file.digest, blobs / f"{file.digest}.incomplete"
+    with _lock(offer, file, state):
+        if blob.is_file():
+            if _digest(blob, file, state) == file.digest:
+                state.at(file, file.size_bytes)
+                return
+            state.at(file, 0, f"{file.path} in the cache is damaged and is fetched again")
+            blob.unlink()
+        for _ in range(ATTEMPTS):
+            _get(offer, file, part, state)
+            if part.stat().st_size == file.size_bytes and _digest(part, file, state) == file.digest:
+                part.replace(blob)
+                state.at(file, file.size_bytes)
+                return
+            size = part.stat().st_size
+            part.unlink()
+            state.at(file, 0, f"{file.path} came with other bytes than the Hub names and is fetched again")
+    found = f"{size} bytes instead of {file.size_bytes}" if size != file.size_bytes else "another checksum"
+    raise GymError(
+        ErrorCode.HASH_MISMATCH,
+        f"{file.path} of {offer.name}: {hub.endpoint()} sent {found}, {ATTEMPTS} times; it was not kept",
+        "something between changes or cuts files: try later, from another network, or with another HF_ENDPOINT",
+    )
+
+
+def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> None:
+    """Append to ``part`` what is missing of it. Its bytes are not yet verified, and it may be too short or too long."""
+    import httpx2
+    from huggingface_hub import constants
+
+    with part.open("ab") as stream:
+        if (have := os.fstat(stream.fileno()).st_size) > file.size_bytes:
+            stream.truncate(have := 0)
+        if have == 0 and file.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            raise GymError(
+                ErrorCode.TOO_LARGE,
+                f"{file.path} of {offer.name}: {readable_bytes(file.size_bytes)} are too many for one file",
+                f"fetch the model with: hf download {offer.name}",
+            )
+        most, losses = have, 0
+        try:
+            while have < file.size_bytes:
+                state.at(file, have)
+                try:
+                    _append(offer, file, stream, have, state)
+                    return
+                except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError):
+                    have = stream.seek(0, os.SEEK_END)
+                    losses = 0 if have > most else losses + 1
+                    most = max(have, most)
+                    if losses > MOST_LOSSES:
+                        raise
+                    state.stop.wait(RETRY_SECONDS)
+        finally:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, state: _State) -> None:
+    """Write what one request brings; all of the file again where the other end knows no ranges."""
+    from huggingface_hub import constants
+
+    url = hub.file_url(offer.kind, offer.name, offer.commit, file.path)
+    with answer(url, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, start=have) as response:
+        if have and response.status_code != 206:
+            stream.seek(0)
+            stream.truncate(have := 0)
+        for data in response.iter_raw():
+            stream.write(data)
+            have += len(data)
+            if have > file.size_bytes:
+                return  # its size is wrong now, and the caller says so
+            state.at(file, have)
+
+
+def _digest(path: Path, file: RepoFile, state: _State) -> str:
+    """Of a whole file, as the Hub makes it: sha256, or git's sha1 of a blob."""
+    size = path.stat().st_size
+    found = hashlib.sha256() if file.sha256 is not None else hashlib.sha1(b"blob %d\0" % size)
+    with path.open("rb") as stream:
+        while data := stream.read(8 << 20):
+            found.update(data)
+            if state.stop.is_set():
+                raise _Cancelled
+    return found.hexdigest()
+
+
+@contextmanager
+def _lock(offer: DownloadOffer, file: RepoFile, state: _State) -> Iterator[None]:
+    """The lock by which huggingface_hub keeps two downloads of one file apart."""
+    from filelock import Timeout
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # exported lazily
+
+    store = offer.folder
+    folder = store.parent / ".locks" / store.name
+    folder.mkdir(parents=True, exist_ok=True)
+    waited = False
+    while True:
+        try:
+            with WeakFileLock(folder / f"{file.digest}.lock", timeout=1):
+                yield
+                return
+        except Timeout:
+            state.at(file, 0, "" if waited else f"another process fetches {file.path}: waiting for it")
+            waited = True
+
+
+def _require_space(offer: DownloadOffer, folder: Path) -> None:
+    parts = sum(p.stat().st_size for p in folder.glob("*.incomplete"))
+    missing = max(0, offer.missing_bytes - parts)
+    free = shutil.disk_usage(folder).free
+    if missing + _SPARE_BYTES > free:
+        hint = "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk"
+        raise GymError(
+            ErrorCode.DISK_FULL,
+            f"{offer.name}: {readable_bytes(missing)} are to be fetched, {folder} has room for {readable_bytes(free)}",
+            hint
+            if offer.store is None
+            else "free some space there, or set GYM_HOME to a folder of another disk",
+        )
+
+
+def _link(offer: DownloadOffer, store: Path) -> Path:
+    """The snapshot's folder, with links to the blobs, then ``refs/main``: the layout that the cache's users share."""
+    snapshot = store / "snapshots" / offer.commit
+    for file in offer.files:
+        link, blob = snapshot / file.path, store / "blobs" / file.digest
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_file() and link.samefile(blob):
+            continue
+        link.unlink(missing_ok=True)
+        try:
+            link.symlink_to(os.path.relpath(blob, link.parent))
+        except OSError:  # a file system without links gets a copy, as huggingface_hub gives it
+            shutil.copyfile(blob, link)
+    (store / "refs").mkdir(exist_ok=True)
+    write_atomically(store / "refs" / "main", offer.commit.encode())
+    return snapshot

@@ -1,0 +1,235 @@
+"""Requests to the Hub, or to the mirror that ``HF_ENDPOINT`` names, with bounded answers and errors in our words.
+
+The engine is huggingface_hub: its client, its tokens, its errors, its cache. Its proxy and offline settings hold.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from gym_fed.base.downloads.limits import MAX_INFO_BYTES as MAX_INFO_BYTES
+from gym_fed.base.downloads.limits import READ_SECONDS, SLOWEST_BYTES_PER_SECOND
+from gym_fed.base.downloads.requests import answer
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain, readable_bytes
+
+Kind = Literal["model", "dataset"]
+
+# What fails in the end is reported once, in our words.
+logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+
+
+def endpoint() -> str:
+    """Address of the Hub, without a slash at its end."""
+    from huggingface_hub import constants
+
+    return constants.ENDPOINT
+
+
+def storage(kind: Kind, name: str) -> Path:
+    """The repository's folder in the Hugging Face cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return Path(constants.HF_HUB_CACHE).expanduser() / repo_folder_name(repo_id=name, repo_type=kind)
+
+
+def file_url(kind: Kind, name: str, commit: str, path: str) -> str:
+    """Where the Hub has one file of one commit."""
+    prefix = "datasets/" if kind == "dataset" else ""
+    return f"{endpoint()}/{prefix}{name}/resolve/{commit}/{quote(path)}"
+
+
+def read(place: str, kind: Kind, name: str, *, limit: int) -> bytes:
+    """The body at ``place`` below the endpoint.
+
+    Raises:
+        GymError: As ``hub_errors``; ``TOO_LARGE`` for more than ``limit`` bytes; ``DEADLINE_EXCEEDED`` for a body that
+            comes in drops.
+    """
+    with hub_errors(kind, name):
+        return _body(place, name, limit)
+
+
+def _body(place: str, name: str, limit: int) -> bytes:
+    from huggingface_hub import constants
+
+    body, began = bytearray(), time.monotonic()
+    with answer(f"{endpoint()}/{place}", timeout=constants.HF_HUB_ETAG_TIMEOUT) as response:
+        for chunk in response.iter_raw():
+            body += chunk
+            if len(body) > limit:
+                raise GymError(
+                    ErrorCode.TOO_LARGE,
+                    f"{name}: {endpoint()} answers with more than {readable_bytes(limit)} to {plain(place, 120)}",
+                    "check HF_ENDPOINT, or choose another repository",
+                )
+            if time.monotonic() - began > READ_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND:
+                raise GymError(
+                    ErrorCode.DEADLINE_EXCEEDED,
+                    f"{name}: {endpoint()} sent {readable_bytes(len(body))} in {time.monotonic() - began:.0f} s",
+                    "check HF_ENDPOINT, or run the same again later",
+                )
+    return bytes(body)
+
+
+@contextmanager
+def hub_errors(kind: Kind, name: str) -> Iterator[None]:
+    """Turn what huggingface_hub raises into a ``GymError`` that names the repository, the place and the remedy.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` offline and for a Hub that fails; ``PERMISSION_DENIED`` for a gated or disabled
+            repository and for 403; ``UNAUTHENTICATED`` for a token that is refused; ``MODEL_NOT_FOUND`` or
+            ``NOT_FOUND``; ``BUSY`` when there were too many requests.
+    """
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.OfflineModeIsEnabled as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{name}: is not on this machine, and HF_HUB_OFFLINE forbids to ask {endpoint()}",
+            f"unset HF_HUB_OFFLINE; {elsewhere(kind, name)}",
+        ) from error
+    except errors.GatedRepoError as error:
+        raise _gated(kind, name) from error
+    except errors.RevisionNotFoundError as error:
+        raise GymError(
+            ErrorCode.STALE,
+            f"{name}: {endpoint()} no longer has the commit that it offered",
+            "run the same again, for a new offer",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise _not_found(kind, name) from error
+    except errors.HfHubHTTPError as error:
+        raise _refused(kind, name, error.response.status_code) from error
+    except (httpx2.RequestError, httpx2.InvalidURL) as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{name}: no folder of this name, not wholly in this machine's cache, and {endpoint()} cannot be reached: "
+            f"{_line(error)}",
+            f"run the same again when there is a network, and it goes on where it stopped; {elsewhere(kind, name)}",
+        ) from error
+
+
+def elsewhere(kind: Kind, name: str) -> str:
+    """What to do without this Hub: a model is named by its folder, a data set is found in the cache."""
+    if kind == "dataset":
+        folder = storage(kind, name)
+        return (
+            f"or fetch it on another machine with: hf download --repo-type dataset {name} --cache-dir FOLDER, and copy "
+            f"FOLDER/{folder.name} with its links (cp -a) to {folder}; or give files of your own with path; or set "
+            "HF_ENDPOINT to a mirror"
+        )
+    return (
+        f"or fetch it on another machine with: hf download {name} --local-dir FOLDER, copy FOLDER here and name it "
+        "instead; or set HF_ENDPOINT to a mirror"
+    )
+
+
+def cached_dataset(name: str) -> str | None:
+    """The folder of a dataset's snapshot in the hub's cache, if it is there."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(name, repo_type="dataset", local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def page(kind: Kind, name: str) -> str:
+    """The repository's page for people."""
+    return f"{endpoint()}/{'datasets/' if kind == 'dataset' else ''}{name}"
+
+
+def _gated(kind: Kind, name: str) -> GymError:
+    from huggingface_hub.utils import get_token  # type: ignore[attr-defined]  # exported lazily
+
+    token = "the account of the token that is set has no access" if get_token() else "no token is set"
+    return GymError(
+        ErrorCode.PERMISSION_DENIED,
+        f"{name}: is gated: its publisher gives it to accounts that accepted its terms, and {token}",
+        f"accept them at {page(kind, name)}, set HF_TOKEN to a token of that account, and run the same again",
+    )
+
+
+def _not_found(kind: Kind, name: str) -> GymError:
+    near = _near_names(kind, name)
+    code = ErrorCode.MODEL_NOT_FOUND if kind == "model" else ErrorCode.NOT_FOUND
+    what = "model" if kind == "model" else "data set"
+    hint = f"did you mean {', '.join(near)}? " if near else "check the name; "
+    return GymError(
+        code,
+        f"no {what} called {name!r} on this machine or at {endpoint()}",
+        f"{hint}{'Otherwise for' if near else 'for'} a private one set HF_TOKEN",
+    )
+
+
+def _near_names(kind: Kind, name: str) -> list[str]:
+    """Names of the Hub that look like ``name``; none if it cannot be searched, for the refusal stands without them."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    owner, _, last = name.rpartition("/")
+    found: dict[str, str] = {}
+    for query in dict.fromkeys(word for word in (last, last.split("-")[0], owner) if word):
+        try:
+            rows = json.loads(_body(f"api/{kind}s?search={quote(query[:96])}&limit=50", name, MAX_INFO_BYTES))
+        except (
+            httpx2.HTTPError,
+            httpx2.InvalidURL,
+            HfHubHTTPError,
+            OfflineModeIsEnabled,
+            GymError,
+            ValueError,
+            RecursionError,
+        ):
+            return []
+        for row in rows if isinstance(rows, list) else []:
+            if isinstance(row, dict) and isinstance(row.get("id"), str):
+                shown = plain(row["id"], 100)
+                found.setdefault(shown.lower(), shown)
+    keys = difflib.get_close_matches(name.lower(), found, n=3, cutoff=0.6)
+    if not keys and not owner:
+        keys = difflib.get_close_matches(last.lower(), [key.rpartition("/")[2] for key in found], n=3)
+        keys = [key for key in found if key.rpartition("/")[2] in keys][:3]
+    return [found[key] for key in keys]
+
+
+def _refused(kind: Kind, name: str, status: int) -> GymError:
+    if status == 401:
+        return GymError(
+            ErrorCode.UNAUTHENTICATED,
+            f"{name}: {endpoint()} does not accept the token that is set",
+            "set HF_TOKEN to a valid token, or unset it; `hf auth login` stores one",
+        )
+    if status == 403:
+        return GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{name}: {endpoint()} does not give it to this account or token",
+            f"see {page(kind, name)}, and set HF_TOKEN to a token with read access",
+        )
+    if status == 429:
+        return GymError(
+            ErrorCode.BUSY, f"{name}: {endpoint()} gets too many requests from here", "wait, and run it again"
+        )
+    return GymError(
+        ErrorCode.UNAVAILABLE,
+        f"{name}: {endpoint()} answers with status {status}",
+        f"run the same again later; {elsewhere(kind, name)}",
+    )
+
+
+def _line(error: Exception) -> str:
+    return plain(str(error).strip().partition("\n")[0] or type(error).__name__, 200)

@@ -1,0 +1,323 @@
+"""What fetching a repository of the Hub means, before a byte of it is fetched: commit, files, bytes, licence.
+
+The Hub's description is input from outside: its size, its names and its checksums are checked here. A model is offered
+only if it can be loaded: its configuration, and the index of its weights, are read first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gym_fed.base.downloads import hub
+from gym_fed.base.downloads.selection import chosen_files, is_safe_name, unlisted_shards, weights_index
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain, readable_bytes
+
+MAX_FILES = 20_000
+"""Files that a repository may list; the largest public ones of models have a few thousand."""
+MAX_SMALL_BYTES = 64 << 20
+"""Of a configuration or an index that is read before the offer."""
+
+
+class _Lfs(BaseModel):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = Field(ge=0)
+
+
+class _Sibling(BaseModel):
+    rfilename: str
+    size: int | None = Field(default=None, ge=0)
+    blobId: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    lfs: _Lfs | None = None
+
+
+class _Info(BaseModel):
+    """The fields that we read of ``/api/models/NAME?blobs=true``; the rest is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+    sha: str = Field(pattern=r"^[0-9a-f]{40}$")
+    siblings: list[_Sibling] = Field(max_length=MAX_FILES)
+    gated: bool | str = False
+    cardData: dict[str, Any] | None = None
+    tags: list[str] = Field(default_factory=list, max_length=10_000)
+
+
+@dataclass(frozen=True)
+class RepoFile:
+    """One file of a commit.
+
+    Attributes:
+        path: Relative, with slashes.
+        size_bytes: Of its content.
+        sha256: Of its content; None for a small file, which git holds itself.
+        blob_sha1: Git's name of a small file: sha1 of ``blob SIZE\\0`` and the content.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+    blob_sha1: str | None
+
+    @property
+    def digest(self) -> str:
+        """The checksum that the content must have; the cache names the file by it."""
+        found = self.sha256 or self.blob_sha1
+        assert found is not None
+        return found
+
+    def is_content(self, data: bytes) -> bool:
+        """Whether ``data`` is this file."""
+        if self.sha256 is not None:
+            return hashlib.sha256(data).hexdigest() == self.sha256
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == self.blob_sha1
+
+
+@dataclass(frozen=True)
+class DownloadOffer:
+    """A repository at one commit, and what of it would be fetched.
+
+    Attributes:
+        kind: ``model`` or ``dataset``.
+        name: As it was asked for.
+        commit: 40 hex digits; what is fetched is this commit, whatever the Hub moves on to.
+        files: What would be in the snapshot.
+        licence: As the card states it; None when it states none.
+        gated: Whether an account has to accept terms first.
+        missing_bytes: What is not yet on this machine.
+        streamed: Its rows are streamed; nothing is kept.
+        store: A folder that is not shared with other programs, since a part of a repository is no copy of it to them.
+    """
+
+    kind: Literal["model", "dataset"]
+    name: str
+    commit: str
+    files: tuple[RepoFile, ...]
+    licence: str | None
+    gated: bool
+    missing_bytes: int
+    streamed: bool = field(default=False)
+    store: Path | None = field(default=None)
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are kept: ``store``, or the repository's folder in the Hugging Face cache."""
+        return self.store or hub.storage(self.kind, self.name)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    def describe(self) -> str:
+        """One line for the person who decides."""
+        found = readable_bytes(self.missing_bytes)
+        if self.streamed:
+            found = f"rows are streamed, {found} at most"
+        elif self.missing_bytes < self.total_bytes:
+            found = f"{found} of {readable_bytes(self.total_bytes)} are missing"
+        return (
+            f"{self.name} from {hub.endpoint()}, commit {self.commit[:12]}: {found}"
+            f"{'' if self.streamed else ' in ' + counted(len(self.files), 'file')}, "
+            f"licence: {self.licence or 'not stated'}"
+        )
+
+    def remedy(self) -> str:
+        """How to agree without a terminal."""
+        if self.kind == "dataset":
+            return "agree with --yes, or give files with path"
+        return f"agree with --yes, or fetch it first: gym models pull {self.name} --yes"
+
+
+def offer_model(name: str) -> DownloadOffer:
+    """Ask the Hub what ``name`` is.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` with near names; ``PERMISSION_DENIED`` for a gated one without access;
+            ``UNAVAILABLE`` offline; ``MODEL_INVALID`` for a repository without weights or files that can be used.
+    """
+    info, listed = _read_info("model", name)
+    if "config.json" not in listed and "adapter_config.json" not in listed:
+        raise _unusable(name, "it has neither config.json nor adapter_config.json")
+    config: dict[str, Any] = {}
+    for path in ("config.json", "adapter_config.json"):
+        if path in listed:
+            config = _read_json(name, info.sha, listed[path])
+            break
+    if path == "config.json":
+        _require_known_type(name, config)
+    index = weights_index(listed)
+    shards = None
+    if index is not None:
+        weight_map = _read_json(name, info.sha, listed[index]).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(x, str) for x in weight_map.values()):
+            raise _unusable(name, f"{index} has no weight_map")
+        shards = set(weight_map.values())
+        if unlisted := unlisted_shards(shards, listed):
+            raise _unusable(name, f"{index} names {plain(unlisted[0], 80)!r}, which it does not have")
+    files = tuple(listed[path] for path in chosen_files(name, listed, shards))
+    return _offer("model", name, info, files)
+
+
+def model_config(name: str) -> dict[str, Any]:
+    """The ``config.json`` of a model of the Hub, read and not kept: what a plan needs of it.
+
+    Raises:
+        GymError: As ``offer_model``.
+    """
+    info, listed = _read_info("model", name)
+    if "config.json" not in listed:
+        raise _unusable(name, "it has no config.json")
+    config = _read_json(name, info.sha, listed["config.json"])
+    _require_known_type(name, config)
+    return config
+
+
+def offer_dataset(name: str, subset: str | None = None, commit: str | None = None) -> DownloadOffer:
+    """Ask the Hub what the data set ``name`` is; ``subset`` narrows the bytes to the folder of that name, if any.
+
+    Args:
+        name: ``owner/name``.
+        subset: A configuration of it.
+        commit: Instead of the newest.
+
+    Raises:
+        GymError: As ``offer_model``, with ``NOT_FOUND`` for one that does not exist; ``STALE`` for a commit that the
+            Hub no longer has.
+    """
+    info, listed = _read_info("dataset", name, commit)
+    inside = [file for path, file in listed.items() if subset in PurePosixPath(path).parts[:-1]]
+    files = tuple(inside or listed.values())
+    return DownloadOffer(
+        "dataset",
+        name,
+        info.sha,
+        files,
+        _licence(info),
+        info.gated is not False,
+        sum(file.size_bytes for file in files),
+        streamed=True,
+    )
+
+
+def offer_dataset_files(
+    name: str, choose: Callable[[Collection[str]], Iterable[str]], store: Path, commit: str | None = None
+) -> DownloadOffer:
+    """Ask the Hub for some files of a data set, to be fetched into a folder of their own.
+
+    Args:
+        name: ``owner/name``.
+        choose: Gives those that are wanted of all paths.
+        store: The folder.
+        commit: Instead of the newest.
+
+    Raises:
+        GymError: As ``offer_dataset``.
+    """
+    info, listed = _read_info("dataset", name, commit)
+    files = tuple(listed[path] for path in dict.fromkeys(choose(listed)))
+    missing = sum(file.size_bytes for file in files if not (store / "blobs" / file.digest).is_file())
+    gated = info.gated is not False
+    return DownloadOffer("dataset", name, info.sha, files, _licence(info), gated, missing, store=store)
+
+
+def _offer(
+    kind: Literal["model", "dataset"], name: str, info: _Info, files: tuple[RepoFile, ...]
+) -> DownloadOffer:
+    blobs = hub.storage(kind, name) / "blobs"
+    missing = sum(file.size_bytes for file in files if not (blobs / file.digest).is_file())
+    return DownloadOffer(kind, name, info.sha, files, _licence(info), info.gated is not False, missing)
+
+
+def _read_info(
+    kind: Literal["model", "dataset"], name: str, commit: str | None = None
+) -> tuple[_Info, dict[str, RepoFile]]:
+    """The Hub's description of a commit, the newest if none is given, and its files by path."""
+    place = f"api/{kind}s/{name}{f'/revision/{commit}' if commit else ''}?blobs=true"
+    text = hub.read(place, kind, name, limit=hub.MAX_INFO_BYTES)
+    try:
+        info = _Info.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = plain(".".join(map(str, first["loc"])) or "the whole", 80)
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{name}: {hub.endpoint()} does not describe it as a Hub does: {place}: {plain(first['msg'], 120)}",
+            "check HF_ENDPOINT; " + hub.elsewhere(kind, name),
+        ) from error
+    if commit is not None and info.sha != commit:
+        raise GymError(
+            ErrorCode.STALE,
+            f"{name}: asked for commit {commit[:12]}, {hub.endpoint()} describes {info.sha[:12]}",
+            "check HF_ENDPOINT, or run the same again",
+        )
+    listed: dict[str, RepoFile] = {}
+    for sibling in info.siblings:
+        path = sibling.rfilename
+        if not is_safe_name(path):
+            raise _unusable(name, f"a file is called {plain(path, 80)!r}, which would leave its folder")
+        size = sibling.lfs.size if sibling.lfs is not None else sibling.size
+        if size is None or (sibling.lfs is None and sibling.blobId is None):
+            raise _unusable(name, f"the Hub gives no size or no checksum for {plain(path, 80)}")
+        sha256 = None if sibling.lfs is None else sibling.lfs.sha256
+        listed[path] = RepoFile(path, size, sha256, sibling.blobId)
+    return info, listed
+
+
+def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
+    """A small file of the repository, read before the offer."""
+    if file.size_bytes > MAX_SMALL_BYTES:
+        raise _unusable(name, f"{file.path} has {readable_bytes(file.size_bytes)}")
+    data = hub.read(f"{name}/resolve/{commit}/{file.path}", "model", name, limit=MAX_SMALL_BYTES)
+    if not file.is_content(data):  # what is checked now is what will be loaded
+        raise GymError(
+            ErrorCode.HASH_MISMATCH,
+            f"{file.path} of {name}: {hub.endpoint()} sent another checksum than it names",
+            "try later, from another network, or with another HF_ENDPOINT",
+        )
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _unusable(name, f"{file.path} is no JSON: {plain(error, 120)}") from error
+    if not isinstance(found, dict):
+        raise _unusable(name, f"{file.path} is no JSON object")
+    return found
+
+
+def _require_known_type(name: str, config: dict[str, Any]) -> None:
+    """Refuse a model whose code would come with it, before gigabytes are fetched."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING_NAMES:
+        raise _unusable(
+            name,
+            f"its model_type {plain(kind, 60)!r} is unknown to transformers {transformers.__version__}",
+            "code that comes with a model is never run; choose a model of a class that transformers has",
+        )
+
+
+def _licence(info: _Info) -> str | None:
+    """What the card says; a name of its own stands in ``license_name``."""
+    card = info.cardData or {}
+    found = card.get("license")
+    if isinstance(found, list):
+        found = ", ".join(str(one) for one in found[:10])
+    if found == "other" and card.get("license_name"):
+        found = card["license_name"]
+    if not found:
+        found = next((tag.removeprefix("license:") for tag in info.tags if tag.startswith("license:")), None)
+    return plain(re.sub(r"\s+", " ", str(found)), 80) if found else None
+
+
+def _unusable(
+    name: str, why: str, hint: str = "choose another repository, or give a model folder"
+) -> GymError:
+    return GymError(ErrorCode.MODEL_INVALID, f"{name}: cannot be used from the Hub: {why}", hint)

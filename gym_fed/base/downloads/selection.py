@@ -1,0 +1,111 @@
+"""Which files of a repository a model needs: configuration, tokenizer, templates, safetensors weights; never pickles.
+
+Files in folders are copies for other programs (``original/``, ``onnx/``), except chat templates. Of two forms of the
+weights transformers takes ``model.safetensors`` before the index, and so does this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import is_visible
+
+INDEX = "model.safetensors.index.json"
+WHOLE = "model.safetensors"
+ADAPTER = "adapter_model.safetensors"
+
+_SMALL = frozenset(
+    {
+        "config.json",
+        "generation_config.json",
+        "adapter_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.json",
+        "vocab.txt",
+        "merges.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+        "chat_template.jinja",
+        "chat_template.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "video_preprocessor_config.json",
+    }
+)
+_ALSO = re.compile(r"(LICEN[CS]E|NOTICE)(\.(md|txt))?|additional_chat_templates/[\w.-]+\.jinja", re.ASCII)
+
+
+def is_safe_name(path: str) -> bool:
+    """Whether a path of a repository stays in its folder and can be shown: relative, no ``..``, visible characters."""
+    parts = PurePosixPath(path).parts
+    return (
+        0 < len(path) <= 1024
+        and not path.startswith("/")
+        and "\\" not in path
+        and ":" not in path
+        and all(map(is_visible, path))
+        and "/".join(parts) == path
+        and all(part not in ("..", ".") and len(part.encode()) <= 255 for part in parts)
+    )
+
+
+def is_model_setting(path: str) -> bool:
+    """Whether a file of this path is a configuration, tokenizer, template or licence of a model."""
+    return path in _SMALL or _ALSO.fullmatch(path) is not None
+
+
+def weights_index(listed: Collection[str]) -> str | None:
+    """The index to read; None when the weights are one file."""
+    return INDEX if INDEX in listed and WHOLE not in listed else None
+
+
+def unlisted_shards(shards: Iterable[str], listed: Collection[str]) -> list[str]:
+    """Shards of an index that are no safetensors files at the top of the repository."""
+    return sorted(s for s in shards if s not in listed or "/" in s or not s.endswith(".safetensors"))
+
+
+def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) -> list[str]:
+    """The paths to fetch, small ones first, so that what is wrong is found early.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when there are no safetensors weights.
+    """
+    weights: set[str] = {path for path in (WHOLE, ADAPTER) if path in listed}
+    if shards is not None:
+        weights |= {INDEX, *shards}
+    if not weights:
+        other = sorted(path for path in listed if path.endswith((".bin", ".pt", ".pth", ".gguf", ".onnx")))
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: has no safetensors weights"
+            + (f" (only {', '.join(other[:3])}: a format that is not read from the Hub)" if other else ""),
+            "choose a repository with model.safetensors, or convert it elsewhere and give the folder",
+        )
+    small = {path for path in listed if path in _SMALL or _ALSO.fullmatch(path)}
+    return [*sorted(small), *sorted(weights)]
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a snapshot on this machine has a configuration and all its weights, in a form that loads."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        return (folder / ADAPTER).is_file() or (folder / "adapter_model.bin").is_file()
+    if not (folder / "config.json").is_file():
+        return False
+    if any((folder / file).is_file() for file in (WHOLE, ADAPTER, "pytorch_model.bin")):
+        return True
+    for index in (INDEX, "pytorch_model.bin.index.json"):
+        if (folder / index).is_file():
+            try:
+                shards = set(read_object(folder / index)["weight_map"].values())
+            except (GymError, KeyError, AttributeError):
+                return False
+            return all((folder / str(shard)).is_file() for shard in shards)
+    return False

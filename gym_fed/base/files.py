@@ -1,0 +1,232 @@
+"""Files of a base model that a hub hands to contributors who lack it: which, by what names, under which licence.
+
+Only weights in safetensors, JSON, tokenizer files, a chat template, and the texts that go with them; no subfolders and
+nothing that is or names code. Both ends hold a listing against the same rules: a hub before it serves one, and a
+contributor before a byte is fetched and again before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import plain
+from gym_fed.trust.identity.canonical import canonical_json
+
+REDISTRIBUTABLE = frozenset(
+    {"apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "mit", "unlicense"}
+)
+"""Licences, as model cards write them, under which everybody may pass a model on with its licence and notices."""
+
+MAX_FILES = 2_000
+MAX_TENSORS = 200_000
+MAX_TEXT_BYTES = 4 << 20
+"""Of a licence, a notice or a model card."""
+MAX_TOKENIZER_BYTES = 256 << 20
+"""Of a tokenizer's file; the largest take about 40 MB."""
+MAX_SETTINGS_BYTES = 32 << 20
+"""Of other JSON, which is read whole; the index of 20,000 tensors takes 2 MB."""
+MAX_WEIGHTS_BYTES = 256 << 30
+"""Of one file of weights."""
+CARD = "README.md"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_TEXTS = re.compile(r"(LICEN[CS]E|NOTICE|COPYING)([.-][A-Za-z0-9.-]{1,32})?|README\.md", re.ASCII)
+_INDEX, _WEIGHTS = "model.safetensors.index.json", "model.safetensors"
+_SETTINGS = frozenset(
+    {
+        _INDEX,
+        "chat_template.json",
+        "config.json",
+        "generation_config.json",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "special_tokens_map.json",
+        "tokenizer_config.json",
+    }
+)
+_TOKENIZER = frozenset(
+    {
+        "added_tokens.json",
+        "chat_template.jinja",
+        "merges.txt",
+        "spiece.model",
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+    }
+)
+CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
+"""With these, transformers looks for Python files that the model brings along."""
+
+
+@dataclass(frozen=True)
+class BaseFile:
+    """A file of a base: a plain name, its size in bytes, and the sha256 that names it on the wire."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+def most_bytes(name: str) -> int:
+    """What a file of this name may have at most; 0 for a name that no base's file has."""
+    if not _NAME.fullmatch(name):
+        return 0
+    if _TEXTS.fullmatch(name):
+        return MAX_TEXT_BYTES
+    if name in _SETTINGS:
+        return MAX_SETTINGS_BYTES
+    if name in _TOKENIZER:
+        return MAX_TOKENIZER_BYTES
+    return MAX_WEIGHTS_BYTES if name.endswith(".safetensors") and not name.startswith("adapter") else 0
+
+
+def check_listing(files: Sequence[BaseFile], who: str) -> None:
+    """Whether a listing can be a base that may travel.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming the first file that may not be in it, or what is missing.
+    """
+    if len(files) > MAX_FILES:
+        raise _invalid(who, f"lists {len(files)} files; a base has at most {MAX_FILES}")
+    seen: set[str] = set()
+    for file in files:
+        shown, most = plain(file.name, 140), most_bytes(file.name)
+        if not most:
+            raise _invalid(who, f"lists a file {shown!r}, which is no file of a base that may travel")
+        if not 0 < file.size_bytes <= most:
+            raise _invalid(who, f"lists {shown!r} with {file.size_bytes} bytes; it may have 1 to {most}")
+        if not _SHA256.fullmatch(file.sha256):
+            raise _invalid(who, f"lists {shown!r} with the sha256 {plain(file.sha256, 80)!r}")
+        if file.name.lower() in seen:  # one and the same file on disks that ignore case
+            raise _invalid(who, f"lists {shown!r} twice")
+        seen.add(file.name.lower())
+    if "config.json" not in seen or not any(name.endswith(".safetensors") for name in seen):
+        raise _invalid(who, "lists no config.json, or no weights")
+
+
+def listing_sha256(files: Iterable[BaseFile]) -> str:
+    """Lower-case hex sha256 of a listing, whatever its order."""
+    rows = sorted([file.name, file.size_bytes, file.sha256] for file in files)
+    return hashlib.sha256(canonical_json(rows)).hexdigest()
+
+
+def names_in(folder: Path) -> list[str]:
+    """The files of a model folder that make up the base: its weights, as its index names them, and what goes along.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for an adapter, for weights that are not in safetensors, for a file that is a link
+            out of the folder, and as ``check_settings``.
+    """
+    who = str(folder)
+    if (folder / "adapter_config.json").is_file():
+        raise _invalid(who, "is an adapter, not a base")
+    names = sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.is_file()
+        and path.stat().st_size  # an empty file says nothing
+        and most_bytes(path.name)
+        and not path.name.endswith(".safetensors")
+    )
+    weights = [_WEIGHTS]  # transformers takes it before the index
+    if (folder / _WEIGHTS).is_file():
+        names = [name for name in names if name != _INDEX]
+    elif _INDEX in names:
+        weights = _weights_of_index(folder / _INDEX)
+    missing = [name for name in weights if not (folder / name).is_file()]
+    if missing:
+        raise _invalid(who, f"has no {missing[0]}: only weights in safetensors travel")
+    found = [*names, *weights]
+    for name in found:
+        if not lies_in(folder / name, folder):
+            raise _invalid(
+                who, f"has {name} as a link to {(folder / name).resolve()}: only its own files travel"
+            )
+    check_settings(folder, found)
+    return found
+
+
+def check_settings(folder: Path, names: Sequence[str]) -> None:
+    """Whether the JSON of a folder leads to no code, and to no file beside those named.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming the file.
+    """
+    for name in names:
+        if name == _INDEX:
+            strange = [shard for shard in _weights_of_index(folder / name) if shard not in names]
+            if strange:
+                raise _invalid(name, f"names {plain(strange[0], 140)!r}, which is no file of this base")
+        elif name in _SETTINGS:
+            for key in _keys(_object(folder / name)):
+                if key in CODE_KEYS:
+                    raise _invalid(name, f"has {key}: a base that needs code of its own does not travel")
+    if "config.json" in names and "quantization_config" in _object(folder / "config.json"):
+        raise _invalid("config.json", "has quantization_config: a quantised base does not travel")
+
+
+def licence_of(folder: Path) -> str:
+    """The licence that the model card names, in lower case; empty without a card, or if it is "unknown" there."""
+    text = ""
+    if not lies_in(folder / CARD, folder):
+        return ""
+    with suppress(OSError), (folder / CARD).open(encoding="utf-8", errors="replace") as file:
+        text = file.read(MAX_TEXT_BYTES)
+    if not text.startswith("---\n"):
+        return ""
+    head = text[4:].partition("\n---")[0]
+    import yaml
+
+    try:
+        said = yaml.safe_load(head)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return ""
+    licence = (said.get("license_name") or said.get("license")) if isinstance(said, dict) else None
+    name = licence.strip().lower()[:80] if isinstance(licence, str) else ""
+    return "" if name == "unknown" else name
+
+
+def _weights_of_index(path: Path) -> list[str]:
+    found = _object(path).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise _invalid(path.name, "has no weight_map of names")
+    names = sorted(set(found.values()))
+    for name in names:
+        if most_bytes(name) != MAX_WEIGHTS_BYTES:
+            raise _invalid(path.name, f"names {plain(name, 140)!r}, which is no file of weights")
+    return names
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except OSError as error:
+        raise _invalid(path.name, f"cannot be read: {error.strerror}") from error
+
+
+def _keys(value: object) -> Iterable[str]:
+    """Every key at any depth."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            yield from one
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+
+
+def _invalid(who: str, what: str) -> GymError:
+    return GymError(ErrorCode.MODEL_INVALID, f"{plain(who)} {what}")

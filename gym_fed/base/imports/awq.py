@@ -1,0 +1,73 @@
+"""Weights that AutoAWQ's GEMM layout holds in 4 bits, as plain weights.
+
+Lin et al. 2023, "AWQ: Activation-aware Weight Quantization". Of eight outputs beside each other one int32 word holds,
+from its lowest bits on, the numbers 0, 2, 4, 6, 1, 3, 5, 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gym_fed.base.imports.packed import (
+    Layer,
+    dequantised_layers,
+    group_of_inputs,
+    group_size_of,
+    integer,
+    require_shape,
+    unpacked,
+)
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight outputs lies in the first, second, ... four bits of a word."""
+BITS = 4
+_PER_WORD = 32 // BITS
+
+
+def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All tensors, packed ones as ``weight = (value - zero point) * scale``, in the type of the scales.
+
+    Args:
+        tensors: ``qweight [inputs, outputs / 8]``, ``qzeros [groups, outputs / 8]``, ``scales [groups, outputs]`` of
+            each quantised layer, and plain ones.
+        config: ``quantization_config``: ``bits``, ``group_size`` (or AutoAWQ's ``w_bit``, ``q_group_size``),
+            ``version``.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for another layout, and for shapes that do not fit, by tensor.
+    """
+    version = str(config.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"quantization_config.version: {plain(repr(version), 80)}: of AWQ only the layout gemm is read",
+            "give the same model in the layout gemm, or a base whose weights are plain",
+        )
+    integer(config, ("bits", "w_bit"), lambda it: it == BITS, "4")
+    group_size = group_size_of(config)
+    return dequantised_layers(tensors, lambda layer: _weight(layer, group_size))
+
+
+def _weight(layer: Layer, group_size: int) -> Any:
+    """``[outputs, inputs]``."""
+    inputs, words = (int(size) for size in layer.qweight.shape)
+    outputs, groups = words * _PER_WORD, int(layer.scales.shape[0])
+    require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
+    require_shape(layer, "qzeros", (groups, words), "for the groups of scales")
+    group = group_of_inputs(layer, inputs, group_size)
+    values, zeros = (_in_order(unpacked(some, BITS, 1)) for some in (layer.qweight, layer.qzeros))
+    weight = (values - zeros[group]).float() * layer.scales.float()[group]
+    return weight.T.contiguous().to(layer.scales.dtype)
+
+
+def _in_order(values: Any) -> Any:
+    """Outputs as they are numbered."""
+    import torch
+
+    blocks = values.reshape(values.shape[0], -1, _PER_WORD)
+    found = torch.empty_like(blocks)
+    found[:, :, list(ORDER)] = blocks
+    return found.reshape(values.shape)

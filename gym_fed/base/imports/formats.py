@@ -1,0 +1,16 @@
+"""Which formats are read here, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gym_fed.base.imports.gguf.reader import GgufImporter
+from gym_fed.base.imports.importer import Importer
+from gym_fed.base.imports.quantised import QuantisedImporter
+
+IMPORTERS: tuple[Importer, ...] = (GgufImporter(), QuantisedImporter())
+
+
+def importer_of(source: Path) -> Importer | None:
+    """The one that takes ``source``; None for a model folder that needs none."""
+    return next((one for one in IMPORTERS if one.takes(source)), None)

@@ -1,0 +1,239 @@
+"""The config of a GGUF file's model: one function an architecture, from llama.cpp's keys to those of transformers.
+
+The names of the keys are those of ggml's ``docs/gguf.md``; what the file leaves out (llama.cpp has it in code) stands
+here beside its reason. A key that is not read is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gym_fed.base.imports.gguf.header import Header, StoredTensor, invalid
+from gym_fed.base.imports.gguf.keys import ArchitectureKeys
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+
+_RESTATED = ("vocab_size", "attention.causal", "tensor_data_layout", "attention.value_length")
+_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
+"""Low and high frequency factor of every published Llama 3 model; their 8192 original positions are found again."""
+
+_MOST_LAYERS = 1000
+"""Building the modules of one takes 10 ms, and the largest published models have 126."""
+_LEAST_TENSORS = 6
+"""Of a layer: two norms, attention (Phi-3's is two) and the other half (Phi-3's is two)."""
+
+RopeFactors = Callable[[str], np.ndarray]
+"""Values of a tensor of the file."""
+
+
+def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
+    """The config of ``header``'s model, as ``config.json`` holds it.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` for an architecture that is not read; ``MODEL_INVALID`` for values that are not.
+    """
+    name = str(header.values.get("general.architecture", ""))
+    if name not in ARCHITECTURES:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{header.file}: models of GGUF's architecture {plain(name, 40)!r} are not read",
+            f"read are {', '.join(ARCHITECTURES)}; give the model folder that it was made of",
+        )
+    keys = ArchitectureKeys(header, name)
+    config = _shared(header, keys)
+    ARCHITECTURES[name](config, keys, header.tensors)
+    _rope(config, keys, header, values_of)
+    keys.require_all_taken()
+    return config
+
+
+def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
+    """What all of them have."""
+    if (embeddings := header.tensors.get("token_embd.weight")) is None:
+        raise invalid(header.file, "has no tensor token_embd.weight")
+    layers = keys.integer("block_count")
+    if layers > min(_MOST_LAYERS, len(header.tensors) // _LEAST_TENSORS):
+        raise keys.refused("block_count", layers)
+    keys.must_be("expert_count", 0)
+    keys.must_be("expert_used_count", 0)
+    keys.ignore(*_RESTATED)
+    width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
+    head = keys.integer("attention.key_length", max(1, width // heads))
+    values = header.values.get(f"{header.values['general.architecture']}.attention.value_length", head)
+    if values != head:
+        raise keys.refused("attention.value_length", values)
+    found: dict[str, Any] = {
+        "vocab_size": embeddings.shape[0],
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    for key in ("bos", "eos", "padding"):
+        token = header.values.get(f"tokenizer.ggml.{key}_token_id")
+        own = {"padding": "pad"}.get(key, key)
+        found[f"{own}_token_id"] = token if isinstance(token, int) else None
+    return found
+
+
+def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values_of: RopeFactors) -> None:
+    """Rotary positions: base, width, and how they are stretched."""
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": keys.number("rope.freq_base", config.pop("rope_theta", 10000.0)),
+    }
+    width = keys.integer("rope.dimension_count", config["head_dim"])
+    if width != config["head_dim"]:
+        if config["model_type"] != "phi3":
+            raise keys.refused("rope.dimension_count", width)
+        config["partial_rotary_factor"] = rope["partial_rotary_factor"] = width / config["head_dim"]
+    kind = keys.text("rope.scaling.type", "none")
+    factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
+    original = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    keys.ignore("rope.scaling.finetuned")
+    if kind == "linear" or (kind == "none" and factor != 1.0):
+        rope |= {"rope_type": "linear", "factor": factor}
+    elif kind == "yarn":
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        for key in ("beta_fast", "beta_slow"):
+            if keys.has(f"rope.scaling.yarn_{key}"):
+                rope[key] = keys.number(f"rope.scaling.yarn_{key}")
+        if keys.has("rope.scaling.attn_factor"):
+            stated = keys.number("rope.scaling.attn_factor")
+            rope["attention_factor"] = stated * (0.1 * math.log(factor) + 1)  # llama.cpp multiplies the two
+    elif kind not in ("none", "longrope"):
+        raise keys.refused("rope.scaling.type", kind)
+    if "rope_freqs.weight" in header.tensors:
+        rope |= _llama3(keys, values_of("rope_freqs.weight"), rope["rope_theta"], width)
+    if "rope_factors_long.weight" in header.tensors:
+        rope |= {
+            "rope_type": "longrope",
+            "short_factor": values_of("rope_factors_short.weight").tolist(),
+            "long_factor": values_of("rope_factors_long.weight").tolist(),
+            "original_max_position_embeddings": original,
+        }
+        keys.ignore("rope.scaling.attn_factor")  # of the same two numbers of positions
+        config["original_max_position_embeddings"] = original
+    config.setdefault("rope_parameters", rope)
+
+
+def _llama3(keys: ArchitectureKeys, factors: np.ndarray, theta: float, width: int) -> dict[str, Any]:
+    """Llama 3's stretching, found again: the file has only what it makes of each frequency."""
+    frequencies = 1.0 / theta ** (np.arange(0, width, 2) / width)
+    factor, low, high = float(factors.max()), _LLAMA3_LOW, _LLAMA3_HIGH
+    waves = 2 * math.pi / frequencies
+    for positions in (8192, *(1 << n for n in range(8, 21))):
+        smooth = (positions / waves - low) / (high - low)
+        between = 1 / ((1 - smooth) / factor + smooth)
+        wanted = np.where(waves < positions / high, 1.0, np.where(waves > positions / low, factor, between))
+        if factors.shape == wanted.shape and np.allclose(factors, wanted, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": positions,
+            }
+    raise keys.refused("rope_freqs.weight", factors[:8].tolist())
+
+
+Tensors = Mapping[str, StoredTensor]
+
+
+def _llama(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    """Llama and Mistral, which llama.cpp calls Llama too: Mistral's class has the window."""
+    config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
+    if keys.has("attention.sliding_window"):
+        config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+        config["sliding_window"] = keys.integer("attention.sliding_window")
+
+
+def _qwen2(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    config |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu"}
+    config["use_sliding_window"] = False
+
+
+def _qwen3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    config |= {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu"}
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["use_sliding_window"] = False
+
+
+def _phi3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    config |= {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu"}
+    if keys.has("attention.sliding_window"):
+        config["sliding_window"] = keys.integer("attention.sliding_window")
+
+
+def _gemma(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    config |= {"model_type": "gemma", "architectures": ["GemmaForCausalLM"]}
+    config["hidden_activation"] = config["hidden_act"] = "gelu_pytorch_tanh"
+
+
+def _gemma2(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    config |= {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}
+    config |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0),
+        "query_pre_attn_scalar": _query_scalar(config, of_27b=46),
+    }
+
+
+def _gemma3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    """Five layers of a window, with positions of their own, between those that see everything."""
+    config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
+    every = 6
+    if keys.has("attention.sliding_window_pattern"):
+        every = keys.integer("attention.sliding_window_pattern")
+    theta, factor = keys.number("rope.freq_base", 1_000_000.0), keys.number("rope.scaling.factor", 1.0)
+    stretched = {"rope_type": "linear", "factor": factor} if factor != 1.0 else {"rope_type": "default"}
+    layers = range(config["num_hidden_layers"])
+    config |= {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": ["full_attention" if (n + 1) % every == 0 else "sliding_attention" for n in layers],
+        "query_pre_attn_scalar": _query_scalar(config, of_27b=62),
+        "rope_theta": theta,
+        "rope_parameters": {
+            "full_attention": {**stretched, "rope_theta": theta},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": keys.number("rope.freq_base_swa", 10000.0),
+            },
+        },
+    }
+    keys.must_be("final_logit_softcapping", 0.0)
+
+
+def _query_scalar(config: dict[str, Any], *, of_27b: int) -> int:
+    """llama.cpp scales queries by the head's width, but the largest model's by width over heads."""
+    if config["num_hidden_layers"] == of_27b:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return int(config["head_dim"])
+
+
+ARCHITECTURES: dict[str, Callable[[dict[str, Any], ArchitectureKeys, Tensors], None]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "gemma": _gemma,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+    "phi3": _phi3,
+}
+"""By ``general.architecture``."""
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
+"""What transformers calls their models."""

@@ -1,0 +1,217 @@
+"""The header of a GGUF file: its values and where its tensors are. Everything in it is checked against the file's size.
+
+The layout is that of ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian: magic, version, counts, key-value
+pairs, tensor infos, padding, data. Numbers of an array are kept as numpy arrays, so that memory stays in proportion
+to the bytes that were read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+
+MOST_KEYS = 1 << 14
+MOST_TENSORS = 1 << 16
+MOST_HEADER_BYTES = 256 << 20
+_MOST_NAME = 1 << 12
+_MOST_DIMS = 4
+_MOST_ALIGNMENT = 1 << 20
+_SCALARS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: np.dtype("?"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is.
+
+    Attributes:
+        name: As in the file, ``blk.0.attn_q.weight``.
+        shape: In torch's order.
+        type: Number of its ``gguf.GGMLQuantizationType``.
+        start: First byte in the file.
+        bytes: Its length there.
+        file: Which file of several it is in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    start: int
+    bytes: int
+    file: Path
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself.
+
+    Attributes:
+        file: It.
+        values: Its key-value pairs; arrays of numbers are numpy's, arrays of strings are lists.
+        tensors: By name.
+    """
+
+    file: Path
+    values: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+
+
+def read_header(file: Path) -> Header:
+    """Read the header of one file.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` with the file, what is wrong, and at which byte.
+    """
+    size = file.stat().st_size
+    if size < 24:
+        raise invalid(file, f"{size} bytes are no GGUF file")
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _HeaderCursor(file, data, size).header()
+
+
+def invalid(file: Path, why: str, hint: str = "fetch the file again, or give another one") -> GymError:
+    """That a GGUF file cannot be read."""
+    return GymError(ErrorCode.MODEL_INVALID, f"{file}: {why}", hint)
+
+
+class _HeaderCursor:
+    """A position in the file that only moves forward, and never behind its end."""
+
+    def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
+        self._file, self._data, self._size, self._at = file, data, size, 4
+        self._end = min(size, MOST_HEADER_BYTES)
+
+    def header(self) -> Header:
+        if self._data[:4] != b"GGUF":
+            raise invalid(self._file, "does not begin as a GGUF file")
+        (version,) = self._numbers("<I")
+        if version not in (2, 3):
+            swapped = version & 0xFFFF == 0
+            raise invalid(
+                self._file, "is big-endian" if swapped else f"is GGUF version {version}; 2 and 3 are read"
+            )
+        count, keys = self._numbers("<QQ")
+        if count > MOST_TENSORS or keys > MOST_KEYS:
+            raise invalid(self._file, f"says that it has {count} tensors and {keys} keys")
+        values: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self._string(_MOST_NAME)
+            if key in values:
+                raise invalid(self._file, f"has the key {plain(key, 80)} twice")
+            (kind,) = self._numbers("<I")
+            values[key] = self._value(kind, key)
+        infos = [self._info() for _ in range(count)]
+        alignment = values.get("general.alignment", 32)
+        if (
+            not isinstance(alignment, int)
+            or not 0 < alignment <= _MOST_ALIGNMENT
+            or alignment & (alignment - 1)
+        ):
+            raise invalid(self._file, f"general.alignment is {plain(str(alignment), 40)}")
+        start = -(-self._at // alignment) * alignment
+        return Header(self._file, values, self._tensors(infos, start, alignment))
+
+    def _tensors(
+        self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
+    ) -> dict[str, StoredTensor]:
+        found: dict[str, StoredTensor] = {}
+        total = 0
+        for name, shape, kind, offset in infos:
+            shown = plain(name, 80)
+            num_bytes = self._tensor_bytes(shown, shape, kind)
+            total += num_bytes
+            if offset % alignment or start + offset + num_bytes > self._size:
+                raise invalid(
+                    self._file,
+                    f"tensor {shown} is at bytes {start + offset} to {start + offset + num_bytes} of {self._size}",
+                )
+            if name in found:
+                raise invalid(self._file, f"has the tensor {shown} twice")
+            found[name] = StoredTensor(name, shape, kind, start + offset, num_bytes, self._file)
+        if total > self._size:
+            raise invalid(self._file, f"has tensors of {total} bytes in {self._size}")
+        return found
+
+    def _tensor_bytes(self, shown: str, shape: tuple[int, ...], kind: int) -> int:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        try:
+            block, bytes_per_block = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (ValueError, KeyError) as error:
+            raise invalid(
+                self._file, f"tensor {shown} is of type {kind}, which the gguf package does not know"
+            ) from error
+        if not shape or min(shape) < 1 or prod(shape) > 1 << 48:
+            raise invalid(self._file, f"tensor {shown} has shape {list(shape)}")
+        if shape[-1] % block:
+            raise invalid(
+                self._file, f"tensor {shown} has rows of {shape[-1]}, which are no blocks of {block}"
+            )
+        return prod(shape) // block * bytes_per_block
+
+    def _info(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string(_MOST_NAME)
+        (dims,) = self._numbers("<I")
+        if dims > _MOST_DIMS:
+            raise invalid(self._file, f"tensor {plain(name, 80)} has {dims} dimensions")
+        shape = self._numbers(f"<{dims}Q")
+        kind, offset = self._numbers("<IQ")
+        return name, tuple(reversed(shape)), kind, offset
+
+    def _value(self, kind: int, key: str) -> Any:
+        if kind in _SCALARS:
+            return self._array(_SCALARS[kind], 1)[0].item()
+        if kind == _STRING:
+            return self._string(self._size)
+        if kind != _ARRAY:
+            raise invalid(self._file, f"{plain(key, 80)} is of the unknown type {kind}")
+        inner, count = self._numbers("<IQ")
+        if inner in _SCALARS:
+            return self._array(_SCALARS[inner], count)
+        if inner != _STRING or count > (self._end - self._at) // 8:
+            raise invalid(self._file, f"{plain(key, 80)} is an array of {count} values of type {inner}")
+        return [self._string(self._size) for _ in range(count)]
+
+    def _array(self, dtype: np.dtype[Any], count: int) -> np.ndarray:
+        return np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype)
+
+    def _string(self, most: int) -> str:
+        (length,) = self._numbers("<Q")
+        if length > most:
+            raise invalid(self._file, f"has a text of {length} bytes at byte {self._at}")
+        try:
+            return self._take(length).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise invalid(self._file, f"has a text that is not UTF-8 before byte {self._at}") from error
+
+    def _numbers(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))
+
+    def _take(self, count: int) -> bytes:
+        if count > self._end - self._at:
+            where = "the file's end" if self._end == self._size else f"byte {self._end}"
+            raise invalid(self._file, f"its header goes on behind {where}")
+        found = self._data[self._at : self._at + count]
+        self._at += count
+        return found

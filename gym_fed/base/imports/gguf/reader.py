@@ -1,0 +1,165 @@
+"""``.gguf`` files as model folders: one file, or the first of several parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.base.imports.gguf.files import is_gguf, parts_of
+from gym_fed.base.imports.importer import Importer, Report
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import is_panic, system_error
+from gym_fed.core.text import plain
+
+if TYPE_CHECKING:
+    from gym_fed.base.imports.gguf.header import Header
+
+_MOST_LICENCE = 200
+
+
+class GgufImporter(Importer):
+    """Reads the architectures of ``config.ARCHITECTURES``, in every type that the ``gguf`` package dequantises."""
+
+    name = "gguf"
+    version = 1
+
+    def takes(self, source: Path) -> bool:
+        return is_gguf(source) and source.is_file()
+
+    def files(self, source: Path) -> list[Path]:
+        return parts_of(source)
+
+    def require_header(self, source: Path) -> None:
+        with _refused_by_name(source):
+            self._header(source)
+
+    def bytes_needed(self, source: Path) -> int:
+        with _refused_by_name(source):
+            return self._bytes_needed(source)
+
+    def _bytes_needed(self, source: Path) -> int:
+        from gym_fed.base.imports.gguf.tensors import mapped_tensors
+
+        header = self._header(source)
+        config = _transformers_config(header)
+        tokens = sum(len(str(token)) for token in header.values.get("tokenizer.ggml.tokens") or [])
+        return sum(one.bytes for one in mapped_tensors(header, config)) + 8 * tokens + (1 << 20)
+
+    def describe(self, source: Path) -> str:
+        from gguf import GGMLQuantizationType
+
+        header = self._header(source)
+        kinds = {one.type for one in header.tensors.values()}
+        shown = ", ".join(sorted(GGMLQuantizationType(kind).name.lower() for kind in kinds))
+        return f"GGUF of {shown}" + ("" if kinds <= {0, 1, 30} else "; quantised tensors become float16")
+
+    def write(self, source: Path, folder: Path, report: Report) -> None:
+        with _refused_by_name(source):
+            self._write(source, folder, report)
+
+    def _write(self, source: Path, folder: Path, report: Report) -> None:
+        from gym_fed.base.imports.gguf.tensors import write_tensors
+        from gym_fed.base.imports.gguf.tokenizer import end_tokens, write_tokenizer
+
+        header = self._header(source)
+        config = _transformers_config(header)
+        write_tokenizer(header, folder, config.max_position_embeddings)
+        config.dtype = write_tensors(header, config, folder, report)
+        config.save_pretrained(str(folder))
+        ends = end_tokens(header)
+        generation = {
+            "bos_token_id": config.bos_token_id,
+            "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+            "pad_token_id": config.pad_token_id,
+        }
+        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2), encoding="utf-8")
+        _write_card(header.values, source.name, folder)
+
+    def _header(self, source: Path) -> Header:
+        """One header of all parts.
+
+        Raises:
+            GymError: ``MISSING_DEPENDENCY``; ``MODEL_INVALID``; ``UNAVAILABLE`` for a file that is no language model.
+        """
+        if find_spec("gguf") is None:
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY,
+                f"{source}: reading GGUF needs the package gguf",
+                "pip install 'gym-fed[export]', with -c constraints.txt in a checkout",
+            )
+        from gym_fed.base.imports.gguf.header import Header, invalid, read_header
+
+        headers = [read_header(file) for file in self.files(source)]
+        first = headers[0]
+        kind = first.values.get("general.type", "model")
+        if kind != "model" or first.values.get("general.architecture") == "clip":
+            what = {"adapter": "a LoRA adapter", "mmproj": "a projector of images"}.get(
+                str(kind), plain(str(kind), 40)
+            )
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"{source}: is {what}, no language model",
+                "give the base's .gguf; a PEFT folder of the adapter goes into adapter",
+            )
+        parts = first.values.get("split.count", 1)
+        if parts != len(headers):
+            raise invalid(
+                source,
+                f"is one of {plain(str(parts), 40)} parts, and {len(headers)} are here",
+                "keep the names that it was published with: NAME-00001-of-0000N.gguf",
+            )
+        tensors: dict[str, Any] = {}
+        for header in headers:
+            if again := tensors.keys() & header.tensors.keys():
+                raise invalid(header.file, f"has the tensor {plain(min(again), 80)}, which another part has")
+            tensors |= header.tensors
+        return Header(first.file, first.values, tensors)
+
+
+@contextmanager
+def _refused_by_name(source: Path) -> Iterator[None]:
+    """Refuse a file over whose values a library stumbles: one that names a list where a number is expected, say.
+
+    Raises:
+        GymError: ``MODEL_INVALID``; errors of the system pass.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_interrupt = not isinstance(error, Exception) and not is_panic(error)
+        if is_interrupt or isinstance(error, MemoryError) or system_error(error) is not None:
+            raise
+        why = plain(str(error), 200) or type(error).__name__
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{source}: cannot be read: {why}",
+            "fetch the file again, or give another one",
+        ) from error
+
+
+def _transformers_config(header: Header) -> Any:
+    from transformers import AutoConfig
+
+    from gym_fed.base.imports.gguf.config import config_of
+    from gym_fed.base.imports.gguf.tensors import values_of
+
+    values = config_of(header, lambda name: values_of(header.tensors[name]).reshape(-1))
+    return AutoConfig.for_model(**values)
+
+
+def _write_card(values: Mapping[str, Any], name: str, folder: Path) -> None:
+    """A model card with the licence that the file states."""
+    lines = []
+    for key, own in (("general.license", "license"), ("general.license.name", "license_name")):
+        if isinstance(said := values.get(key), str) and said:
+            lines.append(f"{own}: {json.dumps(plain(said, _MOST_LICENCE))}")
+    if isinstance(link := values.get("general.license.link"), str) and link:
+        lines.append(f"license_link: {json.dumps(plain(link, _MOST_LICENCE))}")
+    matter = "---\n" + "\n".join(lines) + "\n---\n\n" if lines else ""
+    title = plain(str(values.get("general.name") or name), 200)
+    text = f"{matter}# {title}\n\nRead from the GGUF file {plain(name, 200)} by gym-fed.\n"
+    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -1,0 +1,246 @@
+"""The tensors of a GGUF file under transformers' names, dequantised, in shards of safetensors.
+
+Plain numbers keep their type: what was exported as f32, f16 or bf16 comes back bit by bit. Quantised ones become
+float16, whose rounding (2^-12 of a value) is far below what they lost; a tensor beyond float16's range, float32.
+
+Every parameter of transformers' class must be in the file, and every tensor of the file must be one of them, in the
+same shape: nothing is left at random initialisation, and nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gym_fed.base.imports.gguf.header import Header, StoredTensor, invalid
+from gym_fed.base.imports.importer import Report
+from gym_fed.core.errors import GymError
+from gym_fed.core.text import plain
+
+if TYPE_CHECKING:
+    import torch
+
+SHARD_BYTES = 1 << 30
+"""Of a file; memory holds one of them."""
+_ROWS_BYTES = 64 << 20
+"""Dequantised at once, in float32."""
+_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Part of the config in transformers."""
+_PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class MappedTensor:
+    """A parameter and where it is stored."""
+
+    name: str
+    stored: StoredTensor
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """In memory."""
+        return int(np.prod(self.stored.shape)) * (4 if self.dtype == "float32" else 2)
+
+
+def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
+    """Each parameter of the model with its tensor, in the order of the model.
+
+    Args:
+        header: Of the file, or of all of its parts.
+        config: A transformers config.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming what is missing, what is unexpected, or a shape that differs.
+    """
+    names = _names(header, config)
+    wanted = _parameters(config)
+    found = {names[name]: one for name, one in header.tensors.items() if name in names}
+    unexpected = [name for name in header.tensors if name not in names and name not in _COMPUTED]
+    missing = [name for name in wanted if name not in found]
+    for what, some in (("lacks", missing), ("has tensors that the model has not:", unexpected)):
+        if some:
+            shown = ", ".join(plain(name, 80) for name in some[:5])
+            raise invalid(header.file, f"{what} {shown} ({len(some)} of {len(header.tensors)} tensors)")
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise invalid(
+                header.file,
+                f"tensor {found[name].name} is {list(found[name].shape)}, {list(shape)} is expected",
+            )
+    return [MappedTensor(name, found[name], _dtype(header, found[name])) for name in wanted]
+
+
+def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> str:
+    """Write ``model.safetensors``, or shards and their index; memory holds one shard.
+
+    Returns:
+        The type that most values have.
+    """
+    from safetensors.torch import save_file
+
+    mapped = mapped_tensors(header, config)
+    total, done = sum(one.bytes for one in mapped), 0
+    shards = _shards(mapped)
+    files: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = "model.safetensors"
+        if len(shards) > 1:
+            file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors = {}
+        for one in shard:
+            tensors[one.name] = _as_in_transformers(one, config)
+            done += one.bytes
+            report(done, total)
+            files[one.name] = file
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    sizes: dict[str, int] = {}
+    for one in mapped:
+        sizes[one.dtype] = sizes.get(one.dtype, 0) + one.bytes
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def values_of(stored: StoredTensor) -> np.ndarray:
+    """A tensor in float32, in torch's order of dimensions."""
+    return np.concatenate(list(_rows(stored))).reshape(stored.shape)
+
+
+def stored_values(one: MappedTensor, config: Any) -> torch.Tensor:
+    """A parameter as the file has it: float32, in transformers' order of rows, with ``offset_of`` still in it."""
+    import torch
+
+    return _in_transformers_order(torch.from_numpy(values_of(one.stored)), one, config)
+
+
+def offset_of(one: MappedTensor, config: Any) -> int:
+    """What llama.cpp adds to a parameter: Gemma's norms multiply by one more than their weight."""
+    return int(str(config.model_type).startswith("gemma") and one.stored.name.endswith("norm.weight"))
+
+
+def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
+    """``[rows, columns] float32`` of a tensor, a part at a time."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind = GGMLQuantizationType(stored.type)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    row = stored.shape[-1] // block * block_bytes
+    rows = stored.bytes // row
+    step = max(1, _ROWS_BYTES // (stored.shape[-1] * 4))
+    data = np.memmap(stored.file, dtype=np.uint8, mode="r", offset=stored.start, shape=(rows, row))
+    for first in range(0, rows, step):
+        part = np.array(data[first : first + step])
+        if kind is GGMLQuantizationType.F32:
+            yield part.view(np.float32)
+        elif kind is GGMLQuantizationType.F16:
+            yield part.view(np.float16).astype(np.float32)
+        else:
+            yield np.asarray(dequantize(part, kind), dtype=np.float32)
+
+
+def _as_in_transformers(one: MappedTensor, config: Any) -> torch.Tensor:
+    import torch
+
+    dtype = getattr(torch, one.dtype)
+    parts: list[torch.Tensor] = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rows in _rows(one.stored):
+            if not np.isfinite(rows).all():
+                raise invalid(one.stored.file, f"tensor {one.stored.name} has values that are not finite")
+            part = torch.from_numpy(rows - 1 if offset_of(one, config) else rows)
+            cast = part.to(dtype)
+            if one.stored.type not in _PLAIN and not torch.isfinite(cast).all():
+                dtype, cast = torch.float32, part
+                parts = [some.float() for some in parts]
+            parts.append(cast)
+    return _in_transformers_order(torch.cat(parts).reshape(one.stored.shape), one, config)
+
+
+def _in_transformers_order(whole: torch.Tensor, one: MappedTensor, config: Any) -> torch.Tensor:
+    """Its rows as transformers has them: Llama's queries and keys are in another order in a file."""
+    if config.model_type in ("llama", "mistral") and ".attn_" in one.stored.name:
+        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+        count = heads.get(one.stored.name.split(".")[2])
+        if count is not None:
+            return _halves_apart(whole, count)
+    return whole.contiguous()
+
+
+def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp rotates neighbours, transformers the halves of a head: rows 0 1 2 3 here are 0 2 1 3 there."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape).contiguous()
+
+
+def _dtype(header: Header, stored: StoredTensor) -> str:
+    """What a tensor becomes.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a type that is not dequantised.
+    """
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    if stored.type in _PLAIN:
+        return _PLAIN[stored.type]
+    kind = GGMLQuantizationType(stored.type)
+    if kind.name.startswith(("I8", "I16", "I32", "I64", "F64")):
+        raise _not_read(header, stored, kind.name)
+    from gguf import GGML_QUANT_SIZES
+
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=np.uint8), kind)
+    except NotImplementedError as error:
+        raise _not_read(header, stored, kind.name) from error
+    return "float16"
+
+
+def _not_read(header: Header, stored: StoredTensor, kind: str) -> GymError:
+    return invalid(header.file, f"tensor {plain(stored.name, 80)} is {kind}, which is not dequantised")
+
+
+def _parameters(config: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of what a checkpoint of the model holds; a head that is the embeddings is left out."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    tied = set(getattr(model, "_tied_weights_keys", None) or {}) if config.tie_word_embeddings else set()
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if name not in tied}
+
+
+def _names(header: Header, config: Any) -> Mapping[str, str]:
+    """transformers' name by that in the file."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    wanted = header.values["general.architecture"]
+    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == wanted)
+    known = get_tensor_name_map(architecture, config.num_hidden_layers)
+    found = {}
+    for name in _parameters(config):
+        stem, dot, ending = name.rpartition(".")
+        stored = known.get_name(stem) if ending in ("weight", "bias") else None
+        if stored is not None:
+            found[f"{stored}{dot}{ending}"] = name
+    return found
+
+
+def _shards(mapped: list[MappedTensor]) -> list[list[MappedTensor]]:
+    shards: list[list[MappedTensor]] = [[]]
+    size = 0
+    for one in mapped:
+        if shards[-1] and size + one.bytes > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(one)
+        size += one.bytes
+    return shards

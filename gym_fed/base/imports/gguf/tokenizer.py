@@ -1,0 +1,195 @@
+"""The tokenizer and chat template in a GGUF file, as ``tokenizer.json`` and what stands beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_fed.base.imports.gguf.header import Header, invalid
+from gym_fed.base.imports.gguf.pre_tokenizers import WHOLE_WORDS, set_pre_tokenizer
+from gym_fed.core.errors import GymError
+from gym_fed.core.text import plain
+
+WHOLE = "tokenizer.huggingface.json"
+"""The tokenizer.json itself, where a file has it."""
+_PREFIX = "tokenizer.ggml."
+_FILLER = re.compile(r"\[PAD-?\d+\]")
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_SPECIAL = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "pad": "padding_token_id",
+}
+_ALWAYS = "ĠĊ" + "".join(map(chr, range(33, 127)))
+"""What every byte-level vocabulary has: space, end of line, and ASCII. Some lack bytes that no UTF-8 text has."""
+_MOST_TEMPLATE = 1 << 20
+
+
+def write_tokenizer(header: Header, folder: Path, max_length: int) -> None:
+    """Write the tokenizer of ``header`` with its chat templates.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a tokenizer that is not read.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = header.values.get(f"{_PREFIX}tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise invalid(header.file, "has no tokenizer")
+    special = {f"{name}_token": _token(header, tokens, key) for name, key in _SPECIAL.items()}
+    backend = _backend(header, tokens)
+    _add_special(header, backend, special)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+        **{name: token for name, token in special.items() if token is not None},
+    )
+    if (template := _template(header)) is not None:
+        tokenizer.chat_template = template
+    tokenizer.save_pretrained(str(folder))
+
+
+def end_tokens(header: Header) -> list[int]:
+    """Ids that end an answer: of the text, of a turn, of a message."""
+    named = [header.values.get(f"{_PREFIX}{key}_token_id") for key in ("eos", "eot", "eom")]
+    count = len(header.values.get(f"{_PREFIX}tokens") or [])
+    return list(dict.fromkeys(one for one in named if isinstance(one, int) and 0 <= one < count))
+
+
+def _backend(header: Header, tokens: list[str]) -> Any:
+    """A ``tokenizers.Tokenizer``."""
+    from tokenizers import Tokenizer
+
+    try:
+        if isinstance(whole := header.values.get(WHOLE), str):
+            return Tokenizer.from_str(whole)
+        return _built(header, tokens)
+    except GymError:
+        raise
+    except Exception as error:  # tokenizers raises plain Exception; its panics are refused by the reader
+        why = plain(str(error), 200) or type(error).__name__
+        raise invalid(header.file, f"its tokenizer cannot be read: {why}") from error
+
+
+def _built(header: Header, tokens: list[str]) -> Any:
+    """From the vocabulary: byte-level BPE, or pieces as SentencePiece has them."""
+    kinds = header.values.get(f"{_PREFIX}token_type")
+    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
+        raise invalid(header.file, f"has {len(tokens)} tokens without a type for each")
+    last = len(tokens)
+    while last and kinds[last - 1] == _UNUSED and _FILLER.fullmatch(tokens[last - 1]):
+        last -= 1  # rows of the embeddings that no token has
+    model = header.values.get(f"{_PREFIX}model")
+    if model == "gpt2":
+        return _byte_level(header, tokens[:last], kinds)
+    if model in ("llama", "gemma4"):
+        return _pieces(header, tokens[:last])
+    raise invalid(header.file, f"its tokenizer is of the kind {plain(str(model), 40)!r}, which is not read")
+
+
+def _byte_level(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    merges = header.values.get(f"{_PREFIX}merges")
+    pairs = [tuple(merge.split(" ", 1)) for merge in (merges if isinstance(merges, list) else [])]
+    pre = str(header.values.get(f"{_PREFIX}pre", ""))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise invalid(header.file, "has the same token twice")
+    if not vocabulary.keys() >= set(_ALWAYS):
+        raise invalid(
+            header.file,
+            "its tokenizer is called byte-level, and has no token for a space or a letter",
+            "give the model folder that it was made of",
+        )
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in WHOLE_WORDS))
+    backend.decoder = decoders.ByteLevel()
+    if not set_pre_tokenizer(backend, pre, needed=bool(pairs)):
+        raise invalid(
+            header.file,
+            f"its tokenizer cuts text as {plain(pre, 60)!r}, which is not read here",
+            "give the model folder that it was made of",
+        )
+    for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+        added = [token for token, own in zip(tokens, kinds, strict=False) if own == kind]
+        backend.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
+    return backend
+
+
+def _pieces(header: Header, tokens: list[str]) -> Any:
+    """By transformers, which finds the merges again from the scores."""
+    from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+
+    values = {
+        own: _plain_list(header.values[f"tokenizer.{key}"])
+        for key, own in GGUF_TOKENIZER_MAPPING["tokenizer"].items()
+        if f"tokenizer.{key}" in header.values
+    }
+    backend, _ = convert_gguf_tokenizer(
+        str(header.values["general.architecture"]), {**values, "tokens": tokens}
+    )
+    if not str(header.values["general.architecture"]).startswith("gemma"):
+        _spaces(backend, put_before=values.get("add_prefix_space") is not False)
+    return backend
+
+
+def _spaces(backend: Any, *, put_before: bool) -> None:
+    """As SentencePiece: every space is a piece's, and one more stands before a text, even before one with spaces."""
+    from tokenizers import decoders, normalizers
+
+    backend.pre_tokenizer = None
+    spaces = normalizers.Replace(" ", "▁")
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if put_before else spaces
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if put_before else [])])
+
+
+def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -> None:
+    """Put beginning and end tokens around a text, where the file says so."""
+    from tokenizers.processors import TemplateProcessing
+
+    if isinstance(header.values.get(WHOLE), str):
+        return
+    is_llama = header.values.get(f"{_PREFIX}model") == "llama"
+    first = special["bos_token"] if header.values.get(f"{_PREFIX}add_bos_token", is_llama) else None
+    last = special["eos_token"] if header.values.get(f"{_PREFIX}add_eos_token", False) else None
+    around = [*([first] if first else []), "$A", *([last] if last else [])]
+    second = [one.replace("$A", "$B:1") for one in around]
+    used = {token: backend.token_to_id(token) for token in (first, last) if token}
+    if used:
+        backend.post_processor = TemplateProcessing(
+            single=" ".join(around), pair=" ".join([*around, *second]), special_tokens=list(used.items())
+        )
+
+
+def _template(header: Header) -> str | dict[str, str] | None:
+    """The chat template, or several by name."""
+    one = header.values.get("tokenizer.chat_template")
+    named = header.values.get("tokenizer.chat_templates")
+    found = {
+        name: header.values.get(f"tokenizer.chat_template.{name}")
+        for name in (named if isinstance(named, list) else [])
+    }
+    found = {"default": one, **found}
+    texts = {name: text for name, text in found.items() if isinstance(text, str)}
+    if any(len(text) > _MOST_TEMPLATE for text in texts.values()):
+        raise invalid(header.file, f"has a chat template of more than {_MOST_TEMPLATE} characters")
+    return texts.get("default") if set(texts) <= {"default"} else texts
+
+
+def _token(header: Header, tokens: list[str], key: str) -> str | None:
+    number = header.values.get(f"{_PREFIX}{key}")
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(tokens):
+        raise invalid(header.file, f"{_PREFIX}{key} is {plain(str(number), 40)}, of {len(tokens)} tokens")
+    return tokens[number]
+
+
+def _plain_list(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value

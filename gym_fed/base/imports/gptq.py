@@ -1,0 +1,102 @@
+"""Weights that the layout of AutoGPTQ and GPTQModel holds in 2, 3, 4 or 8 bits, as plain weights.
+
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". Values are
+packed along the inputs, zero points along the outputs. In the first version of the layout a zero point is stored less
+one (``checkpoint_format: gptq``, or none), in the second as it is (``gptq_v2``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gym_fed.base.imports.packed import (
+    PACKED,
+    Layer,
+    dequantised_layers,
+    group_of_inputs,
+    group_size_of,
+    integer,
+    require_shape,
+    unpacked,
+)
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+
+BITS = (2, 3, 4, 8)
+_STORED_LESS = {"gptq": 1, "gptq_v2": 0}
+"""What a stored zero point lacks, by ``checkpoint_format``."""
+
+
+def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All tensors, packed ones as ``weight = (value - zero point) * scale``, in the type of the scales.
+
+    Args:
+        tensors: ``qweight [inputs * bits / 32, outputs]``, ``qzeros [groups, outputs * bits / 32]``, ``scales [groups,
+            outputs]`` and, where inputs were sorted (``desc_act``), ``g_idx [inputs]`` of each quantised layer, and
+            plain ones.
+        config: ``quantization_config``: ``bits``, ``group_size``, ``checkpoint_format``; where ``dynamic`` gives some
+            layers other bits or groups, these are read from the shapes.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for another layout, and for shapes that do not fit, by tensor.
+    """
+    layout = str(config.get("checkpoint_format") or "gptq").lower()
+    if layout not in _STORED_LESS:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"quantization_config.checkpoint_format: {plain(repr(layout), 80)}: of GPTQ gptq and gptq_v2 are read",
+            "give the same model in one of these layouts, or a base whose weights are plain",
+        )
+    bits = integer(config, ("bits",), lambda it: it in BITS, "2, 3, 4 or 8")
+    group_size = group_size_of(config)
+    less, mixed = _STORED_LESS[layout], bool(config.get("dynamic"))
+
+    def weight_of(layer: Layer) -> Any:
+        own = _bits_by_shape(layer) if mixed else bits
+        inputs = _inputs(layer, own)
+        size = _size_by_shape(layer, inputs, group_size) if mixed else group_size
+        return _weight(layer, own, inputs, size, less)
+
+    return dequantised_layers(tensors, weight_of)
+
+
+def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) -> Any:
+    """``[outputs, inputs]``."""
+    outputs, groups = int(layer.qweight.shape[1]), int(layer.scales.shape[0])
+    require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
+    if outputs * bits % 32:
+        raise layer.refuse(
+            PACKED, f"has {outputs} outputs, whose zero points of {bits} bits fill no whole words"
+        )
+    require_shape(layer, "qzeros", (groups, outputs * bits // 32), f"for the scales and {bits} bits")
+    group = group_of_inputs(layer, inputs, group_size)
+    values = unpacked(layer.qweight, bits, 0)
+    # The sum is taken in the same bits: a zero point of 0 is stored as the largest number.
+    zeros = (unpacked(layer.qzeros, bits, 1) + less) & (2**bits - 1)
+    weight = (values - zeros[group]).float() * layer.scales.float()[group]
+    return weight.T.contiguous().to(layer.scales.dtype)
+
+
+def _inputs(layer: Layer, bits: int) -> int:
+    words = int(layer.qweight.shape[0])
+    if bits == 3 and words % 3:
+        raise layer.refuse(PACKED, f"has {words} words of a column, 3 bits need a multiple of 3")
+    return words * 32 // bits
+
+
+def _bits_by_shape(layer: Layer) -> int:
+    found = int(layer.qzeros.shape[1]) * 32 / int(layer.scales.shape[1])
+    if found not in BITS:
+        raise layer.refuse(
+            "qzeros", f"has shape {list(layer.qzeros.shape)}, which 2, 3, 4 or 8 bits do not make"
+        )
+    return int(found)
+
+
+def _size_by_shape(layer: Layer, inputs: int, usual: int) -> int:
+    """The group size of the file where it fits, or what the number of groups makes."""
+    groups = int(layer.scales.shape[0])
+    if usual > 0 and -(-inputs // usual) == groups:
+        return usual
+    return -(-inputs // groups)

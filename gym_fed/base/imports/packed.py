@@ -1,0 +1,215 @@
+"""Weights in few bits, packed into int32 words: what the layouts of AWQ and GPTQ have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+
+PACKED = "qweight"
+"""Last part of the name of a packed weight; its zero points, scales and groups stand beside it."""
+BESIDE = ("qzeros", "scales", "g_idx")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The packed tensors of one linear layer.
+
+    Attributes:
+        name: Without the last part, as ``model.layers.0.mlp.up_proj``.
+        qweight: Packed weights, ``[..., ...] int32``.
+        qzeros: Packed zero points, ``[groups, ...] int32``.
+        scales: ``[groups, outputs]`` of a floating type.
+        g_idx: The group of each input, ``[inputs] int32``; None where groups lie in order.
+    """
+
+    name: str
+    qweight: Any
+    qzeros: Any
+    scales: Any
+    g_idx: Any
+
+    def refuse(self, part: str, why: str) -> TensorInvalid:
+        """An error that names one of the tensors."""
+        return TensorInvalid(f"{self.name}.{part}", why)
+
+
+class TensorInvalid(GymError):
+    """``MODEL_INVALID`` of a tensor.
+
+    Args:
+        tensor: Its name.
+        why: What is wrong with it.
+    """
+
+    def __init__(self, tensor: str, why: str) -> None:
+        super().__init__(
+            ErrorCode.MODEL_INVALID,
+            f"tensor {tensor[:200]}: {why}",
+            "fetch the model again, or give another one",
+        )
+        self.tensor = tensor
+
+
+def dequantised_layers(
+    tensors: Mapping[str, Any], weight_of: Callable[[Layer], Any]
+) -> Iterator[tuple[str, Any]]:
+    """All tensors of a model, with a plain ``weight`` in place of each layer's packed tensors.
+
+    Args:
+        tensors: By name; read one layer at a time.
+        weight_of: Computes ``[outputs, inputs]`` of a layer.
+
+    Raises:
+        TensorInvalid: By name.
+    """
+    names = set(tensors)
+    layers = {name.removesuffix(f".{PACKED}") for name in names if name.endswith(f".{PACKED}")}
+    if not any(name.rpartition(".")[2] in (PACKED, *BESIDE) for name in names):
+        raise TensorInvalid(
+            f"*.{PACKED}", "there is none, and quantization_config says that weights are packed"
+        )
+    for name in tensors:
+        stem, _, part = name.rpartition(".")
+        if stem in layers and part in BESIDE:
+            continue
+        if part == PACKED:
+            yield f"{stem}.weight", weight_of(_layer(tensors, stem, names))
+        elif part in BESIDE:
+            raise TensorInvalid(name, f"has no {stem}.{PACKED} beside it")
+        elif stem in layers and part == "weight":
+            raise TensorInvalid(name, f"stands beside {stem}.{PACKED}: which is meant?")
+        else:
+            yield name, tensors[name]
+
+
+def _layer(tensors: Mapping[str, Any], stem: str, names: set[str]) -> Layer:
+    for part in ("qzeros", "scales"):
+        if f"{stem}.{part}" not in names:
+            raise TensorInvalid(f"{stem}.{part}", f"is missing beside {stem}.{PACKED}")
+    g_idx = tensors[f"{stem}.g_idx"] if f"{stem}.g_idx" in names else None
+    if g_idx is not None and g_idx.numel() == 0:
+        g_idx = None
+    qweight, qzeros, scales = (tensors[f"{stem}.{part}"] for part in (PACKED, "qzeros", "scales"))
+    found = Layer(stem, qweight, qzeros, scales, g_idx)
+    _require_kinds(found)
+    return found
+
+
+def _require_kinds(layer: Layer) -> None:
+    import torch
+
+    for part in (PACKED, "qzeros", "scales"):
+        value = getattr(layer, part)
+        if value.ndim != 2 or 0 in value.shape:
+            raise layer.refuse(part, f"has shape {list(value.shape)}, two sizes above 0 are needed")
+        wanted = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
+        if not wanted:
+            kind = "a floating type" if part == "scales" else "int32"
+            raise layer.refuse(part, f"is of {value.dtype}, {kind} is needed")
+    if not bool(layer.scales.isfinite().all()):
+        raise layer.refuse("scales", "holds numbers that are not finite")
+
+
+def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str) -> None:
+    """Refuse a tensor of another shape.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    found = tuple(getattr(layer, part).shape)
+    if found != wanted:
+        raise layer.refuse(part, f"has shape {list(found)}, {because} {list(wanted)} is needed")
+
+
+def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
+    """The group of each input, ``[inputs] int64``.
+
+    Args:
+        layer: With ``g_idx``, or with groups that lie in order.
+        inputs: Of the layer.
+        group_size: Inputs of a group; -1 for all in one.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` where the number of groups is another one.
+    """
+    import torch
+
+    groups = int(layer.scales.shape[0])
+    size = inputs if group_size == -1 else group_size
+    needed = -(-inputs // size)
+    if groups != needed:
+        raise layer.refuse(
+            "scales", f"has {groups} groups, {inputs} inputs in groups of {size} make {needed}"
+        )
+    if layer.g_idx is None:
+        return torch.arange(inputs) // size
+    require_shape(layer, "g_idx", (inputs,), "for the inputs of qweight")
+    if layer.g_idx.is_floating_point():
+        raise layer.refuse("g_idx", f"is of {layer.g_idx.dtype}, integers are needed")
+    found = layer.g_idx.long()
+    if int(found.min()) < 0 or int(found.max()) >= groups:
+        raise layer.refuse("g_idx", f"names groups beyond the {groups} there are")
+    return found
+
+
+def unpacked(words: Any, bits: int, dim: int) -> Any:
+    """The values in a stream of bits, the lowest first, ``32 * n`` bits at a time.
+
+    Args:
+        words: int32; along ``dim`` there are ``values * bits / 32``.
+        bits: Of a value, 2, 3, 4 or 8. Of 3, some values begin in one word and end in the next.
+        dim: The packed one.
+
+    Returns:
+        int32 in ``[0, 2**bits)``.
+    """
+    import torch
+
+    words = words.movedim(dim, -1)
+    span = 3 if bits == 3 else 1  # words in which whole values fit
+    in_span = 32 * span // bits
+    blocks = words.reshape(*words.shape[:-1], -1, span)
+    values = torch.empty(*blocks.shape[:-1], in_span, dtype=torch.int32)
+    for number in range(in_span):
+        word, offset = divmod(number * bits, 32)
+        low = (blocks[..., word] >> offset) & (2 ** min(bits, 32 - offset) - 1)
+        if offset + bits > 32:
+            low = low | ((blocks[..., word + 1] & (2 ** (offset + bits - 32) - 1)) << (32 - offset))
+        values[..., number] = low
+    return values.reshape(*words.shape[:-1], -1).movedim(-1, dim)
+
+
+def integer(
+    config: Mapping[str, Any], names: tuple[str, ...], allowed: Callable[[int], bool], text: str
+) -> int:
+    """A number of ``quantization_config``.
+
+    Args:
+        config: The section.
+        names: The keys under which it may stand.
+        allowed: Whether a value will do.
+        text: What will do, in words.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    for name in names:
+        if name in config:
+            value = config[name]
+            if isinstance(value, bool) or not isinstance(value, int) or not allowed(value):
+                break
+            return value
+    raise GymError(
+        ErrorCode.MODEL_INVALID,
+        f"quantization_config.{names[0]}: {plain(repr(config.get(names[0])), 80)}, {text} is needed",
+        "give a base whose weights are plain",
+    )
+
+
+def group_size_of(config: Mapping[str, Any]) -> int:
+    """Inputs of a group; -1 for all in one."""
+    return integer(config, ("group_size", "q_group_size"), lambda it: it == -1 or it > 0, "a size or -1")

@@ -1,0 +1,180 @@
+"""Folders of AWQ and GPTQ as plain model folders, where the library that runs their packed weights is absent."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base.imports import awq, gptq
+from gym_fed.base.imports.importer import Importer, Report
+from gym_fed.base.imports.packed import PACKED, TensorInvalid
+from gym_fed.base.imports.stored import StoredTensors, TensorWriter, weight_files
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
+from gym_fed.core.json_files import read_object
+
+Dequantised = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[tuple[str, Any]]]
+METHODS: Mapping[str, Dequantised] = {"awq": awq.dequantised, "gptq": gptq.dequantised}
+"""What reads a ``quant_method``."""
+LIBRARY = "gptqmodel"
+"""What transformers runs packed weights of both with."""
+_BESIDE = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "LICENSE*",
+    "LICENCE*",
+    "NOTICE*",
+    "COPYING*",
+)
+_NOT_BESIDE = (
+    "config.json",
+    "import.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+)
+_MAX_EXPANSION = 16
+"""Of a packed weight of 2 bits."""
+
+
+class QuantisedImporter(Importer):
+    """AWQ (layout gemm, 4 bits) and GPTQ (2, 3, 4 and 8 bits). Weights get the type of their scales."""
+
+    name = "quantised"
+    version = 1
+
+    def takes(self, source: Path) -> bool:
+        if importlib.util.find_spec(LIBRARY) is not None:
+            return False
+        with suppress(OSError, GymError):  # loading will report it
+            return method_of(read_object(source / "config.json")) in METHODS
+        return False
+
+    def files(self, source: Path) -> list[Path]:
+        return [source / "config.json", *_beside(source), *weight_files(source)]
+
+    def require_header(self, source: Path) -> None:
+        with StoredTensors(source):
+            pass
+
+    def bytes_needed(self, source: Path) -> int:
+        with StoredTensors(source) as tensors:
+            return sum(_plain_bytes(tensors, name) for name in tensors)
+
+    def describe(self, source: Path) -> str:
+        config = read_object(source / "config.json")
+        section = config["quantization_config"]
+        bits = section.get("bits", section.get("w_bit"))
+        return f"{method_of(config)} of {str(bits)[:20]} bits, read without {LIBRARY} as plain weights"
+
+    def write(self, source: Path, folder: Path, report: Report) -> None:
+        config = read_object(source / "config.json")
+        section = config.pop("quantization_config")
+        config.pop("torch_dtype", None)
+        _require_linear(source, config)
+        needed = self.bytes_needed(source)
+        with StoredTensors(source) as tensors:
+            written = TensorWriter(folder)
+            for name, value in plain_tensors(tensors, section):
+                if name.endswith(".weight") and f"{name.removesuffix('weight')}{PACKED}" in tensors:
+                    config["dtype"] = str(value.dtype).removeprefix("torch.")
+                written.add(name, value)
+                report(written.written, needed)
+            written.finish()
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for file in _beside(source):
+            shutil.copyfile(file, folder / file.name)
+        _require_whole(source, folder)
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """``quant_method`` of a ``config.json``; empty without one."""
+    section = config.get("quantization_config")
+    return str(section.get("quant_method", "")) if isinstance(section, dict) else ""
+
+
+def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All tensors of a folder, packed ones as plain weights.
+
+    Args:
+        tensors: Of the folder.
+        section: ``quantization_config``.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming the file and the tensor.
+    """
+    try:
+        yield from METHODS[str(section["quant_method"])](tensors, section)
+    except TensorInvalid as error:
+        raise GymError(error.code, f"{tensors.file_of(error.tensor)}: {error.message}", error.hint) from error
+
+
+def _plain_bytes(tensors: StoredTensors, name: str) -> int:
+    """Of a tensor when it is plain; 2 for each weight, whose scales are of 16 bits or are rounded by training, too."""
+    size = 1
+    for length in tensors.shape(name):
+        size *= length
+    stem, _, part = name.rpartition(".")
+    if part != PACKED:
+        return size * 4
+    outputs, words = (
+        (tensors.shape(f"{stem}.{beside}") if f"{stem}.{beside}" in tensors else [])
+        for beside in ("scales", "qzeros")
+    )
+    fits = len(outputs) == 2 and len(words) == 2 and min(words) > 0
+    return size * 2 * min(_MAX_EXPANSION, -(-outputs[1] // words[1]) if fits else _MAX_EXPANSION)
+
+
+def _beside(source: Path) -> list[Path]:
+    """Tokenizer, template, generation config and licences."""
+    found = {file for pattern in _BESIDE for file in source.glob(pattern)}
+    return sorted(
+        file
+        for file in found
+        if file.name not in _NOT_BESIDE and not file.name.endswith(".index.json") and lies_in(file, source)
+    )
+
+
+def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
+    """Refuse GPT-2's kind, whose weights lie the other way round."""
+    if str(config.get("model_type")) in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer"):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{source}: packed weights of {config.get('model_type')} (Conv1D) are not read",
+            "give a base whose weights are plain",
+        )
+
+
+def _require_whole(source: Path, folder: Path) -> None:
+    """Load it once, so that a folder with missing or extra tensors is refused before it is used.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming tensors that are missing or that the architecture does not have.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from gym_fed.base.modeling.loading import load_weights
+    from gym_fed.core.library_env import quiet_loading
+
+    try:
+        with quiet_loading():
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            kind: Any = (
+                AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+            )
+            load_weights(kind, str(folder), {"dtype": torch.float16}, name=str(source))
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{source}: cannot be loaded: {str(error)[:300]}",
+            "fetch the model again",
+        ) from error

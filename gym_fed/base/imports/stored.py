@@ -1,0 +1,150 @@
+"""The tensors of a model folder as they lie in its safetensors files: read one by one, and written so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import lies_in
+from gym_fed.core.json_files import read_object
+
+INDEX = "model.safetensors.index.json"
+ONE_FILE = "model.safetensors"
+_SHARD_BYTES = 1 << 30
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder: those of the index, or ``model.safetensors``.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` where there are none, or a named one is missing.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        named = read_object(index).get("weight_map")
+        names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    else:
+        names = [ONE_FILE]
+    for name in names or [INDEX]:
+        if name == INDEX or Path(name).name != name or not lies_in(folder / name, folder):
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{folder}: has no weights in {name[:200]}",
+                "fetch the model again; weights are read as safetensors only",
+            )
+    return [folder / name for name in names]
+
+
+class StoredTensors(Mapping[str, Any]):
+    """Tensors by name, in the files' order; each is read when it is asked for. Close it.
+
+    Args:
+        folder: Of the model.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a file that cannot be read, and a tensor that lies in two of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.folder = folder
+        self._files: dict[str, Path] = {}
+        self._opened: dict[Path, Any] = {}
+        with ExitStack() as stack:
+            for file in weight_files(folder):
+                try:
+                    self._opened[file] = stack.enter_context(safe_open(file, framework="pt"))
+                except (SafetensorError, OSError) as error:
+                    raise _unreadable(file, error) from error
+                for name in self._opened[file].keys():  # noqa: SIM118 - a handle, no mapping
+                    if name in self._files:
+                        raise GymError(
+                            ErrorCode.MODEL_INVALID,
+                            f"{file}: tensor {name[:200]} lies in {self._files[name].name}, too",
+                            "fetch the model again",
+                        )
+                    self._files[name] = file
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._stack.close()
+
+    def __enter__(self) -> StoredTensors:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getitem__(self, name: str) -> Any:
+        from safetensors import SafetensorError
+
+        file = self._files[name]
+        try:
+            return self._opened[file].get_tensor(name)
+        except SafetensorError as error:
+            raise _unreadable(file, error) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def shape(self, name: str) -> list[int]:
+        """Of a tensor, from the header."""
+        return list(self._opened[self._files[name]].get_slice(name).get_shape())
+
+    def file_of(self, name: str) -> Path:
+        """Where a tensor lies; the folder for one that is not there."""
+        return self._files.get(name, self.folder)
+
+
+def _unreadable(file: Path, error: Exception) -> GymError:
+    return GymError(ErrorCode.MODEL_INVALID, f"{file}: cannot be read: {error}", "fetch the model again")
+
+
+class TensorWriter:
+    """Writes tensors as they come into files of about 1 GiB, and the index of them.
+
+    Args:
+        folder: Takes ``model-NNNNN.safetensors``.
+        shard_bytes: After which a file is full.
+    """
+
+    def __init__(self, folder: Path, shard_bytes: int = _SHARD_BYTES) -> None:
+        self._folder = folder
+        self._most = shard_bytes
+        self._waiting: dict[str, Any] = {}
+        self._waiting_bytes = 0
+        self._places: dict[str, str] = {}
+        self.written = 0
+        """Bytes of the tensors so far."""
+
+    def add(self, name: str, tensor: Any) -> None:
+        """The next tensor."""
+        self._waiting[name] = tensor.contiguous()
+        self._waiting_bytes += tensor.nbytes
+        self.written += tensor.nbytes
+        if self._waiting_bytes >= self._most:
+            self._write()
+
+    def finish(self) -> None:
+        """Write the rest and the index."""
+        if self._waiting:
+            self._write()
+        index = {"metadata": {"total_size": self.written}, "weight_map": self._places}
+        (self._folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _write(self) -> None:
+        from safetensors.torch import save_file
+
+        file = f"model-{len(set(self._places.values())) + 1:05}.safetensors"
+        save_file(self._waiting, self._folder / file, metadata={"format": "pt"})
+        self._places.update(dict.fromkeys(self._waiting, file))
+        self._waiting, self._waiting_bytes = {}, 0

@@ -1,0 +1,84 @@
+"""Whether an adapter belongs on a base: by the digest that was recorded when it was trained, or else by its name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+
+from gym_fed.base.modeling.adapters import CONFIG, Adapter
+from gym_fed.base.modeling.tensor_digest import folder_digest
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+
+BASE_RECORD = "adapter_base.json"
+"""In an adapter's folder: the digest of the base that it was trained on."""
+_QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
+_log = logging.getLogger(__name__)
+
+
+def record_base(adapter: Path, base: Path | None) -> None:
+    """Write the digest of an adapter's base next to it; nothing where the base's files cannot be hashed."""
+    digest = None if base is None else folder_digest(base)
+    if digest is not None:
+        (adapter / BASE_RECORD).write_text(json.dumps({"digest": digest}) + "\n", encoding="utf-8")
+
+
+def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path | None]) -> None:
+    """Refuse an adapter that was trained on another base than ``model``, or warn where only the names differ.
+
+    A recorded digest decides. Without one the weights of both bases are compared if both are on this machine. If they
+    are not, names are compared without their owners and without the suffixes of quantised copies, and a difference is
+    reported: the same model may have any name.
+
+    Args:
+        adapter: What is to be used.
+        model: The base's name or folder.
+        folders: Where the adapter's own base and ``model`` are on this machine; None for what is not.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` naming both.
+    """
+    own, given = folders
+    if adapter.base == model or (own is not None and given is not None and own.resolve() == given.resolve()):
+        return
+    alike = adapter.base is not None and _short(adapter.base) == _short(model)
+    requantised = (
+        alike and adapter.base is not None and Path(adapter.base).name.lower() != Path(model).name.lower()
+    )
+    found = None if given is None or requantised else folder_digest(given)
+    wanted = _recorded(adapter.folder)
+    if found is not None and wanted is None and own is not None:
+        wanted = folder_digest(own)
+    if found is not None and wanted is not None:
+        if found != wanted:
+            raise _other_base(adapter, model, wanted, found)
+        return
+    if not alike:
+        _log.warning(
+            "adapter %s was trained on %s and is put on %s: no digest says whether they are the same model",
+            adapter.name,
+            adapter.base or "a base that it does not name",
+            model,
+        )
+
+
+def _recorded(adapter: Path) -> str | None:
+    file = adapter / BASE_RECORD
+    digest = read_object(file).get("digest") if file.is_file() else None
+    return digest if isinstance(digest, str) else None
+
+
+def _other_base(adapter: Adapter, model: str, wanted: str, found: str) -> GymError:
+    base = adapter.base or "another base"
+    return GymError(
+        ErrorCode.BASE_MISMATCH,
+        f"adapter: {adapter.name} was trained on {base} (weights {wanted[:19]}...), and {model} has other weights "
+        f"({found[:19]}...)",
+        f"use it on {base}, or correct base_model_name_or_path of {adapter.folder / CONFIG}",
+    )
+
+
+def _short(name: str) -> str:
+    return _QUANTISED_NAME.sub("", Path(name).name).lower()

@@ -1,0 +1,384 @@
+"""PEFT adapters on disk: what they were trained on, in which order they are merged, and whether a base is theirs.
+
+An adapter that was trained on a model with others merged in carries those in its own folder, as ``base_adapters/1``,
+``base_adapters/2``, ...: it means nothing without them, and finds them wherever it is moved.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+BASE_ADAPTERS = "base_adapters"
+_RANKS = ("r", "init_r", "target_r")
+MOST_RANK = 1 << 14
+"""Of an adapter that is no LoRA, whose rank need not be a dimension of its file."""
+_VIRTUAL_TOKENS = (
+    "PROMPT_TUNING",
+    "MULTITASK_PROMPT_TUNING",
+    "P_TUNING",
+    "PREFIX_TUNING",
+    "CPT",
+    "ADAPTION_PROMPT",
+)
+_TAKES_FROM_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder with one PEFT adapter.
+
+    Attributes:
+        name: As it was given.
+        folder: Where it is.
+        config: Its ``adapter_config.json``.
+        sha256: Hex digest of its weights' file.
+        below: Folders of the adapters that were merged into its base before it was trained, in order.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    sha256: str
+    below: tuple[Path, ...]
+
+    @property
+    def base(self) -> str | None:
+        """What its config calls the model that it was trained on."""
+        found = self.config.get("base_model_name_or_path")
+        return found if isinstance(found, str) and found else None
+
+    @property
+    def kind(self) -> str:
+        """PEFT's word for what it is: ``LORA``, ``IA3``, ..."""
+        return str(self.config.get("peft_type", "LORA"))
+
+
+def read_adapter(name: str, folder: Path) -> Adapter:
+    """The adapter in ``folder``; its weights are hashed, not loaded.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when there is none, or none that can be added to its base as it is.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: holds no adapter ({CONFIG} is missing)",
+            "give the folder of a PEFT adapter or of a finished LoRA run; a whole model goes into model",
+        )
+    config = read_object(file)
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        pickled = (folder / PICKLED).is_file()
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {f'its weights are pickled ({PICKLED})' if pickled else f'{WEIGHTS} is missing'}",
+            f"convert them once with: {_converting(folder)}"
+            if pickled
+            else "save it again with PEFT's save_pretrained",
+        )
+    _require_whole_difference(name, config)
+    _require_own_ranks(name, config, weights)
+    below = folder / BASE_ADAPTERS
+    numbered = sorted((int(entry.name), entry) for entry in below.glob("*") if entry.name.isdecimal())
+    return Adapter(name, folder, config, file_sha256(weights), tuple(entry for _, entry in numbered))
+
+
+def _converting(folder: Path) -> str:
+    """The command that reads pickled weights as tensors alone, so that nothing in them runs, and writes safetensors."""
+    code = (
+        "import sys, torch; from safetensors.torch import save_file; "
+        "found = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
+        "save_file({k: v.contiguous().clone() for k, v in found.items()}, sys.argv[2], {'format': 'pt'})"
+    )
+    return shlex.join(["python", "-c", code, str(folder / PICKLED), str(folder / WEIGHTS)])
+
+
+def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
+    """Refuse an adapter of a base that its start had changed: on the base that everybody has it computes otherwise.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    start = config.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower().startswith(_TAKES_FROM_THE_BASE):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: init_lora_weights is {start}, so it belongs to a base that this start has changed",
+            "save it with PEFT's path_initial_model_for_weight_conversion, which makes a plain LoRA of it",
+        )
+
+
+def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None:
+    """Refuse ranks beyond those of the weights: PEFT makes what the config describes before it looks for values.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    kind = str(config.get("peft_type", "LORA"))
+    if kind == "LOKR":
+        return  # a rank beyond a layer's size means all of it
+    if kind != "LORA":
+        most = MOST_RANK
+    else:
+        try:
+            with safe_open(weights, framework="pt") as file:
+                keys = [key for key in file.keys() if ".lora_A." in key or ".lora_embedding_A" in key]  # noqa: SIM118 (it is no dict)
+                shapes = [file.get_slice(key).get_shape() for key in keys]
+        except SafetensorError:
+            return  # loading will report it
+        most = max((shape[0] for shape in shapes if shape), default=0)
+    pattern = config.get("rank_pattern")
+    named = [config.get(key) for key in _RANKS] + (
+        list(pattern.values()) if isinstance(pattern, dict) else []
+    )
+    ranks = [rank for rank in named if isinstance(rank, int)]
+    if max(ranks, default=0) > most:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {CONFIG} says rank {max(ranks):.6g}, and its weights have {most} at most",
+            "restore its files, or give another adapter",
+        )
+
+
+def base_of(adapter: Adapter) -> str:
+    """What its config calls the model that it was trained on.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when it names none.
+    """
+    if adapter.base is None:
+        file = adapter.folder / CONFIG
+        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: names no base model", "set base_model_name_or_path")
+    return adapter.base
+
+
+def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
+    """Those that ``adapters`` stand on, and they themselves, in the order in which they are put on the base.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for one that was trained on other adapters than stand before it.
+    """
+    chain: list[Adapter] = []
+    for adapter in adapters:
+        below = [read_adapter(str(folder), folder) for folder in adapter.below]
+        if not chain:
+            chain = below
+        elif below and [one.sha256 for one in below] != [one.sha256 for one in chain]:
+            before = ", ".join(one.name for one in chain)
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"adapter: {adapter.name} was trained on a model with {len(below)} adapters merged in, which are not "
+                f"those before it ({before})",
+                f"name {adapter.name} alone, which brings its own, or the adapters that it was trained on before it",
+            )
+        chain.append(adapter)
+    return chain
+
+
+def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
+    """``model`` with ``adapters`` merged into its weights, one after the other.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for one whose weights do not fit; ``CONFIG_INVALID`` for one that cannot be merged.
+    """
+    for adapter in adapters:
+        require_mergeable(adapter)
+        model = merged(load_on(model, adapter), adapter.name)
+    return model
+
+
+def merged(model: Any, name: str = "this adapter") -> Any:
+    """A plain model that computes what the PEFT model does; ``model`` itself is used up.
+
+    An output head that shares the embeddings' weights gets its own where the adapter changes one of the two.
+
+    Args:
+        model: A PEFT model, or a plain one, which is handed back as it is.
+        name: What an error calls the adapter.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an adapter that has no place in the weights.
+    """
+    if not hasattr(model, "peft_config"):
+        return model
+    for config in model.peft_config.values():
+        _require_place_in_weights(name, config.to_dict())
+    _own_head(model.get_base_model())
+    tied = _says_tied(model.get_base_model())
+    try:
+        with warnings.catch_warnings():
+            # PEFT unties the config whenever there are two tensors; ``_tie_or_not`` compares them.
+            warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
+            plain = model.merge_and_unload()
+    except RuntimeError as error:
+        if "lora_bias" not in str(error):
+            raise
+        raise _no_place(name, "lora_bias adds to layers that have no bias") from error
+    if tied:
+        _tie_or_not(plain)
+    return plain
+
+
+def _own_head(model: Any) -> None:
+    """A copy of shared weights for the head: merged into one of the two, an adapter would change the other, too."""
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    if not any(isinstance(layer, BaseTunerLayer) for layer in layers) or None in layers:
+        return
+    plain: list[Any] = [one.get_base_layer() if isinstance(one, BaseTunerLayer) else one for one in layers]
+    words, head = plain
+    if getattr(words, "weight", None) is getattr(head, "weight", False):
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+
+
+def _says_tied(model: Any) -> bool:
+    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+
+
+def _tie_or_not(model: Any) -> None:
+    """Tie head and embeddings again if both have the same weights; otherwise let the config say that they are two, or
+    the head would be lost when the model is saved."""
+    import torch
+
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if head is None:
+        return
+    words = model.get_input_embeddings()
+    same = torch.equal(words.weight, head.weight)
+    if same:
+        head.weight = words.weight
+    config.tie_word_embeddings = model.config.tie_word_embeddings = same
+
+
+def require_of_weights(adapter: Adapter) -> None:
+    """Refuse an adapter that adds tokens to the input, and changes no weights.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if adapter.kind in _VIRTUAL_TOKENS:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {adapter.name} is {adapter.kind}, which adds to the input and changes no weights, so it cannot "
+            "be merged or trained on",
+            "give an adapter of weights, such as LoRA",
+        )
+
+
+def require_mergeable(adapter: Adapter) -> None:
+    """Refuse an adapter that no weights of its base can hold.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    require_of_weights(adapter)
+    _require_place_in_weights(adapter.name, adapter.config)
+
+
+def _require_place_in_weights(name: str, config: dict[str, Any]) -> None:
+    if config.get("alora_invocation_tokens"):
+        raise _no_place(name, "alora_invocation_tokens switch it on at some tokens alone")
+    if config.get("layer_replication"):
+        raise _no_place(name, "layer_replication lets several layers share their weights")
+
+
+def _no_place(name: str, why: str) -> GymError:
+    return GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"adapter: {name} cannot be merged: {why}",
+        "train on it without new_adapter, or load it beside its base with PEFT",
+    )
+
+
+def load_on(model: Any, adapter: Adapter) -> Any:
+    """A ``peft.PeftModel`` of ``model`` with one adapter, frozen.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model; as
+            ``require_quick_patterns``.
+    """
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
+    from gym_fed.base.modeling.rope import apply_base_changes
+
+    apply_base_changes(model, adapter.folder)
+    require_quick_patterns(adapter.config, names_of(model), str(adapter.folder / CONFIG))
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")
+            # PEFT's own patterns for routed experts, and its calls of transformers by old names.
+            warnings.filterwarnings("ignore", message="The following .*_pattern keys did not match")
+            # Its advice to untie, which ``merged`` does where it matters.
+            warnings.filterwarnings("ignore", message="Model with `tie_word_embeddings=True`")
+            warnings.simplefilter("ignore", FutureWarning)
+            found = PeftModel.from_pretrained(model, str(adapter.folder))
+        _require_all_factors(found, adapter)
+        return found
+    except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:
+        raise does_not_fit(adapter, type(model).__name__, str(error)) from error
+
+
+def _require_all_factors(model: Any, adapter: Adapter) -> None:
+    """Refuse factors of layers that the config does not name: PEFT drops them without a word.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming them.
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:
+        keys = set(file.keys())
+    known = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
+    # PEFT reads factors of single experts into those of fused ones.
+    factors = (key for key in keys - known if ".lora_A." in key or ".lora_B." in key)
+    extra = sorted(key for key in factors if ".experts." not in key)
+    if extra:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{adapter.name}: {counted(len(extra), 'tensor')} of layers that its {CONFIG} does not adapt, such as "
+            f"{extra[0][:200]}",
+            "correct target_modules, or restore the config and the weights of one adapter",
+        )
+
+
+def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
+    """The error for an adapter of another model."""
+    first = next((line.strip() for line in why.strip().splitlines() if "size mismatch" in line), "")
+    first = first or (why.strip().splitlines() or ["unknown"])[0]
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{adapter.name}: does not fit this {model}: {first[:300]}",
+        f"it was trained on {adapter.base or 'a base that it does not name'}",
+    )
+
+
+def write_base_adapters(adapters: Sequence[Adapter], folder: Path) -> None:
+    """Copy what was merged into an adapter's base into the adapter's own ``folder``."""
+    for number, adapter in enumerate(adapters, 1):
+        target = folder / BASE_ADAPTERS / str(number)
+        target.mkdir(parents=True)
+        for file in sorted(adapter.folder.iterdir()):
+            if file.name in (CONFIG, WEIGHTS, "base_changes.json", "adapter_base.json"):
+                shutil.copyfile(file, target / file.name)

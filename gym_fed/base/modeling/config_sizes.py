@@ -1,0 +1,103 @@
+"""Whether a ``config.json`` has the sizes of its weights: compared with their files' headers before anything is built.
+
+transformers builds what a config says, however large, and compares it afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base.modeling.tensor_files import tensor_shapes
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+
+_ORDINARY = ("llama", "mistral", "qwen2", "qwen3")
+"""Types of models whose tensors are known by name here."""
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+"""What transformers writes into the config of each of these."""
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "n_inner", "d_ff")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_MOST = 1 << 31
+_SPARE_LAYERS = 1000
+"""Of other types a part may be described and not be there, or layers may share their weights."""
+_WEIGHTS_A_NUMBER = 32
+"""Packed weights of one bit."""
+
+_HINT = "correct it, or restore config.json and the weights of one model"
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def require_sizes(folder: Path) -> None:
+    """Refuse a model folder whose config says other sizes than its safetensors files have.
+
+    Raises:
+        GymError: ``MODEL_INVALID``, with file, key and value.
+    """
+    file = folder / "config.json"
+    try:
+        config = read_object(file)
+    except (OSError, GymError):  # loading the model reports it
+        return
+    ordinary = config.get("model_type") in _ORDINARY
+    faults = _no_numbers(config) if ordinary else iter(())
+    if (fault := next(faults, None)) is None and (shapes := tensor_shapes(folder)):
+        fault = next(_other_sizes(config, shapes) if ordinary else _too_large(config, shapes), None)
+    if fault is not None:
+        raise GymError(ErrorCode.MODEL_INVALID, f"{file}: {fault}", _HINT)
+
+
+def _no_numbers(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in (*SIZES, "head_dim"):
+        value = config.get(key)
+        if value is not None and not (type(value) is int and 0 < value < _MOST):
+            yield f"{key} is {str(value)[:40]!r}, and not a whole number from 1 to {_MOST - 1:,}"
+
+
+def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
+    layers = config.get("num_hidden_layers")
+    there = 1 + max((int(found[1]) for name in shapes if (found := _LAYER.search(name))), default=-1)
+    if layers is not None and there and layers > there:  # those that are too many in the files are left out
+        yield f"num_hidden_layers is {layers:,}, and the weights have {there:,} layers"
+    if config.get("quantization_config") is not None:  # packed weights have other shapes
+        return
+    hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    if dim is None and hidden and heads and config["model_type"] != "qwen3":
+        dim = hidden // heads
+    for key, tensor, axis, each in (
+        ("vocab_size", "embed_tokens.weight", 0, 1),
+        ("hidden_size", "embed_tokens.weight", 1, 1),
+        ("intermediate_size", "layers.0.mlp.gate_proj.weight", 0, 1),
+        ("num_attention_heads", "layers.0.self_attn.q_proj.weight", 0, dim),
+        ("num_key_value_heads", "layers.0.self_attn.k_proj.weight", 0, dim),
+    ):
+        value, name = config.get(key), next((name for name in shapes if name.endswith(tensor)), None)
+        if value is None or each is None or name is None or len(shapes[name]) != 2:
+            continue
+        if value * each != shapes[name][axis]:
+            by = "" if each == 1 else f" heads of {each:,}"
+            yield f"{key} is {value:,}{by}, and the weights' {name} is of {list(shapes[name])}"
+
+
+def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
+    """Of a type whose tensors are not known here: what no model of these files has."""
+    most_layers = max(_SPARE_LAYERS, len(shapes))
+    widest = _WEIGHTS_A_NUMBER * sum(map(math.prod, shapes.values()))
+    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
+        for keys, most in ((_LAYERS, most_layers), (_WIDTHS, widest)):
+            for key in keys:
+                if type(value := part.get(key)) is int and value > most:
+                    yield f"{key} is {value:,}, more than the weights' {len(shapes):,} tensors can have"

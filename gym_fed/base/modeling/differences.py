@@ -1,0 +1,133 @@
+"""What a fine-tune changed beside its weights: a delta holds differences of tensors, and everything else is lost.
+
+A model that computes with another ``rope_theta``, activation or norm epsilon than its base, or that reads other token
+ids, is not the base plus any delta.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+_NOT_COMPUTED = frozenset(
+    {
+        "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label",
+        "initializer_range", "label2id", "max_position_embeddings", "model_type", "output_attentions",
+        "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
+        "quantization_config", "return_dict", "router_aux_loss_coef",
+        "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
+    }
+)  # fmt: skip
+"""Keys of a config that no forward pass reads, or that the tensors' names and shapes show."""
+_PROBE = "The capital of Peru is Lima.\n  def f(x): return x**2 - 3.14\t¿Qué? 안녕 🏠 don't"
+_SHOWN = 4
+ALLOW = "--allow-differences"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting that a fine-tune has and its base does not.
+
+    Attributes:
+        what: The config's key, dots between nested keys, or ``tokenizer``, ``chat template``.
+        change: Both values, base first.
+        computes: True if the model computes something else; False if only its prompts differ.
+    """
+
+    what: str
+    change: str
+    computes: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.change}" if self.change else self.what
+
+
+def require_same_settings(
+    name: str, base: Any, tuned: Any, tokenizers: tuple[Any, Any] = (None, None), *, allow: bool = False
+) -> list[Difference]:
+    """Refuse a fine-tune that differs from its base in more than weights.
+
+    Args:
+        name: What an error calls the fine-tune.
+        base: The base's model, of transformers; others are not compared.
+        tuned: The fine-tune's.
+        tokenizers: The base's and the fine-tune's, where both are known.
+        allow: Whether differences were requested; then they are returned.
+
+    Returns:
+        What differs and will not be in a delta.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` naming the settings and both values.
+    """
+    found = [
+        *_config_differences(getattr(base, "config", None), getattr(tuned, "config", None)),
+        *_tokenizer_differences(*tokenizers),
+    ]
+    computed = [str(one) for one in found if one.computes]
+    if computed and not allow:
+        more = f" and {len(computed) - _SHOWN} more" if len(computed) > _SHOWN else ""
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"{name} differs from its base in more than weights: {'; '.join(computed[:_SHOWN])}{more}",
+            f"a delta holds weights only, so base plus delta would be another model; to go on all the same: {ALLOW}",
+        )
+    return found
+
+
+def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
+    if not (hasattr(base, "to_dict") and hasattr(tuned, "to_dict")):
+        return
+    if base.model_type != tuned.model_type:
+        yield Difference("model_type", f"{base.model_type} -> {tuned.model_type}")
+        return
+    old, new = (dict(_flat(config.to_dict())) for config in (base, tuned))
+    if not old.get("use_sliding_window", True) and not new.get("use_sliding_window", True):
+        for key in (
+            "max_window_layers",
+            "sliding_window",
+        ):  # then nothing reads them, and families differ in them
+            old.pop(key, None)
+            new.pop(key, None)
+    for key in sorted(old.keys() & new.keys() | {key for key in old.keys() ^ new.keys() if "rope" in key}):
+        if old.get(key) != new.get(key):
+            yield Difference(key, f"{old.get(key)} -> {new.get(key)}"[:200])
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if key in _NOT_COMPUTED or key.startswith("_") or "dropout" in key:
+            continue
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _tokenizer_differences(base: Any, tuned: Any) -> Iterator[Difference]:
+    """Compare token ids, not files: the same tokenizer is saved in several forms."""
+    base, tuned = (getattr(one, "tokenizer", one) for one in (base, tuned))
+    if base is None or tuned is None:
+        return
+    old, new = base.get_vocab(), tuned.get_vocab()
+    changed = sorted(token for token in old.keys() | new.keys() if old.get(token) != new.get(token))
+    if changed:
+        token = changed[0]
+        yield Difference(
+            "tokenizer",
+            f"{len(changed)} of {len(old)} tokens have other ids, such as {token!r:.40} "
+            f"{old.get(token)} -> {new.get(token)}",
+        )
+    elif (ids := base(_PROBE)["input_ids"]) != (others := tuned(_PROBE)["input_ids"]):
+        place = next(
+            (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
+            min(len(ids), len(others)),
+        )
+        yield Difference("tokenizer", f"the same text gives other token ids from position {place} on")
+    if base.chat_template != tuned.chat_template:
+        yield Difference("chat template", "", computes=False)
+    if base.eos_token != tuned.eos_token:
+        yield Difference("end token", f"{base.eos_token} -> {tuned.eos_token}", computes=False)

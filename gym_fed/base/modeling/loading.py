@@ -1,0 +1,161 @@
+"""Load the weights of a model folder strictly: every tensor of the model is in its files, and no other.
+
+transformers fills a missing tensor with random numbers and drops one that the architecture does not have, both with no
+more than a warning. What is computed from such a model means nothing, so both are refused here by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import is_panic
+from gym_fed.core.text import counted
+
+EXTRA_TENSORS = "GYM_EXTRA_TENSORS"
+"""Environment variable; ``ignore`` loads a model without the tensors that its architecture does not have."""
+_NAMES_SHOWN = 3
+_log = logging.getLogger(__name__)
+
+
+def load_weights(
+    kind: Any, source: str | None, arguments: Mapping[str, Any], *, name: str, headless: bool = False
+) -> Any:
+    """Load a model with torch's attention, or with the eager one where its class has no other.
+
+    transformers' own choice of attention could be what a ``config.json`` names, such as a GPU's kernels.
+
+    Args:
+        kind: A class of transformers with ``from_pretrained``.
+        source: The model's folder; None with a ``state_dict`` among the arguments.
+        arguments: Of ``from_pretrained``; an ``attn_implementation`` among them is kept.
+        name: What an error calls the model.
+        headless: The head is not used, so tensors outside the body may differ.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming tensors that are missing, have another shape, or do not belong to the
+            architecture.
+    """
+    given = {
+        "local_files_only": True,
+        "trust_remote_code": False,
+        "output_loading_info": True,
+        **arguments,
+    }
+    if "attn_implementation" in given:
+        model, info = kind.from_pretrained(source, **given)
+    else:
+        try:
+            model, info = kind.from_pretrained(source, **given, attn_implementation="sdpa")
+        except (
+            ValueError
+        ) as error:  # Gemma 2, gpt-oss, Bloom, Mamba and others; raised before weights are read
+            if "does not support an attention implementation" not in str(error):
+                raise
+            model, info = kind.from_pretrained(source, **given, attn_implementation="eager")
+    require_exact_tensors(name, model, info, headless=headless)
+    return model
+
+
+def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, headless: bool = False) -> None:
+    """Refuse a model whose files lack a tensor or have one too many; tied tensors are stored once.
+
+    Args:
+        name: What the error calls the model.
+        model: Of transformers, as loaded.
+        info: What ``from_pretrained`` returns next to it with ``output_loading_info``.
+        headless: As in ``load_weights``.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    prefix = str(getattr(model, "base_model_prefix", ""))
+    is_body = not hasattr(model, prefix)  # its own names have no prefix, those of the files may
+
+    def counts(key: str) -> bool:
+        return not headless or key.startswith(f"{prefix}.")
+
+    missing = sorted(key for key in info["missing_keys"] if is_body or counts(key))
+    if missing:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {counted(len(missing), 'tensor')} of {type(model).__name__} missing from its weights: "
+            f"{_listed(missing)}",
+            _untied_head(model, missing)
+            or "restore its files; a missing tensor would be filled with random numbers",
+        )
+    mismatched = sorted(key for key, *_ in info["mismatched_keys"] if is_body or counts(key))
+    if mismatched:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: weights have other shapes than config.json describes: {_listed(mismatched)}",
+            "restore config.json and the weights of one model",
+        )
+    extra = sorted(filter(counts, info["unexpected_keys"]))
+    if not extra:
+        return
+    text = (
+        f"{name}: {counted(len(extra), 'tensor')} that {type(model).__name__} does not have: {_listed(extra)}"
+    )
+    if os.environ.get(EXTRA_TENSORS) != "ignore":
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            text,
+            f"the model was saved from another architecture; to use it without them set {EXTRA_TENSORS}=ignore",
+        )
+    _log.warning("%s; ignored (%s=ignore)", text, EXTRA_TENSORS)
+
+
+def _untied_head(model: Any, missing: list[str]) -> str:
+    """The remedy for a head without weights, which usually shares those of the embeddings; empty for others."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    weight = getattr(head, "weight", None)
+    named = [key for key, parameter in model.named_parameters() if parameter is weight]
+    if missing != named:
+        return ""
+    return "config.json has tie_word_embeddings: false; set it to true if the head shares the weights of the embeddings"
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = ", ".join(list(names)[:_NAMES_SHOWN])[:300]
+    return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"
+
+
+@contextmanager
+def readable_errors(name: str) -> Iterator[None]:
+    """Give what libraries raise for the broken files of a model as a ``GymError`` that names it.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    wrong = (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError)
+    try:
+        yield
+    except RecursionError as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: cannot be read as a model: a file of it is nested too deeply",
+            "restore its JSON files, or give another folder",
+        ) from error
+    except BaseException as error:
+        of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
+        of_tokenizers = type(error) is Exception  # the tokenizers library raises bare Exceptions
+        if not (isinstance(error, wrong) or of_other_sizes or of_tokenizers or is_panic(error)):
+            raise
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if of_other_sizes:
+            first_line = "its weights are of other sizes than config.json says"
+        elif isinstance(error, StrictDataclassError):  # what is wrong with the field is in the next line
+            first_line = f"config.json: {' '.join(str(error).split())}"
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: cannot be read as a model: {first_line}",
+            "restore its files, or give another folder",
+        ) from error

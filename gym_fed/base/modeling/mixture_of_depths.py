@@ -1,0 +1,242 @@
+"""Mixture-of-Depths, Raposo et al. 2024: in every so many blocks a router lets few tokens through, the others pass by.
+
+For the states ``x`` ``[batch, length, d]`` of a row a routed block computes (their equation 1), with ``r = w x``:
+
+    x_i + g(r_i) * (block(x~)_i - x_i)   where r_i is among the k largest of the row, k = ceil(capacity * words)
+    x_i                                  elsewhere; x~ are the tokens that are let through, in their order
+
+The paper's gate g is r itself; here it is ``2 sigmoid(r)``, which is 1 for a fresh router, so that a trained model that
+is converted begins with its own blocks. Picking the k largest looks ahead, which a generating model cannot. As in
+their section 3.5, a loss (binary cross-entropy of ``sigmoid(r)`` against having been picked) teaches the router to
+foresee it, and outside of training a token goes through where ``sigmoid(r) > 0.5``: that is causal.
+
+There is no key-value cache: tokens that a block never computed have no keys in it. ``generate`` runs without one, and
+refuses to use one. A converted model's folder names a ``model_type`` of its own, so that a loader that does
+not know the routers refuses it instead of running every block on every token.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+
+MODEL_TYPE = "gym_mixture_of_depths"
+_INITIAL_STD = 0.02
+
+
+def convert_to_mixture_of_depths(
+    model: Any, *, capacity: float, every: int, router_loss_weight: float, seed: int = 0
+) -> None:
+    """Put routers into a causal LM, in place.
+
+    Args:
+        model: A ``transformers`` causal LM of decoder layers that take ``position_embeddings``.
+        capacity: Share of a row's tokens that a routed block computes.
+        every: Every so many blocks one is routed.
+        router_loss_weight: Weight of the router's own loss, added once per routed block and batch.
+        seed: Decides the fresh routers.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when the model has routers already, too few blocks, or blocks of another kind.
+    """
+    what = f"mixture_of_depths: {type(model).__name__}"
+    if isinstance(model, RoutedModel):
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{what} has routers already", "remove the key to train it on"
+        )
+    layers = getattr(model.base_model, "layers", None)
+    if layers is None or "position_embeddings" not in inspect.signature(type(layers[0]).forward).parameters:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{what} has no blocks that can be routed", "use a Llama or Qwen3 model"
+        )
+    if every > len(layers):
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{what} has {len(layers)} blocks, and every {every}th is to be routed"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    for layer in layers[every - 1 :: every]:
+        layer.__class__ = _routed_class(type(layer), RoutedBlock)
+        weight = next(layer.parameters())
+        layer.router = torch.nn.Linear(model.config.hidden_size, 1, bias=False)
+        torch.nn.init.normal_(layer.router.weight, std=_INITIAL_STD, generator=generator)
+        layer.router.to(device=weight.device, dtype=weight.dtype)
+        layer.capacity, layer.router_loss_weight = capacity, router_loss_weight
+    settings = {"capacity": capacity, "every": every, "router_loss_weight": router_loss_weight}
+    model.__class__ = _routed_class(type(model), RoutedModel)
+    model.config.mixture_of_depths = settings
+    model.config.use_cache = False
+    model.generation_config.use_cache = False
+
+
+def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
+    """A converted model that ``save_pretrained`` wrote.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: the weights are not those of the config.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    values = read_object(folder / "config.json")
+    settings, kind = values.pop("mixture_of_depths"), values.pop("base_model_type")
+    config = AutoConfig.for_model(**{**values, "model_type": kind})
+    config._attn_implementation = "sdpa"
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    convert_to_mixture_of_depths(model, **settings)
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.is_file():
+        names = set(read_object(index)["weight_map"].values())
+    weights = {key: value for name in sorted(names) for key, value in load_file(folder / name).items()}
+    absent, unknown = model.load_state_dict(weights, strict=False)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    if unknown or set(absent) - tied:
+        raise ValueError(f"weights do not fit the config: {sorted({*unknown, *absent} - tied)[:3]}")
+    model.tie_weights()
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+        model.generation_config.use_cache = False
+    return model
+
+
+def is_mixture_of_depths(folder: Path) -> bool:
+    """Whether a model folder holds a converted model."""
+    file = folder / "config.json"
+    return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE
+
+
+class RoutedModel:
+    """Mixed into the class of a converted model."""
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As before, without a key-value cache."""
+        if kwargs.pop("use_cache", False):
+            raise GymError(
+                ErrorCode.USAGE,
+                "a mixture-of-depths model has no key-value cache",
+                "generate with use_cache=False",
+            )
+        parent: Any = super()
+        return parent.generate(*args, use_cache=False, **kwargs)
+
+    def save_pretrained(self, folder: Any, **kwargs: Any) -> None:
+        """As before, under a model type that other loaders do not take for the dense model's."""
+        parent: Any = super()
+        parent.save_pretrained(folder, **kwargs)
+        file = Path(folder) / "config.json"
+        values = json.loads(file.read_text(encoding="utf-8"))
+        values |= {"base_model_type": values["model_type"], "model_type": MODEL_TYPE}
+        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class RoutedBlock:
+    """Mixed into the class of a routed decoder layer; its own weights keep their names."""
+
+    training: bool
+    router: torch.nn.Linear
+    capacity: float
+    router_loss_weight: float
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """``[batch, length, d]`` to ``[batch, length, d]``; see the module's formula."""
+        if past_key_values is not None:
+            raise GymError(
+                ErrorCode.USAGE, "a mixture-of-depths model has no key-value cache", "set use_cache to False"
+            )
+        assert position_embeddings is not None
+        batch, _, width = hidden_states.shape
+        scores = self.router(hidden_states)[..., 0]
+        real = _not_padding(attention_mask, scores)
+        through = self._picked(scores, real)
+        count = int(through.sum(1).max())
+        if count == 0:
+            return hidden_states
+        # Those that go through first, each group in its own order: what fills a shorter row up comes last, so that
+        # no token that counts attends to it.
+        order = torch.argsort((~through).to(torch.int8), dim=1, stable=True)[:, :count]
+        counts = torch.gather(through, 1, order)
+        at = order.unsqueeze(-1).expand(-1, -1, width)
+        inputs = torch.gather(hidden_states, 1, at)
+        if attention_mask is not None:
+            rows = order[:, None, :, None].expand(-1, attention_mask.shape[1], -1, attention_mask.shape[-1])
+            wide = attention_mask.expand(batch, -1, -1, -1)
+            columns = order[:, None, None, :].expand(-1, wide.shape[1], count, -1)
+            attention_mask = torch.gather(torch.gather(wide, 2, rows), 3, columns)
+            # What fills a row up stood among the others before, so the mask alone does not hide it.
+            hidden = ~counts[:, None, None, :] & ~torch.eye(count, dtype=torch.bool, device=counts.device)
+            closed = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
+            attention_mask = attention_mask.masked_fill(hidden, closed)
+        places = tuple(
+            torch.gather(p.expand(batch, -1, -1), 1, order.unsqueeze(-1).expand(-1, -1, p.shape[-1]))
+            for p in position_embeddings
+        )
+        if position_ids is not None:
+            position_ids = torch.gather(position_ids.expand(batch, -1), 1, order)
+        parent: Any = super()
+        outputs = parent.forward(
+            inputs,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            position_embeddings=places,
+            **kwargs,
+        )
+        gate = 2 * torch.sigmoid(torch.gather(scores, 1, order)) * counts
+        mixed = hidden_states.scatter_add(1, at, (outputs - inputs) * gate.unsqueeze(-1).to(outputs.dtype))
+        if self.training and self.router_loss_weight:
+            guessed = self.router(hidden_states.detach())[..., 0]  # teaches the router, not what it reads
+            foreseen = F.binary_cross_entropy_with_logits(guessed[real].float(), through[real].float())
+            mixed = _WithLoss.apply(mixed, self.router_loss_weight * foreseen)  # type: ignore[no-untyped-call]
+        return mixed
+
+    def _picked(self, scores: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """Which tokens ``[batch, length]`` bool go through."""
+        if not self.training:
+            return (scores > 0) & real
+        places = scores.masked_fill(~real, -torch.inf).argsort(dim=1, descending=True, stable=True)
+        k = torch.ceil(self.capacity * real.sum(1, keepdim=True))
+        first = torch.arange(scores.shape[1], device=scores.device) < k
+        return torch.zeros_like(real).scatter(1, places, first)
+
+
+def _not_padding(attention_mask: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
+    """Tokens ``[batch, length]`` bool that are words: they may look at themselves."""
+    if attention_mask is None:
+        return torch.ones_like(scores, dtype=torch.bool)
+    own = torch.diagonal(attention_mask[:, 0], dim1=1, dim2=2)
+    return (own if own.dtype == torch.bool else own == 0).expand(scores.shape)
+
+
+class _WithLoss(torch.autograd.Function):
+    """Passes a tensor through, and on the way back gives a loss of its own a gradient of 1."""
+
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        context.loss_dtype = loss.dtype
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gradient = gradients[0]
+        return gradient, torch.ones((), dtype=context.loss_dtype, device=gradient.device)
+
+
+def _routed_class(base: type, mixin: type) -> type:
+    """The class of a thing with ``mixin`` before it, under its own name."""
+    return type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})

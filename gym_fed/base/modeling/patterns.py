@@ -1,0 +1,80 @@
+"""Patterns of module names that come with a config or an adapter: tried in another process before PEFT matches them.
+
+Python's ``re`` takes exponential time for some patterns (``(a+)+b``), and cannot be stopped in this process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gym_fed.core.bounded.patterns import UnusablePatternError, require_quick_match
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+
+MAX_CHARS = 2_000
+MAX_PATTERNS = 20_000
+"""A rank for each layer of the largest models."""
+_PLAIN = re.compile(r"[\w.-]*", re.ASCII)
+_NAMES = ("target_modules", "exclude_modules")
+_AS_PEFT_DOES = {
+    **dict.fromkeys(_NAMES, "{p}"),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern", "target_parameters"), r"(.*\.)?({p})$"),
+    "modules_to_save": r"(^|.*\.){p}($|\..*)",
+    "layers_pattern": r"(?:^|.*?\.){p}\.(?P<idx>\d+)\.",
+}
+
+
+def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], where: str) -> None:
+    """Refuse patterns of a PEFT config that take long to compare with the names of a model.
+
+    Args:
+        config: As ``adapter_config.json`` has it.
+        names: Of modules and parameters.
+        where: What an error calls the config.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming key and pattern.
+    """
+    given = list(_patterns(config))
+    if len(given) > MAX_PATTERNS:
+        raise _refused(
+            where, given[0][0], f"and its like are {len(given)} patterns; {MAX_PATTERNS} may be given"
+        )
+    for key, pattern in given:
+        if len(pattern) > MAX_CHARS:
+            raise _refused(
+                where, key, f"{plain(pattern, 80)!r} has {len(pattern)} characters, {MAX_CHARS} at most"
+            )
+    wanted = {_AS_PEFT_DOES[key].format(p=one): (key, one) for key, one in given if not _PLAIN.fullmatch(one)}
+    if not wanted:
+        return
+    try:
+        require_quick_match(list(wanted), [*names])
+    except UnusablePatternError as error:
+        key, pattern = wanted[error.pattern]
+        raise _refused(where, key, f"{plain(pattern, 200)!r} {plain(error.problem, 200)}") from error
+
+
+def names_of(model: Any) -> list[str]:
+    """Of the modules and parameters of a model: what patterns are compared with."""
+    return [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+
+
+def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys and their patterns; in a list of ``target_modules`` are names, not patterns."""
+    for key in _AS_PEFT_DOES:
+        value = config.get(key) or ()
+        if isinstance(value, str):
+            yield key, value
+        elif key not in _NAMES:
+            yield from ((key, one) for one in value if isinstance(one, str))
+
+
+def _refused(where: str, key: str, what: str) -> GymError:
+    return GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"{where}.{key}: {what}",
+        "list the names, or write a pattern without repeats inside repeats",
+    )

@@ -1,0 +1,386 @@
+"""Loads causal language models: gym-nano, model folders, LoRA run folders, GGUF files, names in the local cache.
+
+Nothing is downloaded here: a hub name is looked up in this machine's cache only. ``gym_fed.base.downloads`` fetches.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.base.imports.folder import imported, usable_folder
+from gym_fed.base.imports.gguf.files import is_gguf, only_gguf
+from gym_fed.base.modeling.loading import load_weights, readable_errors
+from gym_fed.core.bounded.chat import bind_templates
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
+from gym_fed.core.library_env import quiet_loading as quiet_loading
+from gym_fed.core.library_env import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from gym_fed.base.modeling.adapters import Adapter
+
+settle()  # before transformers imports what is installed
+
+NANO = "gym-nano"
+DTYPES = ("float32", "bfloat16", "float16")
+MAX_ADAPTERS = 8
+"""In a row, each the base of the one before."""
+_HUB_NAME = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
+_PLACING = ("distributed_config", "quantization_config", "device_map")
+
+
+@dataclass
+class LoadedModel:
+    """A model ready for use, in evaluation mode.
+
+    Attributes:
+        model: A ``transformers`` causal LM, or a PEFT model around one.
+        tokenizer: Its tokenizer, with a pad token.
+        name: What was asked for.
+    """
+
+    model: Any
+    tokenizer: Any
+    name: str
+
+
+def nano_path() -> Path:
+    """Folder of the embedded base model gym-nano."""
+    return Path(str(resources.files("gym_fed") / "assets" / "gym-nano"))
+
+
+def load_model(
+    name_or_path: str,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    arguments: dict[str, Any] | None = None,
+    headless: bool = False,
+    images: bool = False,
+) -> LoadedModel:
+    """Load a model and its tokenizer from this machine.
+
+    Args:
+        name_or_path: ``gym-nano``; a folder with a model, a PEFT adapter or a finished run; a ``.gguf`` file; or a
+            Hugging Face name whose files are in the local cache.
+        dtype: One of ``float32``, ``bfloat16``, ``float16``.
+        device: As for ``pick_device``.
+        arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes
+            or quantise is left where they put it.
+        headless: Whether the head will not be used, so that a reward model's body will do, too.
+        images: Whether one that reads images will do, too.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read or has
+            no words to say.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    from gym_fed.base.modeling.architecture import images_type, require_architecture, require_text
+    from gym_fed.base.modeling.checkpoint import class_of
+    from gym_fed.base.modeling.config_sizes import require_sizes
+    from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
+
+    if dtype not in DTYPES:
+        raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
+    target = pick_device(device)
+    source = resolve(name_or_path)
+    require_architecture(name_or_path, Path(source))
+    if not headless:
+        _require_words(name_or_path, Path(source))
+    if not images:
+        require_text(name_or_path, Path(source))
+    adapter = Path(source) / "adapter_config.json"
+    if adapter.is_file():
+        require_base_model(name_or_path, Path(source))
+        return _load_adapter(name_or_path, Path(source), dtype, device, images)
+    require_sizes(Path(source))
+    with quiet_loading(), readable_errors(name_or_path):
+        if is_mixture_of_depths(Path(source)):
+            model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
+        else:
+            given = arguments is not None and "state_dict" in arguments  # in place of the folder's files
+            sees = images_type(Path(source)) is not None
+            auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+            kind: Any = class_of(arguments["config"]) if arguments and given else auto
+            model = load_weights(
+                kind,
+                None if given else source,
+                {"dtype": getattr(torch, dtype), **(arguments or {})},
+                name=name_or_path,
+                headless=headless,
+            )
+    tokenizer = load_tokenizer(name_or_path)
+    placed = arguments is not None and not arguments.keys().isdisjoint(_PLACING)
+    return LoadedModel((model if placed else model.to(target)).eval(), tokenizer, name_or_path)
+
+
+def _require_words(name: str, folder: Path) -> None:
+    """Refuse a reward model, to which transformers would give a head that was never trained."""
+    kinds: list[str] = []
+    for file, key in (("adapter_config.json", "task_type"), ("config.json", "architectures")):
+        with suppress(OSError, ValueError, AttributeError):  # loading will say so
+            found = read_object(folder / file).get(key) or []
+            kinds += found if isinstance(found, list) else [str(found)]
+    if any(kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification") for kind in kinds):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: is a reward model, which scores answers and writes none",
+            "use it as the grader reward_model or as ppo.critic, or give a language model",
+        )
+
+
+def model_name(name_or_path: str) -> str:
+    """What a manifest calls a base: a folder's or file's own name, so that no one's paths travel."""
+    path = Path(name_or_path).expanduser()
+    return path.resolve().name if name_or_path != NANO and path.exists() else name_or_path
+
+
+def load_tokenizer(name_or_path: str) -> Any:
+    """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
+    from transformers import AutoTokenizer
+
+    with quiet_loading(), readable_errors(name_or_path):
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                resolve(name_or_path), local_files_only=True, trust_remote_code=False
+            )
+        except (AttributeError, IndexError, TypeError) as error:
+            # transformers does not check the types of values in tokenizer.json
+            raise ValueError(f"its tokenizer has values of the wrong type: {error}") from error
+    for key in (
+        "is_local",
+        "local_files_only",
+        "trust_remote_code",
+    ):  # transformers would write how it was loaded into saved copies
+        tokenizer.init_kwargs.pop(key, None)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    bind_templates(tokenizer, name_or_path)
+    return tokenizer
+
+
+def resolve(name_or_path: str) -> str:
+    """The folder that a name stands for: a folder itself, the snapshot of a hub name in the local cache, or what was
+    imported of a GGUF file, or of a folder with one.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model; as ``imported``.
+    """
+    if name_or_path == NANO:
+        return str(nano_path())
+    if is_hub_name(name_or_path):
+        return str(usable_folder(Path(_cached_snapshot(name_or_path))))
+    path = Path(name_or_path).expanduser()
+    if is_gguf(path) and path.is_file():
+        return str(imported(path))
+    if path.is_dir():
+        if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return str(usable_folder(path))
+        if (file := only_gguf(path)) is not None:
+            return str(imported(file))
+        hint = "give a folder with config.json or adapter_config.json, such as a finished run"
+        if (path / "config.yaml").is_file():
+            hint = f"the run is not finished: continue it with: gym train {path / 'config.yaml'}"
+        raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
+    _require_no_variant(name_or_path)
+    kind = "file" if is_gguf(path) else "folder"
+    what = f"not a {kind}" if path.exists() else f"no such {kind}"
+    raise GymError(
+        ErrorCode.MODEL_NOT_FOUND,
+        f"{name_or_path}: {what}",
+        "give the folder of a model, a .gguf file, or gym-nano",
+    )
+
+
+def _require_no_variant(name: str) -> None:
+    """Refuse ``BASE:VARIANT``, as a served variant is called, with the commands that take the two.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``.
+    """
+    base, _, variant = name.rpartition(":")
+    here = base == NANO or Path(base).expanduser().exists() or (is_hub_name(base) and "/" in base)
+    if base and here and "/" not in variant and not Path(name).exists():
+        one, other = shlex.quote(base), shlex.quote(variant)
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"{name}: names a variant as gym api serves it, and a model is wanted",
+            f"chat with it: gym chat {one} --variant {other}; or make a model folder of the file that "
+            f"gym variant show {other} names: gym delta apply {one} FILE -o FOLDER",
+        )
+
+
+def is_hub_name(name_or_path: str) -> bool:
+    """Whether ``name_or_path`` stands for a repository of the Hub: no path, and no file or folder of this machine."""
+    return (
+        name_or_path != NANO
+        and not is_gguf(Path(name_or_path))
+        and _HUB_NAME.fullmatch(name_or_path) is not None
+        and not any(pair in name_or_path for pair in ("--", ".."))
+        and not Path(name_or_path).exists()
+    )
+
+
+def _cached_snapshot(name: str) -> str:
+    """Where the hub's cache keeps ``name``. Asked here, because transformers would ask the network too."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return str(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError) as error:
+        raise GymError(
+            ErrorCode.MODEL_NOT_FOUND,
+            f"no model called {name!r} on this machine",
+            f"fetch it once with: gym models pull {name}; or give gym-nano or a model folder",
+        ) from error
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """``auto`` takes CUDA, then MPS, then the CPU; any other value must exist here.
+
+    Raises:
+        GymError: ``USAGE`` for a device that is unknown or absent.
+    """
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise GymError(
+            ErrorCode.USAGE, f"device {name!r} is unknown", "use auto, cpu, cuda or mps"
+        ) from error
+    absent = (device.type == "cuda" and not torch.cuda.is_available()) or (
+        device.type == "mps" and not torch.backends.mps.is_available()
+    )
+    if absent:
+        raise GymError(
+            ErrorCode.USAGE, f"device {name!r} is not available on this machine", "use auto or cpu"
+        )
+    return device
+
+
+def _load_adapter(name: str, folder: Path, dtype: str, device: str, images: bool) -> LoadedModel:
+    from gym_fed.base.modeling.adapters import base_of, in_order, read_adapter
+
+    own = read_adapter(name, folder)
+    return _put_on(name, base_of(own), in_order([own]), dtype, device, images)
+
+
+def load_adapted(
+    name_or_path: str,
+    adapters: Sequence[str],
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    images: bool = False,
+) -> LoadedModel:
+    """``load_model`` with further adapters on it: all but the last are merged, and the last is left beside the model.
+
+    Raises:
+        GymError: As ``load_model``; ``BASE_MISMATCH`` for an adapter of another base.
+    """
+    if not adapters:
+        return load_model(name_or_path, dtype=dtype, device=device, images=images)
+    base, chain = chain_on(name_or_path, adapters)
+    return _put_on(adapters[-1], base, chain, dtype, device, images)
+
+
+def load_tuned(name: str, base: str) -> LoadedModel:
+    """Load a fine-tune of ``base``; an adapter is put on that base, whatever path its own config names.
+
+    Raises:
+        GymError: As ``load_adapted``.
+    """
+    if (Path(resolve(name)) / "adapter_config.json").is_file():
+        return load_adapted(base, [name], images=True)
+    return load_model(name, images=True)
+
+
+def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adapter]]:
+    """The base of a model, and its own adapter and ``adapters`` in the order in which they are put on that base.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``BASE_MISMATCH`` for an adapter of another base.
+    """
+    from gym_fed.base.modeling.adapter_base import require_base
+    from gym_fed.base.modeling.adapters import CONFIG, base_of, in_order, read_adapter
+
+    named = [read_adapter(name, Path(resolve(name))) for name in adapters]
+    folder, base = Path(resolve(name_or_path)), name_or_path
+    if (folder / CONFIG).is_file():
+        own = read_adapter(name_or_path, folder)
+        named = [own, *named]
+        base = base_of(own)
+        if (Path(resolve(base)) / CONFIG).is_file():
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{name_or_path}: its base {base} is itself an adapter",
+                f"merge that first: gym export {base} -o FOLDER, and give --adapter {name_or_path} to the result",
+            )
+    for adapter in named:
+        require_base(adapter, base, (folder_here(adapter.base), Path(resolve(base))))
+    return base, in_order(named)
+
+
+def folder_here(name: str | None) -> Path | None:
+    """Where a model is on this machine, if it is."""
+    try:
+        return None if name is None else Path(resolve(name))
+    except GymError:
+        return None
+
+
+def require_base_model(name: str, folder: Path) -> None:
+    """Whether the bases that an adapter's config names, one after the other, lead to a model.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for adapters in a circle or in a long row; as ``resolve``.
+    """
+    for _ in range(MAX_ADAPTERS):
+        base = None
+        with suppress(OSError, ValueError, AttributeError):  # loading will say so
+            base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            return
+        folder = Path(resolve(base))
+    raise no_base_model(name)
+
+
+def no_base_model(name: str) -> GymError:
+    """That an adapter's base is an adapter, whose base is one, and so on."""
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{name}: its base is an adapter of an adapter, and {MAX_ADAPTERS} of them lead to no model",
+        "set base_model_name_or_path in adapter_config.json to a model",
+    )
+
+
+def _put_on(
+    name: str, base_name: str, chain: Sequence[Adapter], dtype: str, device: str, images: bool
+) -> LoadedModel:
+    from gym_fed.base.modeling.adapters import load_on, merge_adapters
+
+    base = load_model(base_name, dtype=dtype, device=device, images=images)
+    with quiet_loading(), readable_errors(name):
+        model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
+    template = chain[-1].folder / "chat_template.jinja"
+    if template.is_file():  # the run may have been trained with another than its base has
+        base.tokenizer.chat_template = template.read_text(encoding="utf-8")
+    return LoadedModel(model.eval(), base.tokenizer, name)

@@ -1,8 +1,0 @@
-"""Evaluate untrusted templates, regular expressions and JSON schemas in a child process with limits.
-
-Chat templates of model folders, templates and patterns of evaluation suites, and patterns of adapters are programs.
-They can loop forever, exhaust the memory, or produce endless output. None of them is evaluated in the calling process.
-
-Neighbours: imports child_process, errors, text; imported by data, evaluation, export, modeling, models,
-serving, training.
-"""

@@ -1,0 +1,75 @@
+"""Addresses: listening at one, which are this machine's, and which network a caller belongs to."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+
+def listening_socket(host: str, port: int, hint: str) -> socket.socket:
+    """A listening socket, whose connections send small messages at once.
+
+    Raises:
+        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``; both with ``hint``.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        # The protocol too: asyncio turns Nagle's algorithm off (40 ms an answer) only where it is said to be TCP.
+        listener = socket.socket(*found[:3])
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(found[4])
+            listener.listen(1024)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise GymError(
+            ErrorCode.ADDRESS_IN_USE if error.errno == errno.EADDRINUSE else ErrorCode.USAGE,
+            f"cannot listen at {host} port {port}: {error.strerror}",
+            hint,
+        ) from error
+    return listener
+
+
+def host_port(host: str, port: int) -> str:
+    """``host:port``, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
+    """``http://host:port`` of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"{scheme}://{host_port(host, port)}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL (``//HOST:PORT`` for the header ``Host``) names this machine; False for what cannot be read."""
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def network_of(host: str) -> str:
+    """The IPv4 address itself, also of one that is written as IPv6; of an IPv6 one its /64, which one household has.
+
+    Raises:
+        ValueError: For what is no address.
+    """
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(address)

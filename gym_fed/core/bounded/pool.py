@@ -1,0 +1,290 @@
+"""Pool of warm child processes that evaluate requests; a process is killed when its request exceeds the deadline."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+from gym_fed.core.bounded.errors import OUTPUT_CHARS, SECONDS, Limit, LimitExceededError
+from gym_fed.core.child_process import minimal_environment, module_command
+from gym_fed.core.errors import ErrorCode, GymError
+
+MAX_PROCESSES = 4
+"""Maximum number of concurrent requests; others wait for a free process."""
+_START_SECONDS = 120.0
+"""Time limit for the imports of a child process; a busy machine needs long."""
+_MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)
+_TICK_SECONDS = 0.1
+_IDLE_TICKS = 50
+
+in_child = False
+"""True in the child process, where templates are rendered directly. Set by ``gym_fed.core.bounded.worker``."""
+
+_deadline: ContextVar[tuple[float, GymError] | None] = ContextVar("gym_fed_bounded_deadline", default=None)
+
+
+class EvaluationError(Exception):
+    """A template or a pattern raised an exception, within the limits.
+
+    Attributes:
+        kinds: Names of the exception's class and its base classes.
+        line: Line of a template's syntax error.
+    """
+
+    def __init__(self, kinds: list[str], message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.kinds, self.line = kinds, line
+
+
+def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **arguments: Any) -> Any:
+    """Call a function that evaluates untrusted input in a child process.
+
+    Args:
+        function: A module-level function of gym_fed; the child imports it by name.
+        seconds: Time limit; ``SECONDS`` by default.
+        arguments: JSON values.
+
+    Raises:
+        LimitExceededError: If the call exceeds a limit on time, memory or output.
+        EvaluationError: If the function raises an exception.
+        GymError: If the function raises one; ``BUSY`` if no process becomes free within the time limit.
+    """
+    name = f"{function.__module__}:{function.__qualname__}"
+    seconds = SECONDS if seconds is None else seconds
+    deadline, late = _deadline.get() or (math.inf, None)
+    left = deadline - time.monotonic()
+    if late is not None and left <= 0:
+        raise late
+    try:
+        return _pool.evaluate(name, min(seconds, left), arguments)
+    except LimitExceededError as error:
+        if late is not None and error.limit == "time" and left < seconds:
+            raise late from error
+        raise
+
+
+@contextmanager
+def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
+    """Set one deadline for all evaluations inside the block.
+
+    Args:
+        deadline: On the clock of ``time.monotonic``.
+        error: Raised by an evaluation that starts after the deadline, or has not finished by then.
+    """
+    token = _deadline.set((deadline, error))
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+class _Process:
+    """One child process; used by one thread at a time."""
+
+    def __init__(self, watchdog: _Watchdog) -> None:
+        self._watchdog = watchdog
+        try:
+            self._child = subprocess.Popen(
+                module_command("gym_fed.core.bounded.worker"),
+                env=minimal_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # only the parent handles Ctrl-C at the terminal
+            )
+        except OSError as error:
+            raise _not_started(str(error)) from error
+        try:
+            started = self._read(_START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        if started is None:
+            self.close()
+            raise _not_started(f"no answer in {_START_SECONDS:g} s")
+
+    def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request; the process must not be used again if this raises."""
+        line = json.dumps(
+            {"function": function, "seconds": seconds, "arguments": arguments},
+            ensure_ascii=False,
+            default=str,
+        )
+        assert self._child.stdin is not None
+        with suppress(BrokenPipeError):  # reported by the read below
+            self._child.stdin.write(line.encode("utf-8", "surrogatepass") + b"\n")
+            self._child.stdin.flush()
+        reply = self._read(seconds)
+        if reply is None:
+            raise LimitExceededError("time" if self._watchdog.killed(self) else "crash", seconds)
+        return reply
+
+    def is_alive(self) -> bool:
+        """True until the process has ended, or was killed at its deadline."""
+        return self._child.poll() is None and not self._watchdog.killed(self)
+
+    def kill(self) -> None:
+        """Kill the process; thread-safe."""
+        self._child.kill()
+
+    def close(self) -> None:
+        """Kill the process and release its resources."""
+        self._child.kill()
+        self._child.wait()
+        for stream in (self._child.stdin, self._child.stdout):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+
+    def _read(self, seconds: float) -> dict[str, Any] | None:
+        """Read one line; None if the process ended first, or was killed at its deadline."""
+        assert self._child.stdout is not None
+        self._watchdog.watch(self, seconds)
+        try:
+            line = self._child.stdout.readline(_MAX_REPLY_BYTES)
+        finally:
+            self._watchdog.release(self)
+        if len(line) >= _MAX_REPLY_BYTES:
+            raise LimitExceededError("output")
+        if not line.endswith(b"\n"):
+            return None
+        reply: dict[str, Any] = json.loads(line.decode("utf-8", "surrogatepass"))
+        return reply
+
+
+def _not_started(reason: str) -> GymError:
+    return GymError(
+        ErrorCode.BUSY,
+        f"the process that evaluates templates did not start: {reason}",
+        "close other programs, or allow this user more processes and memory",
+    )
+
+
+class _Watchdog:
+    """A thread that kills processes at their deadline, on every platform; it stops when it has nothing to watch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._deadlines: dict[_Process, float] = {}
+        self._killed: set[_Process] = set()
+        self._is_running = False
+
+    def watch(self, process: _Process, seconds: float) -> None:
+        """Kill the process after ``seconds`` unless it is released before."""
+        with self._lock:
+            self._deadlines[process] = time.monotonic() + seconds
+            if not self._is_running:
+                threading.Thread(target=self._run, name="template-deadlines", daemon=True).start()
+                self._is_running = True
+
+    def release(self, process: _Process) -> None:
+        """Stop watching a process."""
+        with self._lock:
+            self._deadlines.pop(process, None)
+
+    def killed(self, process: _Process) -> bool:
+        """Return True if the process was killed at its deadline; only the first call does."""
+        with self._lock:
+            found = process in self._killed
+            self._killed.discard(process)
+            return found
+
+    def _run(self) -> None:
+        idle = 0
+        while True:
+            time.sleep(_TICK_SECONDS)
+            with self._lock:
+                now = time.monotonic()
+                for process in [one for one, deadline in self._deadlines.items() if deadline <= now]:
+                    del self._deadlines[process]
+                    self._killed.add(process)
+                    process.kill()
+                idle = 0 if self._deadlines else idle + 1
+                if idle >= _IDLE_TICKS:
+                    self._is_running = False
+                    return
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self._watchdog = _Watchdog()
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+        self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
+
+    def evaluate(self, function: str, seconds: float, arguments: dict[str, Any]) -> Any:
+        """See ``evaluate``."""
+        if not self._slots.acquire(timeout=seconds):
+            raise GymError(
+                ErrorCode.BUSY,
+                f"all {MAX_PROCESSES} template processes were busy for {seconds:g} s",
+                "try again later",
+            )
+        process: _Process | None = None
+        try:
+            process = self._living() or _Process(self._watchdog)
+            reply = process.request(function, seconds, arguments)
+            limit: Limit | None = reply.get("limit")
+            if limit is not None:  # the process is killed: its memory may be full
+                raise LimitExceededError(limit, seconds)
+        except BaseException:  # including Ctrl-C: the process would send a late reply
+            if process is not None:
+                process.close()
+            raise
+        else:
+            with self._lock:
+                self._idle.append(process)  # one that was killed a moment too late is left out by ``_living``
+        finally:
+            self._slots.release()
+        if "refused" in reply:
+            code, message, hint = reply["refused"]
+            raise GymError(ErrorCode(code), message, hint)
+        if "error" in reply:
+            raise EvaluationError(reply["error"], reply["message"], reply["line"])
+        return reply["value"]
+
+    def _living(self) -> _Process | None:
+        """A process that waits for requests; those that the system ended meanwhile are given up."""
+        while True:
+            with self._lock:
+                process = self._idle.pop() if self._idle else None
+            if process is None or process.is_alive():
+                return process
+            process.close()
+
+    def close(self) -> None:
+        """Kill the idle processes."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+
+_pool = _Pool()
+_inherited: list[_Pool] = []
+
+
+def _after_fork() -> None:
+    """Give a forked process a pool of its own: two parents on one pipe would read each other's replies."""
+    global _pool
+    _inherited.append(_pool)
+    _pool = _Pool()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _close_pool() -> None:
+    _pool.close()
+
+
+atexit.register(_close_pool)

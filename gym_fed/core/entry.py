@@ -1,0 +1,18 @@
+"""Begins a command: Ctrl-C while its modules are still being imported ends it as it does later, without a trace."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import NoReturn
+
+from gym_fed.core.errors import ErrorCode
+
+
+def run(module: str) -> NoReturn:
+    """Import ``module``, and call its ``main``, which leaves the process."""
+    try:
+        importlib.import_module(module).main()
+    except KeyboardInterrupt:
+        sys.exit(ErrorCode.INTERRUPTED.exit_code)
+    raise AssertionError(f"main of {module} has returned")

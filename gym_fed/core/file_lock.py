@@ -1,0 +1,134 @@
+"""Locks on open files and on folders. The system frees them when the file is closed, and so with the process.
+
+POSIX has ``flock``. Windows locks one byte far behind a file's content, which stays readable to others; it has no
+shared locks by this way, so that there a shared one is exclusive too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import IO
+
+from gym_fed.core.portable import O_BINARY, opens_folders
+
+_LOCKED_BYTE = 0x40000000
+"""Where Windows locks: as SQLite does, no byte that anybody reads."""
+_TRY_AGAIN_SECONDS = 0.02
+
+
+class LockHeldError(BlockingIOError):
+    """Another open file has the lock."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EWOULDBLOCK, "another process holds the lock")
+
+
+def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file, for as long as it is open.
+
+    Args:
+        file: Or its descriptor.
+        shared: With others that ask for no more.
+        wait: Until it is free.
+
+    Raises:
+        LockHeldError: Without ``wait``, when it is not free.
+        OSError: The file system has no locks.
+    """
+    descriptor = file if isinstance(file, int) else file.fileno()
+    if (fcntl := _module("fcntl")) is None:
+        _lock_byte(descriptor, wait)
+        return
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise LockHeldError from error
+
+
+def unlock(file: int | IO[bytes] | IO[str]) -> None:
+    """Let others lock a file that stays open."""
+    descriptor = file if isinstance(file, int) else file.fileno()
+    if (fcntl := _module("fcntl")) is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    elif (msvcrt := _module("msvcrt")) is not None:
+        with _at_locked_byte(descriptor):
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+
+
+@contextmanager
+def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
+    """A descriptor to lock a folder by: its own, or that of a file beside it where folders cannot be opened.
+
+    Args:
+        folder: One that exists.
+        follow: Also a link to one.
+
+    Raises:
+        OSError: There is no such folder.
+    """
+    if opens_folders():
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW))
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        return
+    if not folder.is_dir() or (folder.is_symlink() and not follow):
+        raise NotADirectoryError(errno.ENOTDIR, "no folder", str(folder))
+    whole = folder.absolute()
+    beside = whole.parent / f".{whole.name}.lock"
+    descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | O_BINARY, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # another process has it open, and removes it
+            beside.unlink()
+
+
+def is_still_there(descriptor: int, folder: Path) -> bool:
+    """Whether a locked folder has its name yet, which a process that had it before may have taken from it."""
+    if not os.path.lexists(folder):
+        return False
+    return not opens_folders() or os.path.samestat(os.fstat(descriptor), os.lstat(folder))
+
+
+@cache
+def _module(name: str) -> ModuleType | None:
+    """``fcntl`` or ``msvcrt``: every system lacks one of them."""
+    try:
+        return __import__(name)
+    except ImportError:
+        return None
+
+
+def _lock_byte(descriptor: int, wait: bool) -> None:
+    if (msvcrt := _module("msvcrt")) is None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    with _at_locked_byte(descriptor):
+        while True:
+            try:
+                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+                return
+            except PermissionError as error:
+                if not wait:
+                    raise LockHeldError from error
+            time.sleep(_TRY_AGAIN_SECONDS)
+
+
+@contextmanager
+def _at_locked_byte(descriptor: int) -> Iterator[None]:
+    before = os.lseek(descriptor, 0, os.SEEK_CUR)
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        yield
+    finally:
+        os.lseek(descriptor, before, os.SEEK_SET)

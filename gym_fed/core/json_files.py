@@ -1,0 +1,90 @@
+"""JSON files from elsewhere, read whole: bounded in bytes and depth, and an error that names file, reason and remedy.
+
+What reads such values later (copies of a config, ``repr``, pydantic) calls itself once or more a level, so depth is
+bounded far below what Python's own reader takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+MAX_BYTES = 64 << 20
+"""The index of 20,000 tensors takes 2 MB."""
+MAX_DEPTH = 64
+"""As for YAML; configurations of models are at most 8 deep."""
+
+
+def read_object(
+    file: Path, code: ErrorCode = ErrorCode.MODEL_INVALID, hint: str = "restore it, or give another one"
+) -> dict[str, Any]:
+    """The one object that a JSON file holds; a byte order mark is left out.
+
+    Args:
+        file: Its path.
+        code: Of the error.
+        hint: Of the error.
+
+    Raises:
+        GymError: With ``code``, for what is no ordinary file, for more than ``MAX_BYTES``, for what is no JSON object,
+            and for one that is nested more than ``MAX_DEPTH`` deep.
+        OSError: When there is no such file, or it cannot be read.
+    """
+    with open(file, "rb", opener=_without_waiting) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise GymError(code, f"{file}: cannot be read: no ordinary file", hint)
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise GymError(code, f"{file}: cannot be read: larger than {MAX_BYTES} bytes", hint)
+    try:
+        found = json.loads(data.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise GymError(code, f"{file}: cannot be read: not valid JSON: {error}", hint) from error
+    except UnicodeDecodeError as error:
+        raise GymError(code, f"{file}: cannot be read: not UTF-8 at byte {error.start}", hint) from error
+    except ValueError as error:  # such as a number of 5,000 digits
+        raise GymError(code, f"{file}: cannot be read: {error}", hint) from error
+    except RecursionError as error:
+        raise GymError(code, f"{file}: cannot be read: nested too deeply", hint) from error
+    if is_deeper(found, MAX_DEPTH):
+        raise GymError(code, f"{file}: cannot be read: nested too deeply", hint)
+    if not isinstance(found, dict):
+        raise GymError(code, f"{file}: cannot be read: holds no mapping", hint)
+    return found
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """The opening of a named pipe would wait for somebody to write to it."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # not of ``portable``, which imports asyncio
+
+
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``: an object, refused where a name is there twice, since one value would be ignored."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:80]!r} is there twice in one object")
+        found[name] = value
+    return found
+
+
+def no_constant(word: str) -> NoReturn:
+    """For ``parse_constant``: refuse ``NaN`` and the infinities, which Python's reader takes and JSON has not."""
+    raise ValueError(f"{word} is not a number in JSON")
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Whether ``value`` has more than ``most`` lists and mappings in one another."""
+    level = [value]
+    for _ in range(most):
+        level = [inner for one in level if isinstance(one, dict | list) for inner in _parts(one)]
+    return any(isinstance(one, dict | list) for one in level)
+
+
+def _parts(container: dict[Any, Any] | list[Any]) -> list[Any]:
+    return list(container.values()) if isinstance(container, dict) else container

@@ -1,0 +1,90 @@
+"""Options that several commands have: one name, one metavar and one help for one thing, in all three commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gym_fed.core.console import MemberName
+from gym_fed.core.old_names import warn_old_name
+from gym_fed.core.registries import FORMATS
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override one value of the config, such as a.b=3; may be repeated."
+    ),
+]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option("--adapter", metavar="FOLDER", help="Put this adapter on; may be repeated, in order."),
+]
+ServedVariants = Annotated[
+    Path | None,
+    typer.Option(
+        "--variants",
+        metavar="FOLDER",
+        help="Folder of variants, as `gym variant` fills it.",
+        show_default="~/.gym-fed/variants, if there",
+    ),
+]
+DEVICE = typer.Option("--device", help="auto (CUDA, else MPS, else the CPU), cpu, cuda or mps.")
+FormatOption = Annotated[
+    str, typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.")
+]
+ColumnsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--columns",
+        metavar="OURS=THEIRS,...",
+        help="What the file calls its columns, such as prompt=question,completion=answer.",
+        show_default=False,
+    ),
+]
+AgreeOption = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="Accept the guess of columns that have other names; it is printed."),
+]
+LicenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--licence",
+        help="SPDX identifier, such as Apache-2.0 or CC-BY-4.0, or LicenseRef-NAME.",
+        show_default="not stated",
+    ),
+]
+AllowDifferences = Annotated[
+    bool,
+    typer.Option(
+        "--allow-differences",
+        help="Take a fine-tune whose config or tokenizer differs from the base's; they are named and left out.",
+    ),
+]
+IgnoreUnsupported = Annotated[
+    bool,
+    typer.Option("--ignore-unsupported", help="Ignore LLaMA-Factory's keys that have no counterpart."),
+]
+HOST = typer.Option("--host", help="Address to listen on; beyond loopback, keys are needed.")
+PORT = typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
+
+
+def _warn_of_listen(value: str | None) -> str | None:
+    if value is not None:
+        warn_old_name("--listen HOST:PORT", "--host HOST --port PORT")
+    return value
+
+
+Listen = Annotated[str | None, typer.Option("--listen", hidden=True, callback=_warn_of_listen)]
+"""The earlier name of ``--host`` and ``--port``."""
+KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Who has the key.", show_default=False)]
+RoleOption = Annotated[
+    Literal["viewer", "operator"], typer.Option("--role", help="A viewer looks; an operator changes.")
+]
+ExportedLedger = Annotated[
+    Path | None,
+    typer.Option(
+        "--ledger", metavar="FILE", help="An exported ledger, in place of the hub.", show_default=False
+    ),
+]

@@ -1,0 +1,169 @@
+"""What the operating system and the database refuse, as errors that a reader can act on: mapped by errno, here alone.
+
+A full disk, a read-only folder, too many open files: commands end with two lines, and a call to the hub with a status,
+whichever part of the program met it first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sqlite3
+from typing import NamedTuple
+
+from gym_quant.registry import MemberError
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+
+class _Refusal(NamedTuple):
+    code: ErrorCode
+    what: str
+    hint: str
+
+
+_FULL = _Refusal(
+    ErrorCode.DISK_FULL, "no space is left on the disk", "free some space there, and run the same again"
+)
+_READ_ONLY = _Refusal(
+    ErrorCode.NOT_WRITABLE,
+    "the disk is read-only",
+    "mount it for writing, or use another folder",
+)
+_FORBIDDEN = _Refusal(
+    ErrorCode.NOT_WRITABLE,
+    "this user may not do that",
+    "see who owns it and its mode (ls -l), or use another folder",
+)
+_TOO_MANY_FILES = _Refusal(
+    ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or do fewer things at once"
+)
+_IN_USE = _Refusal(
+    ErrorCode.ADDRESS_IN_USE, "the address is in use", "stop the other process, or change the port"
+)
+_UNREACHABLE = _Refusal(ErrorCode.UNAVAILABLE, "the other end cannot be reached", "check address and network")
+
+_BY_ERRNO: dict[int, _Refusal] = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL._replace(what="the disk quota is used up"),
+    errno.EFBIG: _Refusal(ErrorCode.TOO_LARGE, "the file would be too large", "raise the limit (ulimit -f)"),
+    errno.EROFS: _READ_ONLY,
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+    errno.EIO: _Refusal(
+        ErrorCode.NOT_WRITABLE, "the disk reports an error", "see the system's log; the disk may be failing"
+    ),
+    errno.ENOENT: _Refusal(ErrorCode.FILE_NOT_FOUND, "there is no such file or folder", "check the path"),
+    errno.ENOTDIR: _Refusal(ErrorCode.FILE_NOT_FOUND, "a part of the path is no folder", "check the path"),
+    errno.EISDIR: _Refusal(ErrorCode.FILE_EXISTS, "a folder is there", "name a file"),
+    errno.EEXIST: _Refusal(ErrorCode.FILE_EXISTS, "something is there already", "choose another name"),
+    errno.ENOTEMPTY: _Refusal(ErrorCode.FILE_EXISTS, "the folder is not empty", "choose another name"),
+    errno.ENAMETOOLONG: _Refusal(ErrorCode.USAGE, "the name is too long", "choose a shorter one"),
+    errno.ELOOP: _Refusal(ErrorCode.USAGE, "links lead in a circle", "check the path"),
+    errno.EMFILE: _TOO_MANY_FILES,
+    errno.ENFILE: _TOO_MANY_FILES,
+    errno.EBUSY: _Refusal(ErrorCode.STATE_LOCKED, "another process uses it", "stop that first"),
+    errno.ETXTBSY: _Refusal(ErrorCode.STATE_LOCKED, "another process runs it", "stop that first"),
+    errno.ENOMEM: _Refusal(ErrorCode.BUSY, "no memory is left", "stop something else, or do less at once"),
+    errno.EADDRINUSE: _IN_USE,
+    errno.EADDRNOTAVAIL: _Refusal(
+        ErrorCode.USAGE, "this machine does not have that address", "use one of its own, or 127.0.0.1"
+    ),
+    **dict.fromkeys(
+        (
+            errno.ECONNREFUSED,
+            errno.ECONNRESET,
+            errno.ECONNABORTED,
+            errno.EHOSTUNREACH,
+            errno.ENETUNREACH,
+            errno.ETIMEDOUT,
+            errno.EPIPE,
+        ),
+        _UNREACHABLE,
+    ),
+}
+
+_BY_SQLITE: dict[int, _Refusal] = {
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: _Refusal(
+        ErrorCode.NOT_WRITABLE, "the database may not be written", _FORBIDDEN.hint
+    ),
+    sqlite3.SQLITE_CANTOPEN: _Refusal(
+        ErrorCode.NOT_WRITABLE, "the database file cannot be opened", _FORBIDDEN.hint
+    ),
+    sqlite3.SQLITE_PERM: _FORBIDDEN,
+    sqlite3.SQLITE_IOERR: _BY_ERRNO[errno.EIO],
+    sqlite3.SQLITE_BUSY: _Refusal(
+        ErrorCode.BUSY, "another process holds the database for long", "run the same again"
+    ),
+    sqlite3.SQLITE_LOCKED: _Refusal(
+        ErrorCode.BUSY, "another process holds the database for long", "run the same again"
+    ),
+}
+
+_OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
+"""How libraries written in Rust (safetensors, tokenizers, object stores) name an errno."""
+_TORCH_WRITE = re.compile(
+    r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error"
+)
+"""What torch.save raises when a write fails. It drops the errno; the usual cause is a full disk."""
+
+
+def system_error(error: BaseException, *, with_place: bool = True) -> GymError | None:
+    """The error that a failure of the system stands for; None for what is no such failure.
+
+    Args:
+        error: Anything that was raised: an OSError, an error of SQLite (bare, or as SQLAlchemy wraps it), an error of a
+            library that names an errno in its text, a failed write of torch; or a codec of another package that cannot
+            be used.
+        with_place: Name the file. False for what goes over the wire: paths are nobody's business there.
+    """
+    if isinstance(error, GymError):
+        return error
+    if any(isinstance(found, MemberError) for found in (error, error.__cause__)):
+        return GymError(
+            ErrorCode.MISSING_DEPENDENCY, str(error), "gym doctor lists the members of installed packages"
+        )
+    origin = getattr(error, "orig", None)
+    if isinstance(origin, sqlite3.Error):
+        return system_error(origin, with_place=with_place)
+    found, place = _refusal(error), ""
+    if found is None:
+        return None
+    if with_place and isinstance(error, OSError) and error.filename is not None:
+        place = f"{_name(error.filename)}" + (f" or {_name(error.filename2)}" if error.filename2 else "")
+    return GymError(found.code, f"{place}: {found.what}" if place else found.what, found.hint)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust (tokenizers) gave up; such an error is no ``Exception``."""
+    return type(error).__name__ == "PanicException"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a disk or a quota is what failed."""
+    found = _refusal(error)
+    return found is not None and found.code is ErrorCode.DISK_FULL
+
+
+def _refusal(error: BaseException) -> _Refusal | None:
+    if isinstance(error, OSError):
+        if error.errno in _BY_ERRNO:
+            return _BY_ERRNO[error.errno]
+        why = error.strerror or str(error) or type(error).__name__
+        code = ErrorCode.INTERNAL if error.filename is None else ErrorCode.NOT_WRITABLE
+        return _Refusal(code, why, "")
+    if isinstance(error, sqlite3.Error):
+        code_number = getattr(error, "sqlite_errorcode", None)
+        if code_number == sqlite3.SQLITE_IOERR_SHMSIZE:  # the file beside the write-ahead log cannot grow
+            return _FULL
+        return None if code_number is None else _BY_SQLITE.get(code_number & 0xFF)
+    if isinstance(error, RuntimeError) and _TORCH_WRITE.search(str(error)):
+        return _refusal(error.__context__) if isinstance(error.__context__, OSError) else _FULL
+    named = _OS_ERROR.search(str(error)) if isinstance(error, Exception) else None
+    return None if named is None else _BY_ERRNO.get(int(named[1]))
+
+
+def _name(file: object) -> str:
+    return os.fsdecode(file) if isinstance(file, (str, bytes, os.PathLike)) else str(file)

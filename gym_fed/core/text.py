@@ -1,0 +1,165 @@
+"""Text that came from somewhere else: made harmless here, before a terminal, a log or a table shows it.
+
+A terminal obeys control characters, and a reader believes what bidirectional overrides and zero-width characters make
+of a line. Both are written out as escapes, so that one sees what was sent.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+MAX_TEXT = 300
+"""Characters of a foreign text that is shown on one line."""
+
+_INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
+    chr(code) for start, end in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(start, end + 1)
+}
+"""What Unicode calls letters or marks and nobody sees: fillers, variation selectors."""
+
+_TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that change the direction of what follows."""
+
+_FILE_URL = re.compile(r"(file|sqlite)://+(?=/)")
+_PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:[\\/])(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
+"""An absolute path of two names or more; no part of a URL."""
+
+_PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export"})
+"""Words that begin a command in a sentence."""
+
+
+def plain(text: object, limit: int = MAX_TEXT) -> str:
+    """One line of at most ``limit`` characters in which everything is visible.
+
+    Whatever is not printable (control characters, line ends, bidirectional and zero-width ones, surrogates) is written
+    as ``\\x1b`` or ``\\u202e``; what is cut off is marked by ``...``.
+    """
+    shown: list[str] = []
+    room = limit
+    for character in str(text)[: limit + 1]:
+        seen = character if is_visible(character) else _escaped(character)
+        if len(seen) > room:
+            kept = "".join(shown)
+            return kept[: max(0, limit - 3)] + "..."
+        shown.append(seen)
+        room -= len(seen)
+    return "".join(shown)
+
+
+def without_folders(text: str) -> str:
+    """``text`` with every absolute path cut down to its last name: what is published says nothing of this machine."""
+    return _PATH.sub(lambda found: found[2], _FILE_URL.sub("", text).replace(str(Path.home()), "~"))
+
+
+def harmless(text: str) -> str:
+    """``text`` with its lines, without what drives a terminal: control characters and changes of direction."""
+    if text.isprintable() and text.isascii():
+        return text
+    return "".join(c if c in "\n\t" or not _drives(c) else _escaped(c) for c in text)
+
+
+def is_visible(character: str) -> bool:
+    """Whether a reader sees this character as what it is."""
+    return character.isprintable() and character not in _INVISIBLE
+
+
+def is_name(text: str, limit: int) -> bool:
+    """Whether ``text`` may name somebody: 1 to ``limit`` visible characters, no space at its ends, no mark before any
+    letter."""
+    return (
+        1 <= len(text) <= limit
+        and text == text.strip()
+        and all(map(is_visible, text))
+        and not unicodedata.combining(text[0])
+    )
+
+
+def require_utf8(what: str, text: object, hint: str) -> None:
+    """Raise ``USAGE`` for a name that is not UTF-8, as file systems and command lines can have it.
+
+    It could neither be signed nor sent; Python holds its bytes as lone surrogates.
+    """
+    try:
+        str(text).encode("utf-8")
+    except UnicodeEncodeError:
+        raise GymError(ErrorCode.USAGE, f"{what} {plain(text, 200)} is not UTF-8", hint) from None
+
+
+def whole_number(text: str, max_digits: int = 19) -> int | None:
+    """The number that ASCII digits stand for; None for any other text, and for one that is too long to be meant."""
+    return int(text) if len(text) <= max_digits and text.isascii() and text.isdecimal() else None
+
+
+def readable_seconds(seconds: float) -> str:
+    """``12 s``, ``3 min``, ``2 h 5 min``, ``40 days``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 2 * 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{round(minutes / (24 * 60))} days"
+
+
+def _drives(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _TURNING
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def wrapped(text: str, width: int) -> str:
+    """Prose in lines of at most ``width`` characters, broken between words; a line's indent is that of its parts.
+
+    A command stays on one line, so that it can be copied: nothing is broken behind ``gym`` and its kin, and on neither
+    side of an option. Where a part is longer than a line, the terminal breaks it.
+    """
+    return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
+
+
+def _broken(line: str, width: int) -> str:
+    words = line.split()
+    indent = line[: len(line) - len(line.lstrip())]
+    parts = words[:1]
+    for number, word in enumerate(words[1:], 1):
+        command = not _PROGRAMS.isdisjoint(words[max(0, number - 2) : number])
+        option = word.startswith("-") and word != "-"
+        if command or option or words[number - 1].startswith("--"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = [indent + parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 1 + len(part) <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(indent + part)
+    return "\n".join(lines)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 update``, ``2 updates``, ``2 entries``."""
+    if number == 1:
+        return f"{number:,} {noun}"
+    is_y = noun.endswith("y") and noun[-2:-1] not in ("a", "e", "i", "o", "u")
+    return f"{number:,} {noun[:-1]}ies" if is_y else f"{number:,} {noun}s"
+
+
+def readable_bytes(num_bytes: float) -> str:
+    """``1.5 MB``; powers of ten, as networks count."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.2f} GB"
+
+
+def with_error(value: float, error: float | None) -> str:
+    """A signed figure with its standard error, as in "+0.0042 +- 0.0103"; alone where no error is known."""
+    return f"{value:+.4f}" if error is None else f"{value:+.4f} +- {error:.4f}"

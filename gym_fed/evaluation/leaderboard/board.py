@@ -1,0 +1,258 @@
+"""A board: its lines read and checked, and lines added, one process at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.file_lock import lock
+from gym_fed.core.files import append_lines, drop_torn_line, full_disk_named, make_folder
+from gym_fed.core.text import plain
+from gym_fed.evaluation.leaderboard.lines import (
+    Line,
+    Reproduction,
+    Submission,
+    checked_line,
+    corrupt,
+    sign_line,
+)
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.entries import Chain, Entry, canonical_text, parsed
+
+MAX_LINE_BYTES = 1 << 20
+MAX_LINES = 100_000
+MAX_BYTES = 256 << 20
+MIN_SAMPLES = 16
+"""Fewest samples that a reproduction re-runs, where the submission has as many."""
+
+
+@dataclass
+class BoardRow:
+    """A submission and what others found.
+
+    Attributes:
+        line: The submission.
+        reproduced: Lines of keys that found the same.
+        differs: Lines of keys that found something else.
+    """
+
+    line: Line
+    reproduced: list[Line] = field(default_factory=list)
+    differs: list[Line] = field(default_factory=list)
+
+    @property
+    def submission(self) -> Submission:
+        """What it says."""
+        assert isinstance(self.line.content, Submission)
+        return self.line.content
+
+    @property
+    def status(self) -> str:
+        """``self-reported``, or how many keys reproduced it and how many could not."""
+        words = [
+            f"{word} by {len(lines)}"
+            for word, lines in (("reproduced", self.reproduced), ("disputed", self.differs))
+            if lines
+        ]
+        return ", ".join(words) or "self-reported"
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "line": self.line.entry.sequence,
+            "hash": self.line.entry.hash,
+            "signer": self.line.signer,
+            "status": self.status,
+            "reproduced_by": [line.signer for line in self.reproduced],
+            "disputed_by": [line.signer for line in self.differs],
+            **self.submission.model_dump(mode="json"),
+        }
+
+    def require_another(self, public_key: bytes) -> None:
+        """Refuse a key that has said something of the line before.
+
+        Raises:
+            GymError: ``PERMISSION_DENIED`` for the submitter's own key, ``REPLAYED`` for one that re-ran it.
+        """
+        sequence = self.line.entry.sequence
+        if public_key == self.line.public_key:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"line {sequence} is by the same key; nobody reproduces their own",
+                "another person verifies it, with a key of their own",
+            )
+        if any(public_key == one.public_key for one in (*self.reproduced, *self.differs)):
+            raise GymError(
+                ErrorCode.REPLAYED, f"this key has verified line {sequence} before; it counts once"
+            )
+
+
+class Leaderboard:
+    """The lines of a board, all of them checked.
+
+    Args:
+        path: ``leaderboard.jsonl``; one that is not there is empty.
+        head: A hash that somebody saw as the board's last; a board that lacks it was cut, or is another one.
+
+    Attributes:
+        path: As given.
+        board_rows: Submissions by their line's hash, in their order.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` or ``SIGNATURE_INVALID`` naming file and line; ``TOO_LARGE``.
+    """
+
+    def __init__(self, path: str | Path, *, head: str | None = None) -> None:
+        self.path = Path(path)
+        self.board_rows: dict[str, BoardRow] = {}
+        self.last: Entry | None = None
+        seen = head is None
+        for line in self._read():
+            self._take(line)
+            seen = seen or line.entry.hash.startswith(head or "")
+        if not seen:
+            raise corrupt(f"{self.path}: no line has the hash {plain(head, 70)}: lines were cut off")
+
+    @property
+    def head(self) -> str:
+        """Hash of the last line; empty for a board without lines."""
+        return self.last.hash if self.last else ""
+
+    def named(self, reference: str) -> BoardRow:
+        """The submission that a person means: the number of its line, or the beginning of its hash.
+
+        Raises:
+            GymError: ``FILE_NOT_FOUND`` where there is none; ``USAGE`` where several hashes begin so.
+        """
+        found = [
+            row
+            for digest, row in self.board_rows.items()
+            if str(row.line.entry.sequence) == reference
+            or (len(reference) >= 6 and digest.startswith(reference))
+        ]
+        if not found:
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND,
+                f"{self.path}: no submission {plain(reference, 70)}",
+                "give the number of its line: gym leaderboard show",
+            )
+        if len(found) > 1:
+            raise GymError(
+                ErrorCode.USAGE, f"{len(found)} submissions are called {reference}", "give more of it"
+            )
+        return found[0]
+
+    @classmethod
+    def opened_to_add(cls, path: str | Path) -> Leaderboard:
+        """As the constructor, without the half of a line that a kill may have left."""
+        with _locked(Path(path)):
+            _require_size(Path(path))
+            drop_torn_line(Path(path))
+            return cls(path)
+
+    def add(self, content: Submission | Reproduction, key: SigningKey) -> Line:
+        """Sign a line and append it; it is on the disk when this returns.
+
+        Raises:
+            GymError: ``REPLAYED`` for a record that the key submitted, or a submission that it verified before;
+                ``PERMISSION_DENIED`` for a key that reproduces its own; as the constructor, for lines of others that
+                came meanwhile.
+        """
+        with _locked(self.path):
+            _require_size(self.path)
+            drop_torn_line(self.path)
+            now = Leaderboard(self.path)
+            line = sign_line(content, key, now.last)
+            now._take(line)
+            append_lines(self.path, [canonical_text(line.entry.to_dict())])
+        self.board_rows, self.last = now.board_rows, now.last
+        return line
+
+    def _read(self) -> Iterator[Line]:
+        """Lines of the file, each by form, chain and signature."""
+        if not self.path.is_file():
+            return
+        _require_size(self.path)
+        chain = Chain()
+        with self.path.open("rb") as file:
+            number = 0
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                where = f"{self.path}, line {number}"
+                if len(raw) > MAX_LINE_BYTES or number > MAX_LINES:
+                    most = f"{MAX_LINE_BYTES} bytes a line, {MAX_LINES} lines"
+                    raise GymError(ErrorCode.TOO_LARGE, f"{where}: larger than a leaderboard is: {most}")
+                try:
+                    entry = _entry(raw)
+                    yield checked_line(entry, chain.add(entry))
+                except GymError as error:
+                    raise GymError(error.code, f"{where}: {error.message}", error.hint) from error
+
+    def _take(self, line: Line) -> None:
+        """Count a line that was checked, by what stands before it."""
+        where = f"{self.path}, line {line.entry.sequence}"
+        if isinstance(line.content, Submission):
+            if any(self._is_same(line, other) for other in self.board_rows.values()):
+                raise GymError(
+                    ErrorCode.REPLAYED, f"{where}: this key has submitted {line.content.record} before"
+                )
+            self.board_rows[line.entry.hash] = BoardRow(line)
+        else:
+            self._count(line, line.content, where)
+        self.last = line.entry
+
+    def _is_same(self, line: Line, other: BoardRow) -> bool:
+        assert isinstance(line.content, Submission)
+        return (
+            other.line.public_key == line.public_key
+            and other.submission.record == line.content.record
+            and other.submission.model_name == line.content.model_name
+        )
+
+    def _count(self, line: Line, found: Reproduction, where: str) -> None:
+        row = self.board_rows.get(found.line)
+        if row is None:
+            raise corrupt(f"{where}: reproduces {found.line[:12]}, which no line before it has")
+        try:
+            row.require_another(line.public_key)
+        except GymError as error:
+            raise GymError(error.code, f"{where}: {error.message}", error.hint) from None
+        total = row.submission.num_samples
+        if not min(MIN_SAMPLES, total) <= found.num_samples <= total or found.parted > found.num_samples:
+            raise corrupt(f"{where}: re-ran {found.num_samples} of {total} samples")
+        (row.reproduced if found.outcome == "reproduced" else row.differs).append(line)
+
+
+def _require_size(path: Path) -> None:
+    if path.is_file() and path.stat().st_size > MAX_BYTES:
+        raise GymError(ErrorCode.TOO_LARGE, f"{path}: larger than a leaderboard is: {MAX_BYTES} bytes")
+
+
+def _entry(raw: bytes) -> Entry:
+    if not raw.endswith(b"\n"):
+        raise corrupt("is cut short")
+    try:
+        value = parsed(raw[:-1].decode("utf-8"))
+    except UnicodeDecodeError:
+        value = NotImplemented
+    if not isinstance(value, dict):
+        raise corrupt("is not canonical JSON")
+    return Entry.from_dict(value)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time adds lines; a lock beside the file ends with its process."""
+    make_folder(path.absolute().parent)
+    with full_disk_named(path):
+        descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)

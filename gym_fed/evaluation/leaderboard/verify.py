@@ -1,0 +1,196 @@
+"""Re-runs random samples of a submission and compares them: choices, log-likelihoods, answers and metrics.
+
+Which samples is decided by the verifier's signature of the line's hash. The signature is one that only this key makes
+(RFC 8032, deterministic), so a submitter cannot know before signing the line which samples will be drawn, and everybody
+can check afterwards that they were drawn so. A share f of forged samples stays unseen by k draws with probability
+(1 - f)^k.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.text import plain
+from gym_fed.evaluation.leaderboard.board import MIN_SAMPLES, BoardRow, Leaderboard
+from gym_fed.evaluation.leaderboard.lines import BoardTask, Line, Reproduction, challenge_claim, corrupt
+from gym_fed.evaluation.leaderboard.submit import records_folder, require_own_figures
+from gym_fed.evaluation.records.keys import paths_of, samples_path
+from gym_fed.evaluation.records.reader import read_record
+from gym_fed.evaluation.records.replay import compare_sample
+from gym_fed.evaluation.records.rerun import Rerun
+from gym_fed.evaluation.results import EvalResults, SampleResult
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.version import __version__
+
+SAME_RUN = ("model", "delta", "template")
+"""Parts of an identity that must be equal: another engine, device or version is what a reproduction is for."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """What was re-run, and what came out.
+
+    Attributes:
+        line: The line that was added.
+        drawn: Numbers of the samples by task.
+        differences: What differs, by task and number; empty for a reproduction.
+        parted: Answers that parted after a tie.
+    """
+
+    line: Line
+    drawn: Mapping[str, tuple[int, ...]]
+    differences: tuple[tuple[str, int, str], ...]
+    parted: int
+
+
+def verify(
+    board: Leaderboard, row: BoardRow, rerun: Rerun, key: SigningKey, num_samples: int = 32
+) -> Reproduced:
+    """Re-run samples of a submission and add a signed line with the outcome.
+
+    Args:
+        board: With the submission.
+        row: The submission.
+        rerun: See ``Rerun``; it takes model, tasks and rows from this machine, and nothing from the record but numbers.
+        key: Of the verifier.
+        num_samples: How many, at least 16 where there are as many.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for one's own line; ``REPLAYED`` for one that the key verified before;
+            ``USAGE`` for too few samples; ``HASH_MISMATCH`` when the record beside the board is not the submitted one;
+            ``BASE_MISMATCH`` when the model or the tasks here are others; and what ``rerun`` refuses.
+    """
+    submission = row.submission
+    least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples
+    if num_samples < least:
+        raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"give at least {least}")
+    row.require_another(key.public_key)  # before all the work, not when the line is added
+    recorded = record_of(board.path, row)
+    challenge = key.sign(challenge_claim(row.line.entry.hash))
+    drawn = _numbers(recorded, drawn_samples(challenge, submission.tasks, min(num_samples, total)))
+    again = rerun(recorded, drawn)
+    _require_same_run(recorded, again, drawn)
+    differences, parted = _compared(recorded, again, drawn)
+    content = Reproduction(
+        line=row.line.entry.hash,
+        challenge=challenge.hex(),
+        num_samples=min(num_samples, total),
+        outcome="differs" if differences else "reproduced",
+        parted=parted,
+        engine=f"gym-fed {__version__}",
+        at=int(time.time()),
+    )
+    return Reproduced(board.add(content, key), drawn, tuple(differences), parted)
+
+
+def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> dict[str, list[int]]:
+    """Places of samples in each task, drawn without repetition by a challenge.
+
+    The n-th draw is ``sha256(challenge, n)`` modulo the number of samples; one that came before is passed over.
+    """
+    total = sum(task.num_samples for task in tasks)
+    chosen: dict[int, None] = {}
+    turn = 0
+    while len(chosen) < min(count, total):
+        digest = hashlib.sha256(challenge + turn.to_bytes(8, "big")).digest()
+        chosen.setdefault(int.from_bytes(digest, "big") % total)
+        turn += 1
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for at in sorted(chosen):
+        for task in tasks:
+            if at < task.num_samples:
+                places[task.task].append(at)
+                break
+            at -= task.num_samples
+    return dict(places)
+
+
+def record_of(board: Path, row: BoardRow) -> EvalResults:
+    """The record beside the board, if it is the submitted one and has the figures of its line.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``, ``DATA_INVALID``, ``HASH_MISMATCH``.
+    """
+    submission, folder = row.submission, records_folder(board)
+    for path in paths_of(submission.record, folder):
+        if not samples_path(path).is_file() or file_sha256(samples_path(path)) != submission.results:
+            continue
+        results = read_record(path)
+        require_own_figures(results)
+        _require_line(row, results)
+        return results
+    raise GymError(
+        ErrorCode.FILE_NOT_FOUND,
+        f"line {row.line.entry.sequence}: its record {submission.record}, with samples of sha256 "
+        f"{submission.results[:12]}, is not in {folder}",
+        "fetch the board with its records",
+    )
+
+
+def _require_line(row: BoardRow, results: EvalResults) -> None:
+    submission = row.submission
+    figures = {
+        task.task: (task.lock, len(task.samples), {m: float(f.value) for m, f in task.figures.items()})
+        for task in results.tasks.values()
+    }
+    stated = {
+        task.task: (task.lock, task.num_samples, {m: f.value for m, f in task.figures.items()})
+        for task in submission.tasks
+    }
+    if dict(results.identity) != submission.identity or figures != stated:
+        raise GymError(
+            ErrorCode.HASH_MISMATCH,
+            f"line {row.line.entry.sequence}: its record {submission.record} says something else than the line",
+            "do not trust this line",
+        )
+
+
+def _numbers(recorded: EvalResults, places: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    return {
+        task: tuple(recorded.tasks[task].samples[at].number for at in some) for task, some in places.items()
+    }
+
+
+def _require_same_run(recorded: EvalResults, again: EvalResults, drawn: Mapping[str, Sequence[int]]) -> None:
+    for part in SAME_RUN:
+        ours, theirs = again.identity.get(part, ""), recorded.identity.get(part, "")
+        if ours != theirs:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the {part} here is {plain(ours, 70) or 'none'}, the submission's {plain(theirs, 70) or 'none'}",
+                "give the model that was submitted, with --model",
+            )
+    for name in drawn:
+        if name not in again.tasks or again.tasks[name].lock != recorded.tasks[name].lock:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"task {plain(name, 60)}: its definition or rows here are not the submission's",
+                "fetch the suite that was used: gym eval fetch",
+            )
+
+
+def _compared(
+    recorded: EvalResults, again: EvalResults, drawn: Mapping[str, Sequence[int]]
+) -> tuple[list[tuple[str, int, str]], int]:
+    differences, parted = [], 0
+    for name, numbers in drawn.items():
+        before, now = _by_number(recorded, name), _by_number(again, name)
+        for number in numbers:
+            if number not in now:
+                raise corrupt(f"{plain(name, 60)}, sample {number} was not re-run")
+            found = compare_sample(before[number], now[number])
+            parted += found.parted is not None
+            if found.difference is not None:
+                differences.append((name, number, found.difference))
+    return differences, parted
+
+
+def _by_number(results: EvalResults, task: str) -> dict[int, SampleResult]:
+    return {sample.number: sample for sample in results.tasks[task].samples}

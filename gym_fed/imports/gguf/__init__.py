@@ -1,4 +1,0 @@
-"""GGUF files as model folders: header, config, tensors and tokenizer, one page each.
-
-Neighbours: imports importer; imported by formats.
-"""

@@ -1,0 +1,176 @@
+"""LLaMA-Factory's five groups of arguments, read from its keys; ``train.run_sft`` takes them as they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import validate
+from gym_fed.config.yaml.strict import parse_config, read_config_text
+from gym_fed.core.aliases import note
+from gym_fed.core.errors import ErrorCode, GymError
+
+GROUPS = ("model", "data", "training", "finetuning", "generating")
+
+_PREFIXES = {
+    "data": ("dataset", "eval_dataset", "mix_", "preprocessing_", "tokenized_"),
+    "finetuning": (
+        *(
+            "lora_",
+            "freeze_",
+            "pref_",
+            "dpo_",
+            "kto_",
+            "simpo_",
+            "ppo_",
+            "ref_",
+            "reward_",
+            "galore_",
+            "apollo_",
+        ),
+        *(
+            "badam_",
+            "oft_",
+            "pissa_",
+            "use_galore",
+            "use_apollo",
+            "use_badam",
+            "use_adam_mini",
+            "use_muon",
+            "loraplus_",
+        ),
+    ),
+    "model": (
+        "model_",
+        "adapter_",
+        "quantization_",
+        "rope_",
+        "export_",
+        "infer_",
+        "vllm_",
+        "use_unsloth",
+        "image_",
+    ),
+    "generating": (
+        "temperature",
+        "top_",
+        "num_beams",
+        "max_new_tokens",
+        "do_sample",
+        "repetition_",
+        "length_penalty",
+    ),
+}
+_KEYS = {
+    "template": "data", "cutoff_len": "data", "max_samples": "data", "train_on_prompt": "data", "mask_history": "data",
+    "streaming": "data", "buffer_size": "data", "interleave_probs": "data", "overwrite_cache": "data",
+    "packing": "data", "neat_packing": "data", "val_size": "data", "tool_format": "data", "default_system": "data",
+    "stage": "finetuning", "finetuning_type": "finetuning", "additional_target": "finetuning",
+    "pure_bf16": "finetuning",
+    "use_dora": "finetuning", "use_rslora": "finetuning", "plot_loss": "finetuning", "create_new_adapter": "finetuning",
+    "flash_attn": "model", "shift_attn": "model", "mixture_of_depths": "model", "enable_liger_kernel": "model",
+    "trust_remote_code": "model", "cache_dir": "model", "double_quantization": "model", "resize_vocab": "model",
+    "upcast_layernorm": "model", "disable_gradient_checkpointing": "model", "use_reentrant_gc": "model",
+}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "model": {"adapter_name_or_path": None, "quantization_bit": None},
+    "data": {"template": None, "dataset": None, "dataset_dir": "data", "cutoff_len": 2048},
+    "training": {
+        "do_train": False,
+        "do_eval": False,
+        "seed": 42,
+        "learning_rate": 5e-5,
+        "num_train_epochs": 3.0,
+    },
+    "finetuning": {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8},
+    "generating": {"do_sample": True, "temperature": 0.95, "top_p": 0.7, "max_new_tokens": 1024},
+}
+"""What LLaMA-Factory has where a key is not given, of the keys that its own examples look at."""
+
+
+class Arguments:
+    """One group: what was given, and LLaMA-Factory's default for the commonest of the rest.
+
+    Attributes:
+        group: One of ``GROUPS``.
+        given: The keys that were given.
+    """
+
+    def __init__(self, group: str, given: Mapping[str, Any]) -> None:
+        self.group, self.given = group, dict(given)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name in ("group", "given"):
+            raise AttributeError(name)
+        known = {**_DEFAULTS[self.group], **self.given}
+        if name in known:
+            return known[name]
+        raise AttributeError(f"{name} was not given; gym_fed.TrainingConfig has every default of ours")
+
+    def __repr__(self) -> str:
+        return f"{self.group}: {self.given}"
+
+
+def get_train_args(
+    args: Mapping[str, Any] | Sequence[str] | None = None,
+) -> tuple[Arguments, Arguments, Arguments, Arguments, Arguments]:
+    """``(model_args, data_args, training_args, finetuning_args, generating_args)``.
+
+    Args:
+        args: LLaMA-Factory's keys; or words of a command line, ``--key value`` or a YAML file and ``key=value``; by
+            default this process's own.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for keys that cannot be honoured, as ``load_training_config``.
+    """
+    values = (
+        dict(args) if isinstance(args, Mapping) else _from_words(list(sys.argv[1:] if args is None else args))
+    )
+    training_config(values)
+    groups: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for key, value in values.items():
+        groups[_group(key)][key] = value
+    model, data, training, finetuning, generating = (Arguments(group, groups[group]) for group in GROUPS)
+    return model, data, training, finetuning, generating
+
+
+def training_config(values: Mapping[str, Any]) -> TrainingConfig:
+    """Our config for LLaMA-Factory's keys.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for keys without a counterpart, a line each.
+    """
+    done = translate(dict(values))
+    if done.lost:
+        lines = [f"{key}: no counterpart: {why}" for key, why in done.lost.items()]
+        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lines), "leave these keys out")
+    note("get_train_args", "`load_training_config`, which gives one TrainingConfig")
+    return validate(done.values, TrainingConfig, "the arguments", None, {()})
+
+
+def _group(key: str) -> str:
+    if key in _KEYS:
+        return _KEYS[key]
+    return next((group for group, starts in _PREFIXES.items() if key.startswith(starts)), "training")
+
+
+def _from_words(words: list[str]) -> dict[str, Any]:
+    from gym_fed.interop.flags import plain_value, split_flags
+
+    values: dict[str, Any] = {}
+    if words and Path(words[0]).suffix in (".yaml", ".yml", ".json"):
+        file = Path(words.pop(0))
+        values, _ = parse_config(file, read_config_text(file))
+    left, flags = split_flags(words, {})
+    for word in left:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise GymError(
+                ErrorCode.USAGE, f"{word!r} is no argument", "give a YAML file, --key value, or key=value"
+            )
+        flags[key] = [value]
+    return {**values, **{key: plain_value(found) for key, found in flags.items()}}

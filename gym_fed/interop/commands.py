@@ -1,0 +1,133 @@
+"""Commands and flags of elsewhere: each becomes a line of ours before it is parsed, with a note, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gym_fed.core.aliases import note
+from gym_fed.interop import evaluation
+from gym_fed.interop.flags import as_settings, split_flags
+from gym_fed.interop.row import BroughtWord
+
+RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
+"""Our commands by theirs."""
+
+
+_OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
+_OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
+_NOT_NEEDED = {
+    "template": "not needed (the tokenizer's own template goes with the model)",
+    "finetuning_type": "not needed (an adapter says it)",
+    "trust_remote_code": "not needed (code that comes with a model is never run)",
+}
+"""Flags that models and adapters say themselves, of the commands below that do not take them."""
+
+FLAGS: dict[str, dict[str, str]] = {
+    "chat": {**_OF_A_MODEL, "template": "--chat-template"},
+    "api": {**_OF_A_BASE, "template": "--chat-template"},
+    "batch": {**_OF_A_BASE, "template": "--chat-template"},
+    "export": {
+        **_OF_A_MODEL,
+        "export_dir": "--output",
+        "export_size": "--shard-size",
+        "export_format": "--format",
+        "save_method": "--format",
+        "quantization_method": "--quantization",
+        "quantization_type": "--quantization",
+        "outtype": "--quantization",
+        "outfile": "--output",
+    },
+}
+"""Our options by their flags, by command; ``MODEL`` is an argument."""
+
+COMMANDS = [
+    BroughtWord("command", "gym-cli", "`gym`"),
+    *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
+    BroughtWord("command", "gym serve MODEL", "`gym api --base MODEL`"),
+    BroughtWord("command", "gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`"),
+    BroughtWord(
+        "command",
+        "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
+        "--finetuning_type lora --output_dir D",
+        "a LLaMA-Factory file with these keys; `alpaca_en_demo` lies in its repository: run it where "
+        "`data/dataset_info.json` is, or with a set of `gym data catalogue`",
+    ),
+    BroughtWord(
+        "command", "gym train --model X --data my.jsonl", "`gym train` of a file with these keys, or `--set`"
+    ),
+    BroughtWord(
+        "command",
+        "gym train run.yaml --lora.r 8 --learning-rate 1e-4",
+        "`--set lora.r=8 --set learning_rate=1e-4`",
+    ),
+    *(
+        BroughtWord("command", f"gym {command} --{theirs}", f"`{ours}`")
+        for command, flags in FLAGS.items()
+        for theirs, ours in flags.items()
+    ),
+    *(BroughtWord("command", f"gym export --{flag}", what) for flag, what in _NOT_NEEDED.items()),
+    *evaluation.COMMANDS,
+]
+
+
+def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> list[str]:
+    """The command line in our words.
+
+    Args:
+        words: The command and all behind it.
+        options: Of the command of that name, whether each of its options takes a value.
+        known: Whether there is such a command.
+
+    Raises:
+        GymError: ``USAGE`` for a command or flag without a counterpart, with the lines to write instead.
+    """
+    command, rest = words[0], list(words[1:])
+    if not known:
+        if command not in RENAMED:
+            return list(words)
+        note(f"gym {command}", f"`gym {RENAMED[command]}`")
+        return [RENAMED[command], *_arguments(command, rest)]
+    if command == "train":
+        return [command, *as_settings(rest, options)]
+    if command == "configs" and rest[:1] == ["validate"]:
+        return [command, "validate", *as_settings(rest[1:], options)]
+    if command == "eval" and "--tasks" in options:
+        return [command, *evaluation.reworded_evaluation(rest, options)]
+    return [command, *_flags(command, rest, options)]
+
+
+def _arguments(command: str, rest: list[str]) -> list[str]:
+    """What vLLM's ``serve MODEL`` and Ollama's ``run MODEL PROMPT`` take as arguments and we as options."""
+    at = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+    words, options = rest[:at], rest[at:]
+    if command == "serve" and len(words) == 1 and not words[0].endswith((".yaml", ".yml")):
+        note("gym serve MODEL", "`gym api --base MODEL`")
+        return ["--base", *words, *options]
+    if command == "run" and len(words) == 2:
+        note("gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`")
+        return [words[0], "--prompt", words[1], *options]
+    return rest
+
+
+def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[str]:
+    """Flags of one command that are called otherwise here; those that are unknown stay, to be refused by name."""
+    left, flags = split_flags(rest, options)
+    ours: list[str] = []
+    model: list[str] = []
+    for key, values in flags.items():
+        dashed = f"--{key.replace('_', '-')}"
+        target = FLAGS.get(command, {}).get(key)
+        if dashed in options:
+            ours += [dashed, *values]
+        elif target == "MODEL":
+            note(f"gym {command} --{key}", f"`gym {command} MODEL`")
+            model = values
+        elif target is not None:
+            note(f"gym {command} --{key}", f"`{target}`")
+            ours += [word for value in values for word in (target, value)]
+        elif key in _NOT_NEEDED and command in FLAGS:
+            note(f"gym {command} --{key}", _NOT_NEEDED[key])
+        else:
+            ours += [dashed, *values]
+    at = 1 if left[:1] in (["serve"],) else 0
+    return [*left[:at], *model, *left[at:], *ours]

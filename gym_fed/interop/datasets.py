@@ -1,0 +1,86 @@
+"""What is expected of registries and pipelines: calls on the class, licences by the other spelling, rows in memory."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.aliases import note
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.data.named import INFO, is_catalogued, registered
+from gym_fed.data.pipeline import DataPipeline
+from gym_fed.data.registry import DatasetManifest, DatasetRegistry, default_store
+
+__all__ = ["is_catalogued", "local_info", "pull", "push"]
+
+
+def local_info(name: str) -> str | None:
+    """``data/dataset_info.json`` where it describes a set of that name."""
+    from gym_fed.data.dataset_info import read_dataset_info
+
+    return str(INFO) if INFO.is_file() and name in read_dataset_info(INFO) else None
+
+
+def push(
+    name: str,
+    dataset: Any,
+    *,
+    license: str | None = None,
+    licence: str | None = None,
+    description: str = "",
+) -> DatasetManifest:
+    """``DatasetRegistry.push`` on the class: publish in the default store, from a path or from rows in memory.
+
+    Args:
+        name: Of the dataset.
+        dataset: A file or folder, or rows, which are written as one JSON object a line.
+        license: SPDX identifier, in any case; ``licence`` is our own spelling.
+        licence: As ``license``.
+        description: One line.
+
+    Raises:
+        GymError: ``USAGE`` for something else, or for rows that are not JSON; see ``DatasetRegistry.push``.
+    """
+    note("DatasetRegistry.push(..., license=)", f"`DatasetRegistry({default_store()!r}).push(..., licence=)`")
+    given = licence or license
+    registry = DatasetRegistry(default_store())
+    if isinstance(dataset, str | Path):
+        return registry.push(name, dataset, licence=given, description=description)
+    if not isinstance(dataset, Iterable):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{name}: {type(dataset).__name__} is no dataset",
+            "give a path or a list of rows",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        with file.open("w", encoding="utf-8") as out:
+            for number, row in enumerate(dataset, 1):
+                try:
+                    out.write(json.dumps(dict(row), ensure_ascii=False, sort_keys=True) + "\n")
+                except (TypeError, ValueError) as error:
+                    raise GymError(
+                        ErrorCode.USAGE,
+                        f"{name}: row {number} cannot be written as JSON: {error}",
+                        "push a file",
+                    ) from error
+        return registry.push(name, file, licence=given, description=description)
+
+
+def pull(reference: str, dest: str | Path | None = None) -> Any:
+    """``DatasetRegistry.pull`` on the class: the rows of a dataset of the default store, or into ``dest`` its files.
+
+    Raises:
+        GymError: See ``DatasetRegistry.pull``.
+    """
+    note("DatasetRegistry.pull", f"`DatasetRegistry({default_store()!r}).pull(name, folder)`")
+    registry = DatasetRegistry(default_store())
+    if dest is not None:
+        return registry.pull(reference, dest)
+    registry.show(reference)  # named where it is missing
+    folder = registered(reference)
+    assert folder is not None
+    return DataPipeline([str(folder)])

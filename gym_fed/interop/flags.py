@@ -1,0 +1,264 @@
+"""Keys as flags: ``--learning_rate 1e-4``, ``--lora.r 8``, ``--data my.jsonl`` become ``--set`` of the same command."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import MAX_DEPTH
+
+_TRUTH = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_SOURCES = ("data", "eval_data")
+
+
+def split_flags(
+    words: Sequence[str],
+    options: Mapping[str, bool],
+    switches: Mapping[str, Collection[str]] | Sequence[str] = (),
+    lists: Sequence[str] = (),
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Words that a command knows, and the flags that it does not.
+
+    Args:
+        words: Behind the command.
+        options: Its own options, and whether each takes a value.
+        switches: Keys that are true where no value follows; as a mapping, with the words that each takes besides
+            truth values.
+        lists: Keys that take every value up to the next flag.
+
+    Returns:
+        The words that stay, and the values of each key.
+    """
+    taken = switches if isinstance(switches, Mapping) else dict.fromkeys(switches, ())
+    left: list[str] = []
+    flags: dict[str, list[str]] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if word == "--":
+            return [*left, word, *words[at:]], flags
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") or name in options:
+            left.append(word)
+            if word.startswith("-") and options.get(name) and not equals and at < len(words):
+                left.append(words[at])
+                at += 1
+            continue
+        key = name[2:].replace("-", "_")
+        values = [value] if equals else []
+        while not equals and at < len(words) and not words[at].startswith("--"):
+            if values and key not in lists:
+                break
+            if key in taken and words[at].lower() not in _TRUTH and words[at] not in taken[key]:
+                break
+            values.append(words[at])
+            at += 1
+        flags.setdefault(key, []).extend(values)
+    return left, flags
+
+
+def plain_value(values: Sequence[str]) -> Any:
+    """What the text of a flag says by itself: a truth value, a number, JSON or YAML in brackets, or text."""
+    if not values:
+        return True
+    text = " ".join(values)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if _NUMBER.fullmatch(text):
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    if text[:1] in ("[", "{"):
+        return _bracketed(text)
+    return None if text in ("null", "none", "None") else text
+
+
+def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """The words of ``gym train`` with every flag that is a key as ``--set KEY=VALUE``.
+
+    Args:
+        words: Behind the command.
+        options: The command's own options, and whether each takes a value.
+    """
+    from gym_fed.config.llamafactory.translation import is_llamafactory
+    from gym_fed.config.train.training import TrainingConfig
+
+    fields = TrainingConfig.model_fields
+    members = {name: _members(field.annotation) for name, field in fields.items()}
+    switches: dict[str, Collection[str]] = {
+        name: [member for member in found if isinstance(member, str)]
+        for name, found in members.items()
+        if bool in found and str not in found  # a key that takes any text has the word behind it as its value
+    }
+    left, flags = split_flags(words, options, {**switches, **dict.fromkeys(_SWITCHES, ())}, _SOURCES)
+    left = _without_pairs(left, options, flags)
+    theirs = is_llamafactory(dict.fromkeys(flags, True))
+    columns = [] if theirs else flags.pop("columns", [])
+    if theirs and not {"do_train", "do_eval", "do_predict"} & set(flags):
+        flags["do_train"] = []
+    given: dict[str, Any] = {}
+    for key, values in flags.items():
+        if not values:
+            _require_switch(key, TrainingConfig)
+        given[key] = plain_value(values) if theirs else _value(key, values, TrainingConfig)
+    if columns:
+        _name_columns(given, " ".join(columns))
+    return [
+        *left,
+        *(word for key, value in given.items() for word in ("--set", f"{key}={json.dumps(value)}")),
+    ]
+
+
+def as_typed(message: str, words: Sequence[str]) -> str:
+    """A refusal of settings that names each key as the flag that it was typed as.
+
+    Args:
+        message: Lines, of which some begin with ``--set: KEY: ``.
+        words: The command line as it was typed.
+    """
+    typed = {word[2:].partition("=")[0].replace("-", "_"): word.partition("=")[0] for word in words}
+    return "\n".join(
+        f"{typed[key[1]]}: {line[key.end() :]}"
+        if (key := _OF_SETTINGS.match(line)) and typed.get(key[1], "").startswith("--")
+        else line
+        for line in message.split("\n")
+    )
+
+
+_OF_SETTINGS = re.compile(r"--set: ([\w.]+): ")
+
+
+def _require_switch(key: str, schema: Any) -> None:
+    """Refuse a flag without a value whose key is no switch.
+
+    Raises:
+        GymError: ``USAGE``.
+    """
+    members = _annotation(key, schema)
+    if any(hasattr(member, "model_fields") for member in members):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--{key}: is a section",
+            _SECTIONS.get(key, f"name a key of it: --{key}.KEY VALUE"),
+        )
+    if members and bool not in members and Any not in members:
+        raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"write it behind the flag: --{key} VALUE")
+
+
+_SECTIONS = {
+    "lora": "to train an adapter: --finetuning lora; a key of the section: --lora.r 8",
+    "quantization": "for a base in 4 bits: --quantization.bits 4",
+}
+"""What a section's name alone may have been meant for."""
+
+
+def _name_columns(given: dict[str, Any], text: str) -> None:
+    """``--columns prompt=question,completion=answer`` for each file of ``--data`` and ``--eval_data``.
+
+    Without these flags they are the columns of the config's first source.
+    """
+    from gym_fed.data.columns import parse_columns
+
+    columns = parse_columns(text)
+    lists = [given[key] for key in _SOURCES if isinstance(given.get(key), list)]
+    if not lists:
+        given["data.0.columns"] = columns
+    for source in (source for sources in lists for source in sources):
+        if isinstance(source, dict) and "path" in source:
+            source.setdefault("columns", columns)
+
+
+_SWITCHES = (
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "bf16",
+    "fp16",
+    "overwrite_output_dir",
+    "overwrite_cache",
+    "plot_loss",
+)
+"""Of LLaMA-Factory's keys those that are written without a value."""
+
+
+def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str, list[str]]) -> list[str]:
+    """``key=value`` behind a config file, as LLaMA-Factory's command takes them, moved to the flags."""
+    kept: list[str] = []
+    for before, word in zip(["", *left], left, strict=False):
+        key, equals, value = word.partition("=")
+        is_pair = equals and re.fullmatch(r"[a-z]\w*(\.\w+)*", key) and not Path(word).exists()
+        if is_pair and not options.get(before) and kept:
+            flags[key] = [value]
+        else:
+            kept.append(word)
+    return kept
+
+
+def _value(key: str, values: list[str], schema: Any) -> Any:
+    """What a flag of ours says, by the type of its key: text stays text where the key takes text."""
+    if key in _SOURCES:
+        from gym_fed.interop.keys.training import sources
+
+        if not values:
+            raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"such as --{key} my.jsonl")
+        return _bracketed(values[0]) if values[0][:1] in ("[", "{") else sources(values)
+    if not values:
+        return True
+    members = _annotation(key, schema)
+    text = values[0]
+    if text in ("null", "none", "None") and type(None) in members and "none" not in members:
+        return None
+    if text[:1] in ("[", "{"):
+        return _bracketed(text)
+    if bool in members and text.lower() in _TRUTH and text not in members and not {int, float} & set(members):
+        return _TRUTH[text.lower()]
+    if not members or Any in members:
+        return plain_value(values)
+    return text
+
+
+def _annotation(key: str, schema: Any) -> list[Any]:
+    """The types that a key takes; none for one that is unknown or has no type of its own."""
+    first, _, rest = key.partition(".")
+    if rest.count(".") > MAX_DEPTH:
+        raise GymError(ErrorCode.USAGE, f"--{key[:80]}...: a key has at most {MAX_DEPTH} dots")
+    field = getattr(schema, "model_fields", {}).get(first)
+    if field is None:
+        return []
+    members = _members(field.annotation)
+    if not rest:
+        return members
+    return next((found for inner in members if (found := _annotation(rest, inner))), [])
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The parts of a union, and the words of a literal."""
+    parts = get_args(annotation)
+    is_whole = (
+        not parts or isinstance(annotation, type) or getattr(annotation, "__origin__", None) in (list, dict)
+    )
+    return [annotation] if is_whole else [member for part in parts for member in _members(part)]
+
+
+def _bracketed(text: str) -> Any:
+    from gym_fed.config.yaml.strict import parse_value
+
+    try:
+        return parse_value(text)
+    except ValueError as error:
+        raise GymError(
+            ErrorCode.USAGE, f"{text[:80]!r} is neither JSON nor YAML: {error}", "close the brackets"
+        ) from error

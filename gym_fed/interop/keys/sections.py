@@ -1,0 +1,150 @@
+"""Sections of training configs that are laid out otherwise elsewhere: distributed, reproducibility, model, training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.interop.keys.batch import batch_size
+from gym_fed.interop.keys.draft import Draft, KeyWord
+from gym_fed.interop.row import RefusedWord
+
+_CUBLAS = (":4096:8", ":16:8")
+
+_SHARDED = {"full_shard": "fsdp2", "shard_grad_op": "deepspeed", "no_shard": "ddp"}
+"""Our strategies by FSDP's words for what is sharded; ZeRO-2 is what shards gradients and optimiser state alone."""
+
+
+def _strategy(draft: Draft) -> None:
+    draft.take("distributed.strategy")
+    draft.put("distributed.strategy", "fsdp2", "distributed.strategy")
+    draft.note("distributed.strategy: fsdp", "`fsdp2`", "distributed.strategy")
+
+
+def _sharding(draft: Draft) -> None:
+    word = str(draft.get("distributed.sharding_strategy")).lower()
+    strategy = draft.get("distributed.strategy")
+    if strategy not in (None, "fsdp2", "fsdp") or word not in _SHARDED:
+        raise draft.problem(
+            "distributed.sharding_strategy",
+            f"{word} does not go with strategy {strategy}"
+            if word in _SHARDED
+            else f"{word!r} is not offered",
+            "full_shard is strategy fsdp2, shard_grad_op is deepspeed with zero_stage 2, no_shard is ddp",
+        )
+    draft.take("distributed.sharding_strategy")
+    if word != "full_shard" and strategy is not None:
+        draft.take("distributed.strategy")
+    draft.put("distributed.strategy", _SHARDED[word], "distributed.sharding_strategy")
+    draft.note(
+        f"distributed.sharding_strategy: {word}",
+        f"`strategy: {_SHARDED[word]}`",
+        "distributed.sharding_strategy",
+    )
+
+
+def _deterministic(draft: Draft) -> None:
+    draft.put(
+        "reproducibility.deterministic",
+        draft.take("reproducibility.deterministic_algorithms"),
+        "reproducibility.deterministic_algorithms",
+    )
+    draft.note("reproducibility.deterministic_algorithms", "`reproducibility.deterministic`")
+
+
+_MODEL_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "ffn_size": "intermediate_size",
+    "max_seq_len": "max_position_embeddings",
+}
+
+
+def _model(draft: Draft) -> None:
+    given: dict[str, Any] = draft.take("model")
+    words = {_MODEL_KEYS.get(key, key): (key, value) for key, value in given.items()}
+    for key, (origin, value) in words.items():
+        draft.put(f"model_init.{key}", value, f"model.{origin}")
+    hidden, heads = draft.get("model_init.hidden_size"), draft.get("model_init.num_attention_heads")
+    whole = isinstance(hidden, int) and isinstance(heads, int) and hidden > 0 and heads > 0
+    if whole and not hidden % heads:
+        _fill(draft, "num_key_value_heads", heads)
+        _fill(draft, "head_dim", hidden // heads)
+    if isinstance(hidden, int):
+        _fill(draft, "intermediate_size", -(-8 * hidden // 3 // 256) * 256 if hidden >= 256 else 4 * hidden)
+    if draft.get("finetuning") is None:
+        draft.put("finetuning", "full", "model")
+    draft.note("model: {architecture: ...}", "`model_init`", "model")
+
+
+def _fill(draft: Draft, key: str, value: int) -> None:
+    """A size that Llama's configs leave out: as many heads for keys, two thirds of four times the width between."""
+    if draft.get(f"model_init.{key}") is None:
+        draft.put(f"model_init.{key}", value, "model")
+
+
+def _training(draft: Draft) -> None:
+    for key in list(draft.get("training")):
+        value = draft.take(f"training.{key}")
+        draft.put(key, value, f"training.{key}")
+    draft.note("training", "no section: its keys stand at the top level")
+    if draft.get("batch_size") is not None:
+        batch_size(draft)
+
+
+def _cublas(draft: Draft) -> None:
+    value = draft.get("reproducibility.cublas_workspace_config")
+    if value not in _CUBLAS:
+        raise draft.problem(
+            "reproducibility.cublas_workspace_config",
+            f"{value!r} does not make cuBLAS repeatable",
+            "write ':4096:8' or ':16:8', in quotes",
+        )
+    draft.put(
+        "reproducibility.cublas_workspace",
+        draft.take("reproducibility.cublas_workspace_config"),
+        "reproducibility.cublas_workspace_config",
+    )
+    draft.note("reproducibility.cublas_workspace_config", "`reproducibility.cublas_workspace`")
+
+
+SECTIONS = [
+    KeyWord(
+        "training",
+        "its keys at the top level",
+        _training,
+        lambda value: isinstance(value, dict),
+        "training: {batch_size, learning_rate, max_steps}",
+    ),
+    KeyWord(
+        "model",
+        "`model_init`",
+        _model,
+        lambda value: isinstance(value, dict),
+        "model: {architecture: llama, hidden_size, num_layers, num_heads, vocab_size}",
+    ),
+    KeyWord(
+        "distributed.strategy",
+        "`fsdp2`",
+        _strategy,
+        lambda value: value == "fsdp",
+        "distributed.strategy: fsdp",
+    ),
+    KeyWord("distributed.sharding_strategy", "`strategy: fsdp2` (full_shard)", _sharding),
+    KeyWord("distributed.mixed_precision", "mixed_precision"),
+    KeyWord("distributed.gradient_checkpointing", "gradient_checkpointing"),
+    KeyWord("reproducibility.seed", "seed"),
+    KeyWord("reproducibility.deterministic_algorithms", "`reproducibility.deterministic`", _deterministic),
+    KeyWord("reproducibility.cublas_workspace_config", "`reproducibility.cublas_workspace`", _cublas),
+    KeyWord(
+        "serving",
+        "",
+        refusal=RefusedWord(
+            "a training config serves nothing; what is served stands in a file of its own",
+            ("gym api serving.yaml", "cache_size: 10GB"),
+        ),
+        shown="serving: in a training config",
+    ),
+]

@@ -1,0 +1,121 @@
+"""Keys of serving configs: a ``serving:`` level around them, and other engines' words for how many requests run."""
+
+from __future__ import annotations
+
+from gym_fed.interop.keys.draft import Draft, KeyWord
+from gym_fed.interop.row import RefusedWord
+
+_FORMAT = RefusedWord(
+    "no base is read from this format; a model folder and a GGUF file are",
+    ("base: path/to/model-folder", "base: path/to/model.gguf"),
+)
+_FEW_BITS = RefusedWord(
+    "the base is served in 16 or 32 bits; variants are what is held in few bits",
+    ("dtype: bfloat16", "cache_size: 10GB"),
+)
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_TOOL_FORMATS = {"llama3_json": "llama"}
+"""Our members by vLLM's parsers, where they are called otherwise."""
+
+
+def _level(draft: Draft) -> None:
+    for key in list(draft.get("serving")):
+        draft.put(key, draft.take(f"serving.{key}"), f"serving.{key}")
+    draft.note("serving", "no section: its keys stand at the top level of serving.yaml")
+
+
+def _format(draft: Draft) -> None:
+    value = draft.get("model_format")
+    if value not in ("huggingface", "hf", "safetensors", "gguf"):
+        raise draft.refuse("model_format", _FORMAT, f"model_format: {value}")
+    draft.take("model_format")
+    draft.note("model_format", "not needed (base is a model folder or a GGUF file)")
+
+
+def _quantization(draft: Draft) -> None:
+    value = draft.get("quantization")
+    if value not in ("none", "no", False):
+        raise draft.refuse("quantization", _FEW_BITS, f"quantization: {value}")
+    draft.take("quantization")
+    draft.note("quantization", "not needed (the base is served in `dtype`)")
+
+
+def _requests(draft: Draft) -> None:
+    """``batch_size`` requests run at once, and ``max_concurrent`` are taken on: the rest of them waits."""
+    at_once, in_all = draft.get("batch_size"), draft.get("max_concurrent")
+    whole = all(isinstance(number, int) and number > 0 for number in (at_once, in_all) if number is not None)
+    if not whole:
+        raise draft.problem(
+            "batch_size" if at_once is not None else "max_concurrent", "is no number of requests"
+        )
+    if at_once is None:
+        draft.put("engine.max_concurrent", draft.take("max_concurrent"), "max_concurrent")
+        draft.note("max_concurrent", "`engine.max_concurrent`")
+        return
+    draft.put("engine.max_concurrent", draft.take("batch_size"), "batch_size")
+    draft.note("batch_size", "`engine.max_concurrent`")
+    if in_all is None:
+        return
+    if in_all < at_once:
+        raise draft.problem(
+            "max_concurrent", f"{in_all} is below batch_size {at_once}", "raise it, or leave it out"
+        )
+    draft.take("max_concurrent")
+    draft.put("engine.max_queued", in_all - at_once, "max_concurrent")
+    draft.put("engine.max_queued_per_user", max(1, in_all - at_once), "max_concurrent")
+    draft.note("max_concurrent", f"`engine.max_queued: {in_all - at_once}` beside the {at_once} that run")
+
+
+def _served_name(draft: Draft) -> None:
+    """vLLM takes one name, or a list of several for one model."""
+    names = draft.get("served_model_name")
+    if isinstance(names, list) and len(names) != 1:
+        raise draft.problem("served_model_name", f"{len(names)} names; a model has one here", "keep one name")
+    draft.take("served_model_name")
+    draft.put("served_name", names[0] if isinstance(names, list) else names, "served_model_name")
+    draft.note("served_model_name", "`served_name`")
+
+
+def _tool_format(draft: Draft) -> None:
+    named = draft.take("tool_call_parser")
+    ours = _TOOL_FORMATS.get(named, named) if isinstance(named, str) else named
+    draft.put("tool_format", ours, "tool_call_parser")
+    draft.note("tool_call_parser", f"`tool_format: {ours}`")
+
+
+WORDS = [
+    KeyWord(
+        "serving",
+        "its keys at the top level of serving.yaml",
+        _level,
+        lambda value: isinstance(value, dict),
+        "serving: {max_concurrent, cache_size}",
+    ),
+    KeyWord("model_format", "", _format, shown="serving.model_format: onnx", refusal=_FORMAT),
+    KeyWord("quantization", "", _quantization, shown="serving.quantization: int4", refusal=_FEW_BITS),
+    KeyWord("batch_size", "`engine.max_concurrent`", _requests, shown="serving.batch_size"),
+    KeyWord(
+        "max_concurrent",
+        "`engine.max_concurrent`; beside batch_size `engine.max_queued`",
+        _requests,
+        shown="serving.max_concurrent",
+    ),
+    KeyWord("model", "base", shown="serving.model"),
+    KeyWord("model_name_or_path", "base", shown="serving.model_name_or_path"),
+    KeyWord("template", "chat_template", shown="serving.template"),
+    KeyWord("max_model_len", "engine.max_context", shown="serving.max_model_len"),
+    KeyWord("ctx_size", "engine.max_context"),
+    KeyWord("max_num_seqs", "engine.max_concurrent"),
+    KeyWord("served_model_name", "`served_name`", _served_name),
+    *(KeyWord(name, f"sampling.{name}") for name in _SAMPLING),
+    KeyWord("kv_cache_dtype", "engine.kv_dtype"),
+    KeyWord("enable_prefix_caching", "engine.prefix_cache"),
+    KeyWord("tool_call_parser", "`tool_format`", _tool_format),
+    KeyWord("ssl_certfile", "tls.certificate"),
+    KeyWord("ssl_keyfile", "tls.key"),
+]
+
+NEAR = {"model_path": "base", "api_key": "api_keys"}
+"""Our keys by those of other servers."""

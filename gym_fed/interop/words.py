@@ -1,0 +1,71 @@
+"""The one table: every word of elsewhere with our own; what the core reads for a name that it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gym_fed.core.aliases import MISSING, Place, Reading
+from gym_fed.interop import exports
+from gym_fed.interop.commands import COMMANDS
+from gym_fed.interop.keys import serving, soups, training
+from gym_fed.interop.keys.draft import Draft, KeyWord
+from gym_fed.interop.names import ATTRIBUTES, NAMES
+from gym_fed.interop.row import BroughtWord
+
+KEYS: dict[str, list[KeyWord]] = {
+    "TrainingConfig": training.WORDS,
+    "ServingConfig": serving.WORDS,
+    "BitDeltaConfig": soups.BITDELTA,
+    "DeltaSoupConfig": soups.DELTA_SOUP,
+}
+"""Keys by the schema that is asked for them, in the order in which they are read."""
+
+NEAR_MEMBERS = training.NEAR_MEMBERS
+NEAR: dict[str, Mapping[str, str]] = {
+    "TrainingConfig": training.NEAR,
+    "SearchConfig": training.NEAR,
+    "ServingConfig": serving.NEAR,
+}
+
+
+def rows() -> Iterator[BroughtWord]:
+    """The whole table."""
+    yield from NAMES
+    yield from exports.ROWS
+    yield from (word.row for words in KEYS.values() for word in words if word.where == "Python")
+    yield from COMMANDS
+    yield from (word.row for words in KEYS.values() for word in words if word.where == "YAML")
+
+
+def read(schema: str, values: Mapping[str, Any], place: Callable[[Place], str] | None) -> Reading | None:
+    """See ``gym_fed.core.aliases.read``."""
+    draft = Draft(values, place)
+    for word in KEYS.get(schema, ()):
+        word.apply(draft)
+    return draft.result if draft.changed else None
+
+
+def nearest(schema: str, key: str, value: Any) -> str:
+    """See ``gym_fed.core.aliases.nearest``."""
+    for word in KEYS.get("TrainingConfig" if schema == "SearchConfig" else schema, ()):
+        if word.theirs == key and word.near_only is not None:
+            return word.near_only(value)
+    near = NEAR.get(schema, {})
+    return near.get(key, "")
+
+
+def nearest_member(kind: str, name: str) -> str:
+    """See ``gym_fed.core.aliases.nearest_member``."""
+    return NEAR_MEMBERS.get(kind, {}).get(name.lower(), "")
+
+
+def member(kind: str, name: str) -> str | None:
+    """See ``gym_fed.core.aliases.member``."""
+    return exports.member(kind, name)
+
+
+def attribute(owner: str, name: str) -> Any:
+    """See ``gym_fed.core.aliases.attribute``."""
+    found = ATTRIBUTES.get((owner, name))
+    return MISSING if found is None else found()

@@ -1,4 +1,0 @@
-"""What anyone needs to check a hub's ledger: hashes of entries, signed heads, and proofs of what is under a head.
-
-Neighbours: imports config, errors, identity; imported by leaderboard.
-"""

@@ -1,0 +1,283 @@
+"""Whose key was whose and who gave what away, from the ledger alone: what anybody checks a hub's word by.
+
+The hub's word is not taken where the owner's is there: the first key must hash to the account's id, a rotation must be
+signed by both keys, a transfer by the key of that time, and it may not settle within the hold period. Only a revocation
+by the coordinator, and the rebinding after one, rest on the coordinator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import is_id_of
+from gym_fed.trust.identity.statements import (
+    CLOCK_SKEW_SECONDS,
+    Revocation,
+    Rotation,
+    Statement,
+    TransferOrder,
+)
+
+ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
+PENDING = "pending"
+_SLACK_SECONDS = 2
+"""Entries have whole seconds."""
+_ANSWER_SECONDS = 60
+"""A statement was fresh when it came, and is written when it is its turn."""
+_ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
+"""Kinds of entries of which each subject has one at most, and the key that names the subject."""
+_KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
+
+
+@dataclass
+class Key:
+    """A key that an account has or had; times are those of the entries."""
+
+    contributor: str
+    status: str
+    since: int
+    until: int | None = None
+
+
+@dataclass
+class Move:
+    """A transfer."""
+
+    sender: str
+    recipient: str
+    amount: int
+    hold_seconds: float
+    nonce: str
+    status: str
+    asked_at: int
+    closed_at: int | None = None
+
+
+class History:
+    """Shown every entry of a ledger in order, it follows keys and transfers.
+
+    Args:
+        server: Id of the hub, which statements must be for; None: not checked.
+
+    Attributes:
+        keys: Every key, by its hex.
+        names: Of every account, as it enrolled first.
+        moves: Every transfer, by its id.
+    """
+
+    def __init__(self, server: str | None = None) -> None:
+        self.keys: dict[str, Key] = {}
+        self.names: dict[str, str] = {}
+        self.moves: dict[str, Move] = {}
+        self._server = server
+        self._current: dict[str, str] = {}
+        self._nonces: set[tuple[str, str]] = set()
+        self._once: set[tuple[Any, ...]] = set()
+        self._kinds: dict[str, Callable[[str, Mapping[str, Any]], None]] = {
+            "enrolled": self._enrolled,
+            "rotated": self._rotated,
+            "revoked": self._revoked,
+            "rebound": self._rebound,
+            "transfer": self._transfer,
+            "transfer-settled": self._closed,
+            "transfer-cancelled": self._closed,
+            **dict.fromkeys(_ONCE, self._recorded_once),
+        }
+
+    def add(self, kind: str, body: Mapping[str, Any]) -> None:
+        """The next entry; kinds that concern something else are passed over.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for one that no owner signed, or that cannot follow the entries before it.
+        """
+        follow = self._kinds.get(kind)
+        if follow is None:
+            return
+        try:
+            follow(kind, body)
+        except (KeyError, TypeError, ValueError) as error:
+            who = str(body.get("contributor") or body.get("from") or kind)[:24]
+            raise _corrupt(
+                who, f"an entry of kind {kind} that has not its form ({type(error).__name__})"
+            ) from error
+
+    def current(self, contributor: str) -> bytes | None:
+        """The newest key of an account, good or revoked; None where there is none."""
+        key = self._current.get(contributor)
+        return None if key is None else bytes.fromhex(key)
+
+    def is_revoked(self, contributor: str) -> bool:
+        """Whether the newest key of an account was revoked."""
+        return self.keys[self._current[contributor]].status == REVOKED
+
+    # ---- keys ----
+
+    def _enrolled(self, kind: str, body: Mapping[str, Any]) -> None:
+        who, key = body["contributor"], body["public_key"]
+        before = self._current.get(who)
+        if before is None and not is_id_of(who, bytes.fromhex(key)):
+            raise _corrupt(who, "its first key does not hash to its id")
+        if before is not None and key != before:
+            raise _corrupt(who, "it came back with another key than it had")
+        if before is not None and self.is_revoked(who):
+            raise _corrupt(who, "it came back with a revoked key")
+        if before is None:
+            self._give(who, key, body["at"])
+            self.names[who] = str(body.get("name", ""))
+
+    def _rotated(self, kind: str, body: Mapping[str, Any]) -> None:
+        who, new, old = body["contributor"], body["public_key"], self._good(body["contributor"], "a rotation")
+        try:
+            statement = Rotation.model_validate(body["statement"])
+            if (statement.rotate, statement.new_key) != (who, new):
+                raise _corrupt(who, "a rotation that its statement does not hold")
+            statement.verify(bytes.fromhex(old), bytes.fromhex(body["signature"]))
+            statement.verify(bytes.fromhex(new), bytes.fromhex(body["new_signature"]))
+        except (ValueError, GymError) as error:
+            raise _corrupt(who, f"a rotation that is not signed by both keys ({error})") from error
+        self._check_said(who, statement, body["at"])
+        self._end(old, ROTATED, body["at"])
+        self._give(who, new, body["at"])
+
+    def _revoked(self, kind: str, body: Mapping[str, Any]) -> None:
+        who, old = body["contributor"], self._good(body["contributor"], "a revocation")
+        if body["public_key"] != old:
+            raise _corrupt(who, "a revocation of another key than it has")
+        if body["by"] != "coordinator":
+            try:
+                self._check_owner(who, body)
+            except (ValueError, GymError) as error:
+                raise _corrupt(who, f"a revocation that no key of it signed ({error})") from error
+        for key in body.get("also_revoked", ()):
+            if self.keys[key].contributor != who or self.keys[key].status != ROTATED:
+                raise _corrupt(who, "a revocation of a key that it never had")
+            self.keys[key].status = REVOKED
+        self._end(old, REVOKED, body["at"])
+
+    def _check_owner(self, who: str, body: Mapping[str, Any]) -> None:
+        statement = Revocation.model_validate(body["statement"])
+        signer = self.keys.get(statement.key)
+        if statement.revoke != who or signer is None or signer.contributor != who:
+            raise _corrupt(who, "its statement is about something else")
+        hold = float(body.get("hold_seconds", float("inf")))
+        if signer.status == REVOKED or (
+            signer.until is not None and signer.until < body["at"] - hold - _SLACK_SECONDS
+        ):
+            raise _corrupt(who, "the key was revoked, or replaced too long ago")
+        statement.verify(bytes.fromhex(statement.key), bytes.fromhex(body["signature"]))
+        self._check_said(who, statement, body["at"])
+
+    def _rebound(self, kind: str, body: Mapping[str, Any]) -> None:
+        who = body["contributor"]
+        if who not in self._current or not self.is_revoked(who):
+            raise _corrupt(who, "it got another key, and its own was not revoked")
+        self._give(who, body["public_key"], body["at"])
+
+    def _give(self, who: str, key: str, at: int) -> None:
+        if key in self.keys:
+            raise _corrupt(who, f"key {key[:16]} was used before")
+        if len(bytes.fromhex(key)) != 32:
+            raise _corrupt(who, "a key that is none")
+        self.keys[key] = Key(who, ACTIVE, at)
+        self._current[who] = key
+
+    def _end(self, key: str, status: str, at: int) -> None:
+        self.keys[key].status, self.keys[key].until = status, at
+
+    def _good(self, who: str, what: str) -> str:
+        """The key of an account, which can sign."""
+        key = self._current.get(who)
+        if key is None or self.keys[key].status != ACTIVE:
+            raise _corrupt(who, f"{what} without a key that is good")
+        return key
+
+    def _check_said(self, who: str, statement: Statement, at: int) -> None:
+        if self._server is not None and statement.server != self._server:
+            raise _corrupt(who, f"a statement for {statement.server[:24]}")
+        if abs(at - statement.issued_at) > CLOCK_SKEW_SECONDS + _ANSWER_SECONDS:
+            raise _corrupt(who, "a statement of another time")
+
+    # ---- credits ----
+
+    def _transfer(self, kind: str, body: Mapping[str, Any]) -> None:
+        who, name = body["from"], body["transfer"]
+        key = self._good(who, "a transfer")
+        try:
+            order = TransferOrder.model_validate(body["statement"])
+            if (order.digest, order.sender, order.to, order.amount) != (
+                name,
+                who,
+                body["to"],
+                body["amount"],
+            ):
+                raise _corrupt(who, "its statement is about something else")
+            order.verify(bytes.fromhex(key), bytes.fromhex(body["signature"]))
+        except (ValueError, GymError) as error:
+            raise _corrupt(who, f"transfer {name[:12]} is not signed by its key ({error})") from error
+        self._check_said(who, order, body["at"])
+        if order.amount <= 0 or name in self.moves or (who, order.nonce) in self._nonces:
+            raise _corrupt(who, f"transfer {name[:12]} was recorded before, or gives nothing")
+        self._nonces.add((who, order.nonce))
+        self.moves[name] = Move(
+            who, order.to, order.amount, float(body["hold_seconds"]), order.nonce, PENDING, body["at"]
+        )
+
+    def _closed(self, kind: str, body: Mapping[str, Any]) -> None:
+        name, at = body["transfer"], body["at"]
+        move = self.moves.get(name)
+        recorded = (body["from"], body["to"], body["amount"])
+        if move is None or move.status != PENDING or (move.sender, move.recipient, move.amount) != recorded:
+            raise _corrupt(body["from"], f"transfer {name[:12]} ends, and is not pending")
+        move.status, move.closed_at = kind.removeprefix("transfer-"), at
+        changed = self.keys[self._current[move.sender]].since
+        if (
+            kind == "transfer-settled"
+            and at < max(move.asked_at, changed) + move.hold_seconds - _SLACK_SECONDS
+        ):
+            raise _corrupt(move.sender, f"transfer {name[:12]} settled within its hold period")
+
+    def _recorded_once(self, kind: str, body: Mapping[str, Any]) -> None:
+        who, what = body["contributor"] if kind == "credit" else "", body[_ONCE[kind]]
+        if (kind, who, what) in self._once:
+            raise _corrupt(who or kind, f"{kind} {str(what)[:24]} is recorded twice")
+        self._once.add((kind, who, what))
+
+
+def key_at(entries: Iterable[Mapping[str, Any]], contributor: str, at: float | None = None) -> bytes:
+    """The key of an account at a time.
+
+    Args:
+        entries: The ledger's entries in order, each with ``kind`` and ``body``; other kinds are passed over.
+        contributor: Id of the account.
+        at: Unix seconds; None: at the end of the entries.
+
+    Returns:
+        The public key, 32 bytes.
+
+    Raises:
+        GymError: ``NOT_FOUND`` for an account that had not enrolled; ``KEY_REVOKED`` when its key was revoked then;
+            ``STATE_CORRUPT`` for an entry that no owner signed.
+    """
+    history = History()
+    for entry in entries:
+        body = entry["body"]
+        of_it = entry["kind"] in _KEY_KINDS and body.get("contributor") == contributor
+        if of_it and (at is None or body["at"] <= at):
+            history.add(entry["kind"], body)
+    key = history.current(contributor)
+    if key is None:
+        raise GymError(ErrorCode.NOT_FOUND, f"the ledger knows no contributor {contributor!r} then")
+    if history.is_revoked(contributor):
+        raise GymError(ErrorCode.KEY_REVOKED, f"the key of {contributor} was revoked")
+    return key
+
+
+def _corrupt(contributor: str, what: str) -> GymError:
+    return GymError(
+        ErrorCode.STATE_CORRUPT,
+        f"ledger: {contributor}: {what}",
+        "do not trust this hub; ask its coordinator",
+    )

@@ -1,0 +1,90 @@
+"""The signed manifest of an update: what a contributor vouches for, field by field."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_digest
+from gym_fed.trust.identity.keys import SigningKey, verify_signature
+
+MAX_MANIFEST_BYTES = 64 * 1024
+_NUMBERS_END = 2**53
+"""JSON's whole numbers go so far in every language; databases hold no more than 2**63."""
+_LIFETIME_SECONDS = 24 * 3600
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class UpdateManifest(StrictModel):
+    """What is signed, and what the ledger names. One manifest, one delta, one round."""
+
+    format: Literal["gym-update-1"] = "gym-update-1"
+    contributor: str = Field(max_length=64)
+    server: str = Field(max_length=128)
+    """Id of the hub this update is for, so that it cannot be replayed at another one."""
+    task: str = Field(max_length=128)
+    """Id of the message that it answers."""
+    server_round: int = Field(ge=1, lt=_NUMBERS_END)
+    base_digest: str = Field(max_length=128)
+    """Digest of the global version that the delta was made against."""
+    delta_sha256: Sha256
+    delta_bytes: int = Field(ge=1, lt=_NUMBERS_END)
+    nonce: str = Field(pattern=r"^[0-9a-f]{32}$")
+    issued_at_seconds: int = Field(ge=0, lt=_NUMBERS_END)
+    expires_at_seconds: int = Field(ge=0, lt=_NUMBERS_END)
+    num_examples: int = Field(ge=1, lt=_NUMBERS_END)
+    metrics: dict[str, float] = Field(default_factory=dict, max_length=32)
+    """Self-reported, never trusted: shown, not used in the merge."""
+
+    publish_name: bool = False
+    """The contributor agrees to be named, by the name of the account, with the models that this update is part of."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what was not agreed to, so that the digest is that of the release before."""
+        data: dict[str, Any] = handler(self)
+        if not self.publish_name:
+            data.pop("publish_name")
+        return data
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of the canonical bytes: the update's name."""
+        return canonical_digest(self.model_dump(mode="json"))
+
+    def sign(self, key: SigningKey) -> bytes:
+        return key.sign(self.model_dump(mode="json"))
+
+    def verify(self, public_key: bytes, signature: bytes) -> None:
+        """Raises ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key`` over this manifest."""
+        verify_signature(public_key, self.model_dump(mode="json"), signature)
+
+    @classmethod
+    def parse(cls, text: str) -> UpdateManifest:
+        """From JSON.
+
+        Raises:
+            GymError: ``UPDATE_REFUSED`` naming the first field that is off.
+        """
+        if len(text) > MAX_MANIFEST_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise GymError(ErrorCode.UPDATE_REFUSED, f"manifest: {first_problem(error)}") from error
+
+
+def new_nonce() -> str:
+    """128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+def lifetime(now: float) -> tuple[int, int]:
+    """Issue and expiry time of a manifest that is signed at ``now``, the hub's time in Unix seconds."""
+    return int(now), int(now) + _LIFETIME_SECONDS

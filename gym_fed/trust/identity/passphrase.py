@@ -1,0 +1,101 @@
+"""Where a passphrase comes from: a file, an environment variable, or the person at the terminal; never an argument.
+
+Asked once for each folder of keys and process, and kept in memory only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+MIN_CHARACTERS = 8
+
+Ask = Callable[[str], str]
+"""Shows a question and gives what was typed, unseen."""
+
+
+def ask_on_terminal(question: str) -> str:
+    """Read a line from the terminal without showing it."""
+    import getpass
+
+    return getpass.getpass(question + ": ")
+
+
+@dataclass
+class PassphraseSource:
+    """Gives the passphrase of one folder's keys.
+
+    Args:
+        variable: Environment variable that may hold it.
+        file: A file whose first line it is; wins over the variable.
+        ask: How a person is asked; None: as ``ask_on_terminal``, where there is one.
+    """
+
+    variable: str
+    file: Path | None = None
+    ask: Ask | None = None
+    _known: bytes | None = field(default=None, repr=False)
+
+    def get(self, what: str) -> bytes:
+        """The passphrase of keys that exist.
+
+        Raises:
+            GymError: ``KEY_LOCKED`` naming the variable when nobody can be asked.
+        """
+        if self._known is None:
+            self._known = self._given() or self._asked(what, f"passphrase of {what}")
+        return self._known
+
+    def create(self, what: str) -> bytes:
+        """A passphrase for keys that get their first or another one; typed twice.
+
+        Raises:
+            GymError: ``USAGE`` when it is too short, or typed differently; ``KEY_LOCKED`` as ``get``.
+        """
+        chosen = self._given()
+        if chosen is None:
+            chosen = self._asked(what, f"new passphrase for {what}")
+            if self._asked(what, "the same again") != chosen:
+                raise GymError(
+                    ErrorCode.USAGE, "the two passphrases differ", "nothing was changed; try again"
+                )
+        if len(chosen.decode("utf-8")) < MIN_CHARACTERS:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"the passphrase has fewer than {MIN_CHARACTERS} characters",
+                "take a longer one; several words are good",
+            )
+        self._known = chosen
+        return chosen
+
+    def forget(self) -> None:
+        """Ask again next time."""
+        self._known = None
+
+    def _given(self) -> bytes | None:
+        if self.file is not None:
+            try:
+                lines = self.file.expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise GymError(ErrorCode.FILE_NOT_FOUND, f"--passphrase-file {self.file}: {error}") from error
+            if not lines or not lines[0]:
+                raise GymError(ErrorCode.USAGE, f"--passphrase-file {self.file}: the first line is empty")
+            return lines[0].encode()
+        return os.environ.get(self.variable, "").encode() or None
+
+    def _asked(self, what: str, question: str) -> bytes:
+        ask = self.ask
+        if ask is None:
+            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise GymError(
+                    ErrorCode.KEY_LOCKED,
+                    f"{what} is under a passphrase, and there is no terminal to ask for it",
+                    f"set {self.variable}, or give the command a file that holds it",
+                )
+            ask = ask_on_terminal
+        return ask(question).encode()

@@ -1,0 +1,136 @@
+"""What an owner signs about an account: its key is replaced, its key is lost, its credits go to somebody.
+
+A statement names the hub that it is for, the TLS key of that hub, when it was made, and a nonce, so that it counts once
+and in one place: a hub that copies another one's id cannot pass a statement on to it. Its canonical JSON is signed,
+sent, and kept in the ledger.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import readable_seconds
+from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
+from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
+from gym_fed.trust.wire.protocol import UNNUMBERED, require_contributor
+
+MAX_STATEMENT_BYTES = 4096
+CLOCK_SKEW_SECONDS = 300
+
+ContributorId = Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
+PublicKeyHex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Statement(StrictModel):
+    """Base of all statements."""
+
+    model_config = ConfigDict(populate_by_name=True, strict=True)
+
+    server: str = Field(max_length=128)
+    issued_at: int = Field(ge=0, lt=2**53)
+    """Unix seconds."""
+    nonce: str = Field(default_factory=lambda: secrets.token_hex(16), pattern=r"^[0-9a-f]{32}$")
+    tls: str | None = Field(default=None, pattern=r"^(sha256:[0-9a-f]{64})?$")
+    """The hub's TLS key, as in ``gym_fed.trust.identity.login``. None only in ledger statements made by 0.1."""
+
+    def signed(self) -> dict[str, Any]:
+        """The plain data that is signed."""
+        data = self.model_dump(mode="json", by_alias=True)
+        if self.tls is None:
+            del data["tls"]
+        return data
+
+    def to_json(self) -> str:
+        return canonical_json(self.signed()).decode()
+
+    @property
+    def digest(self) -> str:
+        return canonical_digest(self.signed())
+
+    def sign(self, key: SigningKey) -> bytes:
+        return key.sign(self.signed())
+
+    def verify(self, public_key: bytes, signature: bytes) -> None:
+        """Raises ``SIGNATURE_INVALID``."""
+        verify_signature(public_key, self.signed(), signature)
+
+    def check_fresh(self, server: str, tls: str, now: float) -> None:
+        """Whether it is for this hub, under the TLS key that this hub has, and was made about now.
+
+        Raises:
+            GymError: ``STALE``; ``CLOCK_SKEWED`` for another time; ``PROTOCOL_MISMATCH`` for a statement of gym-fed
+                0.1, which names no TLS key.
+        """
+        if self.server != server:
+            raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
+        if self.tls is None:
+            require_contributor(UNNUMBERED)
+        if self.tls != tls:
+            raise GymError(
+                ErrorCode.STALE,
+                f"the statement is for a hub with the TLS key {self.tls or 'none'}, this one has {tls or 'none'}",
+                "another hub passed it on; compare the fingerprint in servers/ with the coordinator's",
+            )
+        require_fresh("the statement", self.issued_at, now)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From JSON.
+
+        Raises:
+            GymError: ``USAGE`` naming the first field that is off.
+        """
+        if len(text) > MAX_STATEMENT_BYTES:
+            raise GymError(ErrorCode.TOO_LARGE, f"a statement of more than {MAX_STATEMENT_BYTES} characters")
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise GymError(ErrorCode.USAGE, f"statement: {first_problem(error)}") from error
+
+
+class Rotation(Statement):
+    """``rotate`` has ``new_key`` from now on. Signed by the key that it has and by the new one."""
+
+    rotate: ContributorId
+    new_key: PublicKeyHex
+
+
+class Revocation(Statement):
+    """``key`` of the account ``revoke`` is lost or stolen. Signed by that key, or by one that it replaced lately."""
+
+    revoke: ContributorId
+    key: PublicKeyHex
+    """The key that signs."""
+
+
+class TransferOrder(Statement):
+    """``amount`` credits go from one account to another."""
+
+    transfer: Literal["credits"] = "credits"
+    sender: ContributorId = Field(alias="from")
+    to: str = Field(max_length=64)
+    amount: int
+
+
+def require_fresh(what: str, issued_at: float, now: float) -> None:
+    """Raise ``CLOCK_SKEWED`` unless ``what`` was signed about now.
+
+    Args:
+        what: Names it in the message.
+        issued_at: The time that was signed, Unix seconds.
+        now: The hub's time.
+    """
+    ahead = issued_at - now
+    if abs(ahead) > CLOCK_SKEW_SECONDS:
+        side = "ahead of" if ahead > 0 else "behind"
+        raise GymError(
+            ErrorCode.CLOCK_SKEWED,
+            f"{what} was signed at a time {readable_seconds(abs(ahead))} {side} the hub's",
+            "sign by the hub's time, which Status gives; `gym doctor` looks at this machine's clock",
+        )

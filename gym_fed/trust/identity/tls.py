@@ -1,0 +1,197 @@
+"""The hub's TLS certificate, and the fingerprint by which contributors know it.
+
+A contributor trusts the hub's *key*, not its address. The fingerprint is sha256 over the DER SubjectPublicKeyInfo, so
+that another certificate of the same key keeps it: a renewed one, or one that an authority signed. The hub's own is
+self-signed and names no host.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import ipaddress
+import re
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.text import plain
+from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted, plain_pem
+from gym_fed.trust.identity.keys import Passphrase
+
+TLS_NAME = "gym-fed-hub"  # the name in every hub's certificate; clients override the target name with it
+_FIRST_DATE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""As RFC 5280 writes a certificate without an end (section 4.1.2.5)."""
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", re.ASCII)
+
+
+def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes | None = None) -> str:
+    """Write a P-256 key (mode 0600, under a passphrase if given) and its certificate; returns the fingerprint."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = plain_pem(key) if passphrase is None else encrypted_pem(key, passphrase)
+    write_atomically(key_path, pem, mode=0o600)
+    certificate_pem = self_signed(plain_pem(key))
+    write_atomically(certificate_path, certificate_pem)
+    return fingerprint(certificate_pem)
+
+
+def self_signed(key_pem: bytes) -> bytes:
+    """A certificate over a hub's own key, PEM, under the name that every hub has.
+
+    It is valid at all times: contributors trust the pinned key, and a date would only shut out wrong clocks.
+    """
+    key = _signing_key(key_pem)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, TLS_NAME)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_FIRST_DATE)
+        .not_valid_after(_NO_END)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(TLS_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def certificate_request(key_pem: bytes, host: str) -> bytes:
+    """What an authority signs to vouch that a host has a hub's key: a PKCS #10 request (RFC 2986), PEM.
+
+    Args:
+        key_pem: The hub's private key, unencrypted.
+        host: A name or an IP address, without a port.
+
+    Raises:
+        GymError: ``USAGE`` for a host that no certificate can name.
+    """
+    try:
+        name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        if not _HOST.fullmatch(host):
+            raise GymError(
+                ErrorCode.USAGE, f"{plain(host, 80)!r} is no host name", "as hub.example.org, without a port"
+            ) from None
+        name = x509.DNSName(host)
+    request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    request = request.add_extension(x509.SubjectAlternativeName([name]), critical=True)
+    return request.sign(_signing_key(key_pem), hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def certificate_host(certificate_pem: bytes) -> str:
+    """The first host that a certificate names: what TLS is to compare where the key is what is trusted.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+    """
+    try:
+        names = read_certificate(certificate_pem).extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        )
+    except x509.ExtensionNotFound:
+        return TLS_NAME
+    except ValueError as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"a certificate that cannot be read: {error}") from error
+    for name in names.value.get_values_for_type(x509.DNSName):
+        return name.replace("*", TLS_NAME, 1)
+    return next((str(one) for one in names.value.get_values_for_type(x509.IPAddress)), TLS_NAME)
+
+
+def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.datetime]:
+    """When a certificate begins and ends.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+    """
+    found = read_certificate(certificate_pem)
+    return found.not_valid_before_utc, found.not_valid_after_utc
+
+
+def certificates_in(pem: bytes) -> bytes:
+    """The certificates of a PEM file in their order, and nothing else that is in it, such as a private key.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` where there is none.
+    """
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, "not a PEM certificate") from error
+    return b"".join(one.public_bytes(Encoding.PEM) for one in found)
+
+
+def trusting_context() -> ssl.SSLContext:
+    """A client's TLS context that trusts the authorities of this machine, alike on every Python.
+
+    From 3.13 on Python's default context refuses authorities whose certificates lack extensions that RFC 5280 wants
+    (``VERIFY_X509_STRICT``). Those of companies often do, and other programs of the machine, gRPC included, accept
+    them.
+    """
+    context = ssl.create_default_context()
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def read_certificate(certificate_pem: bytes) -> x509.Certificate:
+    """The first certificate of a PEM file, which in a chain is the server's own.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+    """
+    try:
+        return x509.load_pem_x509_certificate(certificate_pem)
+    except ValueError as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, "not a PEM certificate") from error
+
+
+def private_pem(path: Path, passphrase: Passphrase) -> bytes:
+    """A private key as TLS takes it, unencrypted; only ever in memory.
+
+    Raises:
+        GymError: ``KEY_LOCKED`` when the passphrase does not open it.
+    """
+    pem = path.read_bytes()
+    if not is_encrypted(pem):
+        return pem
+    try:
+        return plain_pem(serialization.load_pem_private_key(pem, passphrase(str(path))))
+    except (ValueError, TypeError) as error:
+        raise GymError(ErrorCode.KEY_LOCKED, f"the passphrase does not open {path}", "try again") from error
+
+
+def fingerprint(certificate_pem: bytes) -> str:
+    """``sha256:`` and 64 hex digits over the certificate's public key.
+
+    Raises:
+        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+    """
+    return _fingerprint(read_certificate(certificate_pem).public_key())
+
+
+def key_fingerprint(key_pem: bytes) -> str:
+    """The same, of a private key that is unencrypted."""
+    return _fingerprint(_signing_key(key_pem).public_key())
+
+
+def _fingerprint(key: CertificatePublicKeyTypes) -> str:
+    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return "sha256:" + hashlib.sha256(spki).hexdigest()
+
+
+def _signing_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
+    key = serialization.load_pem_private_key(pem, None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise GymError(
+            ErrorCode.STATE_CORRUPT, "a hub's TLS key is one of an elliptic curve, and this is not"
+        )
+    return key

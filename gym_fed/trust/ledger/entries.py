@@ -1,0 +1,197 @@
+"""Entries of a ledger: hash-chained, and demanded in the one canonical form, so that every byte counts.
+
+``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is kept as the text that was hashed, so a
+verifier hashes what is stored; that the text *is* canonical is checked too, since two spellings of one JSON value would
+otherwise be two records with one meaning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
+from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN
+
+GENESIS_HASH = "0" * 64
+"""What the first entry follows."""
+
+SEALED = "sealed"
+"""Kind of the entry of a verdict at admission in a private round: ``{"server_round": N, "seal": HEX}``."""
+
+_CONTRIBUTOR = re.compile(f'"({CONTRIBUTOR_PATTERN})"', re.ASCII)
+_HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_FIELDS = {"body", "hash", "kind", "previous_hash", "sequence"}
+_encode = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, check_circular=False
+).encode
+
+
+def corrupt(message: str) -> GymError:
+    """What every failed check of a ledger raises."""
+    return GymError(
+        ErrorCode.STATE_CORRUPT,
+        f"ledger: {message}",
+        "it is not what its hub signed: restore it from a backup, or fetch it again",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the ledger, as it was hashed.
+
+    Attributes:
+        sequence: From 1 on, without gaps.
+        kind: What it records: ``verdict``, ``version``, ``credit``, ...
+        body_json: The body's canonical JSON.
+        previous_hash: Hash of the entry before, or ``GENESIS_HASH``.
+        hash: Of this entry.
+    """
+
+    sequence: int
+    kind: str
+    body_json: str
+    previous_hash: str
+    hash: str
+
+    @classmethod
+    def following(cls, previous: tuple[int, str] | None, kind: str, body: dict[str, Any]) -> Entry:
+        """The entry after the one with this sequence number and hash; None before the first.
+
+        Raises:
+            ValueError: For a body that canonical JSON does not have.
+        """
+        sequence, before = (previous[0] + 1, previous[1]) if previous else (1, GENESIS_HASH)
+        text = canonical_json(body).decode()
+        return cls(sequence, kind, text, before, entry_hash(sequence, kind, text, before))
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body, parsed anew at every call."""
+        found = json.loads(self.body_json)
+        if not isinstance(found, dict):
+            raise corrupt(f"entry {self.sequence} ({self.kind}): its body is no JSON object")
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """With the body as data."""
+        return {
+            "sequence": self.sequence,
+            "kind": self.kind,
+            "body": self.body,
+            "previous_hash": self.previous_hash,
+            "hash": self.hash,
+        }
+
+    @classmethod
+    def from_dict(cls, found: Any) -> Entry:
+        """The opposite of ``to_dict``.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for anything but an entry's five fields, or one whose hash is not its content's.
+        """
+        if not isinstance(found, dict) or set(found) != _FIELDS or not isinstance(found["body"], dict):
+            raise corrupt(f"{str(found)[:80]} is no entry")
+        sequence, kind, previous, own = (found[k] for k in ("sequence", "kind", "previous_hash", "hash"))
+        if type(sequence) is not int or not all(isinstance(text, str) for text in (kind, previous, own)):
+            raise corrupt(f"an entry {str(sequence)[:20]} has fields of other kinds than an entry's")
+        entry = cls(sequence, kind, canonical_text(found["body"]), previous, own)
+        entry.check_hash()
+        return entry
+
+    def check_hash(self) -> None:
+        """Raise ``STATE_CORRUPT`` unless the hash is the content's."""
+        if self.hash != entry_hash(self.sequence, self.kind, self.body_json, self.previous_hash):
+            raise corrupt(
+                f"entry {self.sequence} ({self.kind}) was altered: its hash does not match its content"
+            )
+
+
+class Chain:
+    """Checks entry after entry; what it has seen is ``size`` and ``hash``.
+
+    Args:
+        size: How many entries were checked before.
+        hash: Of the last of them.
+    """
+
+    def __init__(self, size: int = 0, hash: str = GENESIS_HASH) -> None:
+        self.size = size
+        self.hash = hash
+
+    def add(self, entry: Entry) -> dict[str, Any]:
+        """Check the next entry; returns its body.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` naming the entry that does not follow, was altered or is not canonical.
+        """
+        if entry.sequence != self.size + 1 or entry.previous_hash != self.hash:
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}) does not follow entry {self.size}")
+        entry.check_hash()
+        body = parsed(entry.body_json)
+        if not isinstance(body, dict):
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}): its body is not canonical JSON")
+        self.size, self.hash = entry.sequence, entry.hash
+        return body
+
+
+def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> str:
+    """Hex sha256 of an entry's canonical JSON, put together around the body's text."""
+    text = (
+        f'{{"body":{body_json},"kind":{encode_basestring(kind)},'
+        f'"previous_hash":{encode_basestring(previous_hash)},"sequence":{sequence}}}'
+    )
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def canonical_text(value: Any) -> str:
+    """Canonical JSON of data that came out of a JSON parser.
+
+    Raises:
+        ValueError: For NaN and infinities.
+    """
+    return _encode(value)
+
+
+def parsed(text: str) -> Any:
+    """The value of canonical JSON, or ``NotImplemented`` for a text that is not the canonical one of its value."""
+    try:
+        value = json.loads(text)
+        return value if _encode(value) == text else NotImplemented
+    except (ValueError, RecursionError):
+        return NotImplemented
+
+
+def is_hash(text: object) -> bool:
+    """Whether a value is a sha256 in lower-case hex."""
+    return isinstance(text, str) and _HASH.fullmatch(text) is not None
+
+
+def subjects(body_json: str) -> set[str]:
+    """Ids of the contributors in an entry's body, wherever they stand in it."""
+    return set(_CONTRIBUTOR.findall(body_json))
+
+
+def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
+    """What the ledger holds of a verdict at admission in a private round: a seal that only the contributor can open.
+
+    A verdict that names its contributor says when somebody sent an update, and after whom. The entry of kind ``sealed``
+    holds a digest instead, over the update's manifest and the verdict. The manifest has 128 secret random bits, so that
+    nobody can guess what is sealed; a holder of manifest and receipt can prove it.
+
+    Args:
+        manifest_json: The signed text of the update's manifest.
+        verdict: ``admitted`` or ``refused``.
+        code: Of the refusal; empty for an admission.
+        reason: Of the refusal, in full; empty for an admission.
+
+    Returns:
+        Hex sha256.
+    """
+    content = {"manifest": manifest_json, "verdict": verdict, "code": code, "reason": reason}
+    return canonical_digest({"gym-seal-1": content})

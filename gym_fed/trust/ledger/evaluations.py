@@ -1,0 +1,122 @@
+"""Evaluations in the ledger: the secret seed of a round is committed to before the round, and revealed after it.
+
+Entries of kind ``evaluation-seed`` hold ``commitment`` of a round before anybody works on it; one of kind ``evaluated``
+holds the ``seed``, and for every task how many rows it has, which of them the seed draws (as a digest) and what came
+out. Anybody who has the ledger draws the rows again. A coordinator cannot choose rows after seeing updates, and
+contributors cannot train on the rows that they will be judged by.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from gym_fed.trust.identity.canonical import canonical_digest
+from gym_fed.trust.ledger.entries import Entry, corrupt
+
+SEED_KIND = "evaluation-seed"
+EVALUATED = "evaluated"
+SEED_BYTES = 32
+_MOST_ROWS = 1_000_000
+"""Of all tasks of one evaluation: each row costs those who check the ledger a hash."""
+
+
+def commitment(seed: bytes, server_round: int) -> str:
+    """What the ledger holds of a seed while it is secret: hex sha256 of seed and round."""
+    return canonical_digest({"gym-evaluation-seed-1": {"seed": seed.hex(), "server_round": server_round}})
+
+
+def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
+    """The rows of a task that a seed draws: the ``limit`` smallest by their sha256 with seed and task.
+
+    Args:
+        seed: Of the round.
+        task: Its name.
+        total: Rows that the task has.
+        limit: Rows to draw; all, where there are no more.
+
+    Returns:
+        Numbers from 0, sorted.
+    """
+    begin = hashlib.sha256(seed + task.encode("utf-8"))
+
+    def place(row: int) -> bytes:
+        digest = begin.copy()
+        digest.update(row.to_bytes(8, "big"))
+        return digest.digest()
+
+    return sorted(sorted(range(total), key=place)[:limit])
+
+
+def rows_digest(rows: list[int]) -> str:
+    """Digest of row numbers, for the entry."""
+    return canonical_digest(rows)
+
+
+class EvaluationCheck:
+    """Shown every entry of a ledger, it checks that seeds were revealed as promised and rows drawn by them.
+
+    Attributes:
+        late: Rounds whose seed was drawn after they had begun, although the hub had drawn one for the round before. A
+            hub that just got its first evaluations does so once; another may have chosen the rows after the updates.
+    """
+
+    def __init__(self) -> None:
+        self.late: list[int] = []
+        self._promised: dict[int, str] = {}
+        self._revealed: set[int] = set()
+        self._begun: set[int] = set()
+
+    def add(self, entry: Entry, body: dict[str, Any]) -> None:
+        """The next entry.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` naming the entry and what is wrong with it.
+        """
+        if entry.kind == SEED_KIND:
+            self._promise(entry, body)
+        elif entry.kind == EVALUATED:
+            if "seed" in body:
+                self._reveal(entry, body)
+        elif isinstance(server_round := body.get("server_round"), int):
+            self._begun.add(server_round)
+
+    def _promise(self, entry: Entry, body: dict[str, Any]) -> None:
+        where, server_round = f"entry {entry.sequence} ({entry.kind})", body.get("server_round")
+        if not isinstance(server_round, int) or not isinstance(body.get("commitment"), str):
+            raise corrupt(f"{where}: it names no round, or no commitment")
+        if server_round in self._promised:
+            raise corrupt(f"{where}: round {server_round} has a commitment already")
+        if body.get("state") == "open" and server_round in self._begun:
+            raise corrupt(f"{where}: round {server_round} had begun before it")
+        if body.get("state") != "open" and server_round - 1 in self._promised:
+            self.late.append(server_round)
+        self._promised[server_round] = body["commitment"]
+
+    def _reveal(self, entry: Entry, body: dict[str, Any]) -> None:
+        where, server_round = f"entry {entry.sequence} ({entry.kind})", body.get("server_round")
+        promised = self._promised.get(server_round) if isinstance(server_round, int) else None
+        if promised is None:
+            raise corrupt(f"{where}: no earlier entry promises the seed of round {server_round}")
+        if server_round in self._revealed:
+            raise corrupt(f"{where}: the seed of round {server_round} was revealed before")
+        try:
+            seed = bytes.fromhex(body["seed"])
+            if commitment(seed, int(body["server_round"])) != promised:
+                raise corrupt(f"{where}: the seed is not the one that round {server_round} promised")
+            left = _MOST_ROWS
+            for suite in body["suites"]:
+                for task, found in suite["tasks"].items():
+                    total, limit = int(found["total_rows"]), int(suite["limit"])
+                    if not 0 < total <= left:
+                        raise corrupt(
+                            f"{where}: task {task[:80]} has {total} rows; one evaluation has {_MOST_ROWS} at most"
+                        )
+                    left -= total
+                    if rows_digest(drawn_rows(seed, task, total, limit)) != found["rows_sha256"]:
+                        raise corrupt(
+                            f"{where}: task {task[:80]}: the rows are not those that the seed draws"
+                        )
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise corrupt(f"{where}: it is not what an evaluation records: {error!r:.80}") from error
+        self._revealed.add(int(body["server_round"]))

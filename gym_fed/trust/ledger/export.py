@@ -1,0 +1,210 @@
+"""A ledger as a file of lines that anyone can check without the hub: a first line, entries, and signed heads.
+
+    {"format":"gym-ledger-1","public_key":HEX,"server":ID}
+    {"body":{...},"hash":HEX,"kind":TEXT,"previous_hash":HEX,"sequence":N}
+    {"head":{...},"signature":HEX}
+
+Every line is canonical JSON and ends with one line feed. A head stands right behind the entry of its size, and the
+last line is one, so that everything before it is signed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.history import History
+from gym_fed.trust.identity.keys import server_id
+from gym_fed.trust.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
+from gym_fed.trust.ledger.evaluations import EvaluationCheck
+from gym_fed.trust.ledger.heads import HEADS_BEFORE, SignedHead
+from gym_fed.trust.ledger.lineage import LineageCheck
+from gym_fed.trust.ledger.merkle import Frontier
+from gym_fed.trust.ledger.restored import KIND as RESTORED
+from gym_fed.trust.ledger.restored import SignedRestored
+
+FORMAT = "gym-ledger-1"
+
+Visit = Callable[[Entry, dict[str, Any]], None]
+"""Is shown every entry that was checked, with its body."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a verification went through.
+
+    Attributes:
+        entries: How many entries.
+        heads: How many signed heads.
+        head: The last of them; None where there is none.
+        late_seeds: See ``EvaluationCheck.late``.
+    """
+
+    entries: int
+    heads: int
+    head: SignedHead | None
+    late_seeds: tuple[int, ...] = ()
+
+
+class LedgerCheck:
+    """Verifies entries and heads in their order: chain, canonical form, roots, the hub's signatures and the
+    owners', that versions follow from each other, and that secret seeds of evaluations were revealed as promised.
+
+    Args:
+        public_key: Of the hub.
+        visit: See ``Visit``.
+    """
+
+    def __init__(self, public_key: bytes, visit: Visit = lambda entry, body: None) -> None:
+        self._key = public_key
+        self._visit = visit
+        self._chain = Chain()
+        self.frontier = Frontier()
+        self.history = History(server_id(public_key))
+        self._evaluations = EvaluationCheck()
+        self._lineage = LineageCheck()
+        self._heads = 0
+        self._last: SignedHead | None = None
+
+    def entry(self, entry: Entry) -> None:
+        """The next entry."""
+        body = self._chain.add(entry)
+        if (before := body.get(HEADS_BEFORE, self._heads)) != self._heads:
+            raise corrupt(
+                f"entry {entry.sequence} counts {before} signed heads, but {self._heads} are stored"
+            )
+        self.frontier.append(entry.hash)
+        self.history.add(entry.kind, body)
+        self._evaluations.add(entry, body)
+        self._lineage.add(entry, body)
+        if entry.kind == RESTORED:
+            self._check_restored(entry, body)
+        self._visit(entry, body)
+
+    def _check_restored(self, entry: Entry, body: dict[str, Any]) -> None:
+        signed = SignedRestored.from_dict(body)
+        signed.verify(self._key)
+        at = signed.statement.restored_at_entry
+        if at >= entry.sequence or (
+            at == entry.sequence - 1 and signed.statement.hash != entry.previous_hash
+        ):
+            raise corrupt(f"entry {entry.sequence} says that the ledger goes on from another entry {at}")
+
+    def head(self, signed: SignedHead) -> None:
+        """A head, after the entry of its size and before the next one."""
+        signed.verify(self._key)
+        head, before = signed.head, self._last.head if self._last else None
+        if head.size != self._chain.size:
+            raise corrupt(f"head {head.size} stands behind entry {self._chain.size}")
+        if head.hash != self._chain.hash:
+            raise corrupt(f"head {head.size} names another entry {head.size}")
+        if head.root != self.frontier.root():
+            raise corrupt(f"head {head.size} has another Merkle root than the entries before it")
+        if before is not None and not (before.size < head.size and before.at <= head.at):
+            raise corrupt(f"head {head.size} does not follow head {before.size}")
+        self._heads, self._last = self._heads + 1, signed
+
+    def done(self) -> Checked:
+        """What was checked."""
+        return Checked(self._chain.size, self._heads, self._last, tuple(self._evaluations.late))
+
+
+def first_line(public_key: bytes) -> str:
+    """The file's first line, without the line feed."""
+    header = {"format": FORMAT, "public_key": public_key.hex(), "server": server_id(public_key)}
+    return canonical_text(header)
+
+
+def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str]:
+    """Entries with the heads between them, as the lines of a file; both in the order of their sizes."""
+    waiting = iter(heads)
+    head = next(waiting, None)
+    for entry in entries:
+        yield (
+            f'{{"body":{entry.body_json},"hash":"{entry.hash}","kind":{canonical_text(entry.kind)},'
+            f'"previous_hash":"{entry.previous_hash}","sequence":{entry.sequence}}}'
+        )
+        while head is not None and head.size <= entry.sequence:
+            yield head.to_json()
+            head = next(waiting, None)
+
+
+def verify_file(
+    path: Path, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
+) -> tuple[bytes, Checked]:
+    """Check an exported ledger.
+
+    Args:
+        path: The file.
+        public_key: The key that must have signed it; None takes the file's own, which proves only that it is whole.
+        visit: Is shown every entry.
+
+    Returns:
+        The key that signed it, and what was checked.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` naming the line and what is wrong with it.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no ledger at {path}: {error.strerror}") from error
+    with file:
+        return verify_lines(file, str(path), public_key, visit)
+
+
+def verify_lines(
+    rows: Iterable[bytes], name: str, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
+) -> tuple[bytes, Checked]:
+    """``verify_file`` over lines that are in memory, each with its line feed; ``name`` stands in what is refused."""
+    check: LedgerCheck | None = None
+    last_is_head, key = False, b""
+    for number, raw in enumerate(rows, 1):
+        try:
+            value = _value(raw)
+            if check is None:
+                key = _key(value, public_key)
+                check = LedgerCheck(key, visit)
+                continue
+            last_is_head = "head" in value
+            if last_is_head:
+                check.head(SignedHead.from_dict(value))
+            else:
+                check.entry(Entry.from_dict(value))
+        except GymError as error:
+            raise GymError(error.code, f"{name}, line {number}: {error.message}", error.hint) from error
+    if check is None or not last_is_head:
+        raise corrupt(f"{name} does not end with a signed head: it was cut short")
+    return key, check.done()
+
+
+def _value(raw: bytes) -> dict[str, Any]:
+    try:
+        value = parsed(raw.removesuffix(b"\n").decode("utf-8")) if raw.endswith(b"\n") else NotImplemented
+    except UnicodeDecodeError:
+        value = NotImplemented
+    if not isinstance(value, dict):
+        raise corrupt("not canonical JSON, which a line of an exported ledger is")
+    return value
+
+
+def _key(value: dict[str, Any], expected: bytes | None) -> bytes:
+    text = value.get("public_key")
+    if (
+        value.get("format") != FORMAT
+        or not isinstance(text, str)
+        or set(value) != {"format", "public_key", "server"}
+    ):
+        raise corrupt(f"this is not the first line of an exported ledger of format {FORMAT}")
+    try:
+        key = bytes.fromhex(text)
+    except ValueError as error:
+        raise corrupt("the public key is not hex") from error
+    if len(key) != 32 or key.hex() != text or server_id(key) != value["server"]:
+        raise corrupt("the hub's id is not its public key's")
+    if expected is not None and key != expected:
+        raise corrupt(f"it is the ledger of {server_id(key)}, not of {server_id(expected)}")
+    return key

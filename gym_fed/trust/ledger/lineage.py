@@ -1,0 +1,70 @@
+"""Versions in the ledger: each follows from the current one, and a coordinator may make an earlier one current again.
+
+An entry of kind ``version`` names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions that were
+ever made. One of kind ``rolled-back`` says which version was current (``from``) and which is now (``to``); the next
+version follows from that. No entry is changed by it, so abandoned versions stay readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gym_fed.config.hub.lineage import next_digest
+from gym_fed.trust.ledger.entries import Entry, corrupt
+
+VERSION, ROLLED_BACK = "version", "rolled-back"
+
+
+class LineageCheck:
+    """Shown every entry of a ledger, it follows which version is the current one.
+
+    Attributes:
+        current: Digest of the current version; None until an entry says it.
+    """
+
+    def __init__(self) -> None:
+        self.current: str | None = None
+        self._digests: dict[int, str] = {}
+
+    def add(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        """The next entry.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a version that does not follow from the current one, or a rollback that is
+                from another version, or to one that was never made.
+        """
+        if entry.kind not in (VERSION, ROLLED_BACK):
+            return
+        try:
+            if entry.kind == VERSION:
+                self._made(entry, body)
+            else:
+                self._rolled_back(entry, body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise corrupt(f"entry {entry.sequence} ({entry.kind}) has not its form: {error!r:.80}") from error
+
+    def _made(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        parent, digest, height = body.get("parent"), body["digest"], body["height"]
+        if parent is not None:  # entries of the first releases have none
+            self._check_parent(entry, parent, body)
+        self._digests[height] = self.current = digest
+
+    def _check_parent(self, entry: Entry, parent: str, body: Mapping[str, Any]) -> None:
+        where, height = f"entry {entry.sequence}: version {body['height']}", body["height"]
+        if self.current is None:
+            self._digests.setdefault(0, parent)
+        elif parent != self.current:
+            raise corrupt(f"{where} does not follow from the current version {self.current}")
+        if next_digest(parent, body["soup"], body["server_round"]) != body["digest"]:
+            raise corrupt(f"{where} is not what its parent and its soup make")
+        if height != max(self._digests, default=0) + 1:
+            raise corrupt(f"{where} does not come after {max(self._digests, default=0)} others")
+
+    def _rolled_back(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        where, to = f"entry {entry.sequence}: a rollback", body["to"]
+        if body["from"] != self.current or body["newest_height"] != max(self._digests):
+            raise corrupt(f"{where} from another version than the current one")
+        if self._digests.get(body["to_height"]) != to:
+            raise corrupt(f"{where} to a version that was not made")
+        self.current = to

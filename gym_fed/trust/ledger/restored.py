@@ -1,0 +1,134 @@
+"""The signed statement of a hub that it was restored from a backup: what it goes on from, and what is lost.
+
+A hub that goes on from an older state signs other entries than those that it signed before, which is a fork. The
+statement is in the ledger as an entry of kind ``restored``, and is shown to everybody who holds a head of what is lost.
+Without it, and without their consent, the fork stays one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey, server_id, verify_signature
+from gym_fed.trust.ledger.entries import GENESIS_HASH, canonical_text, corrupt, is_hash, parsed
+from gym_fed.trust.ledger.heads import SignedHead
+
+FORMAT = "gym-restored-1"
+KIND = "restored"
+"""Of the ledger's entry, whose body holds the statement under ``statement`` and its signature under ``signature``."""
+
+MAX_REASON = 200
+_KINDS = {"format": str, "server": str, "restored_at_entry": int, "hash": str, "at": int, "reason": str}
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What is signed.
+
+    Attributes:
+        format: ``gym-restored-1``.
+        server: Id of the hub.
+        restored_at_entry: The last entry that still stands; 0: none does.
+        hash: Of that entry.
+        at: When, in Unix seconds; never before a head that is lost.
+        reason: The coordinator's words.
+        lost: The highest head of what is lost, as a document; None where the coordinator knows of none.
+    """
+
+    format: str
+    server: str
+    restored_at_entry: int
+    hash: str
+    at: int
+    reason: str
+    lost: dict[str, Any] | None
+
+    @property
+    def lost_head(self) -> SignedHead | None:
+        """``lost``, parsed."""
+        return None if self.lost is None else SignedHead.from_dict(self.lost)
+
+
+@dataclass(frozen=True)
+class SignedRestored:
+    """A statement and the signature of the hub's ledger key over ``{"hub_restored": statement}``."""
+
+    statement: Restored
+    signature: str
+
+    @classmethod
+    def sign(cls, key: SigningKey, statement: Restored) -> SignedRestored:
+        return cls(statement, key.sign({"hub_restored": vars(statement)}).hex())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"statement": dict(vars(self.statement)), "signature": self.signature}
+
+    def to_json(self) -> str:
+        """Canonical JSON."""
+        return canonical_text(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, found: Any) -> SignedRestored:
+        """The opposite of ``to_dict``; what else stands in the document is passed over.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for anything that has not the form of a statement.
+        """
+        said = found.get("statement") if isinstance(found, dict) else None
+        if (
+            not isinstance(said, dict)
+            or set(said) != {*_KINDS, "lost"}
+            or any(type(said[name]) is not kind for name, kind in _KINDS.items())
+            or said["format"] != FORMAT
+            or said["restored_at_entry"] < 0
+            or not is_hash(said["hash"])
+            or (said["restored_at_entry"] == 0 and said["hash"] != GENESIS_HASH)
+            or len(said["reason"]) > MAX_REASON
+            or not isinstance(found.get("signature"), str)
+        ):
+            raise corrupt(f"{str(found)[:80]} is no statement of format {FORMAT}")
+        if said["lost"] is not None:
+            SignedHead.from_dict(said["lost"])
+        return cls(Restored(**said), found["signature"])
+
+    @classmethod
+    def from_json(cls, text: str) -> SignedRestored:
+        """From canonical JSON, and no other spelling of it; raises as ``from_dict``."""
+        return cls.from_dict(parsed(text))
+
+    def verify(self, public_key: bytes) -> None:
+        """Raise ``STATE_CORRUPT`` unless the hub of this key signed the statement, and the lost head in it."""
+        said = self.statement
+        if said.server != server_id(public_key):
+            raise corrupt(
+                f"the statement of a restore is of {said.server[:24]}, not of {server_id(public_key)}"
+            )
+        try:
+            verify_signature(public_key, {"hub_restored": vars(said)}, bytes.fromhex(self.signature))
+        except (GymError, ValueError) as error:
+            raise corrupt(f"the statement of a restore is not signed by the key of {said.server}") from error
+        if said.lost_head is not None:
+            said.lost_head.verify(public_key)
+
+    def covers(self, head: SignedHead) -> bool:
+        """Whether a head is of what this restore lost: beyond the entry, and signed before the statement."""
+        return head.size > self.statement.restored_at_entry and head.head.at <= self.statement.at
+
+
+class HubRestored(GymError):
+    """A hub says that it was restored, and what this contributor holds of it is beyond that.
+
+    Args:
+        signed: The statement; its signature was checked.
+        message: What is wrong, as of any error.
+        hint: What to do.
+    """
+
+    def __init__(self, signed: SignedRestored, message: str, hint: str) -> None:
+        super().__init__(ErrorCode.HUB_RESTORED, message, hint)
+        self.signed = signed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.signed, self.message, self.hint)

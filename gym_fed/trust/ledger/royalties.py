@@ -1,0 +1,177 @@
+"""Royalties: credits for the use of a version, split back over the rounds it is made of and whom they credited.
+
+A version is the chain of all rounds up to it, so those are paid and no later one. A round's weight is how much it
+lowered the held-out loss (``improvement``) or one (``equal``); inside a round the credits of that round decide, and an
+update that was measured and did not lower the loss gets nothing. Both splits are by largest remainders: whole credits,
+nothing lost and nothing made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal, TypeVar
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+Policy = Literal["improvement", "equal"]
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass
+class PaidVersion:
+    """A version and what its round credited.
+
+    Attributes:
+        height: From 1 on.
+        digest: Names the version.
+        server_round: The round that made it.
+        improvement: By how much the held-out loss fell; None where it was not measured.
+        credits: Of its round, without those of updates that were measured and gained nothing.
+    """
+
+    height: int
+    digest: str
+    server_round: int
+    improvement: float | None
+    credits: dict[str, int] = field(default_factory=dict)
+    parent: str | None = None
+
+
+@dataclass(frozen=True)
+class RoundShare:
+    """What one round gets of an amount, and whom it goes to."""
+
+    height: int
+    server_round: int
+    amount: int
+    shares: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.height,
+            "server_round": self.server_round,
+            "amount": self.amount,
+            "shares": self.shares,
+        }
+
+
+def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PaidVersion]:
+    """The versions of a ledger, oldest first, from the kinds and bodies of its entries."""
+    found: list[PaidVersion] = []
+    paid: dict[int, dict[str, int]] = {}
+    without: dict[int, set[str]] = {}
+    for kind, body in entries:
+        if kind == "version":
+            before, after = body.get("heldout_before"), body.get("heldout_after")
+            improvement = None if before is None or after is None else float(before) - float(after)
+            made = PaidVersion(body["height"], body["digest"], body["server_round"], improvement)
+            made.parent = body.get("parent")
+            found.append(made)
+        elif kind == "credit":
+            paid.setdefault(body["server_round"], {})[body["contributor"]] = body["amount"]
+        elif kind == "contribution":
+            without[body["server_round"]] = set(body.get("without_gain", ()))
+    for version in found:
+        helpful = paid.get(version.server_round, {}).keys() - without.get(version.server_round, set())
+        credits = paid.get(version.server_round, {})
+        version.credits = {who: credits[who] for who in credits if who in helpful and credits[who] > 0}
+    return sorted(found, key=lambda version: version.height)
+
+
+def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = "") -> int:
+    """Height of the version with this height or digest.
+
+    Raises:
+        GymError: ``NOT_FOUND``; the base itself was made by nobody here.
+    """
+    for version in versions:
+        if name in (version.digest, str(version.height)):
+            return version.height
+    if name in ("0", base_digest):
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"version {name[:19]} is the base itself, which no contributor of this hub made",
+            "there is nobody to credit for it",
+        )
+    raise GymError(
+        ErrorCode.NOT_FOUND,
+        f"no version {name!r} in the ledger",
+        "gym-server rounds --json lists heights and digests",
+    )
+
+
+def attribute(
+    versions: Sequence[PaidVersion], height: int, amount: int, policy: Policy = "improvement"
+) -> list[RoundShare]:
+    """Split an amount over the rounds of a version and their contributors.
+
+    With ``improvement`` a round whose loss was not measured counts as the mean of those that were; where no measured
+    round lowered the loss, or none was measured, all count alike. Rounds that credited nobody are left out.
+
+    Args:
+        versions: As ``paid_versions`` gives them.
+        height: Of the version that was used.
+        amount: Whole credits.
+        policy: See above.
+
+    Raises:
+        GymError: ``NOT_FOUND`` when no round up to the version credited anybody.
+    """
+    chain = [version for version in _leading_to(versions, height) if version.credits]
+    if not chain:
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"no round up to version {height} credited anybody",
+            "royalties follow the credits of the rounds; look at `gym-server ledger show --kind credit`",
+        )
+    by_height = split(amount, dict(zip((v.height for v in chain), _weights(chain, policy), strict=True)))
+    found = []
+    for version in chain:
+        shares = split(by_height[version.height], {who: Fraction(n) for who, n in version.credits.items()})
+        paid = {who: shares[who] for who in sorted(shares) if shares[who]}
+        found.append(RoundShare(version.height, version.server_round, by_height[version.height], paid))
+    return found
+
+
+def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersion]:
+    """The versions from the base to one, oldest first; abandoned ones are not among them."""
+    by_digest = {version.digest: version for version in versions}
+    by_height = {version.height: version for version in versions}
+    found, at = list[PaidVersion](), by_height.get(height)
+    while at is not None:
+        found.append(at)
+        at = by_height.get(at.height - 1) if at.parent is None else by_digest.get(at.parent)
+    return found[::-1]
+
+
+def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
+    """What each contributor gets in all."""
+    found: dict[str, int] = {}
+    for one in rounds:
+        for who, amount in one.shares.items():
+            found[who] = found.get(who, 0) + amount
+    return dict(sorted(found.items()))
+
+
+def split(amount: int, weights: Mapping[K, Fraction]) -> dict[K, int]:
+    """Whole parts of an amount, by weights of which one is positive (largest remainders, ties in order)."""
+    total = sum(weights.values())
+    exact = {key: amount * weight / total for key, weight in weights.items()}
+    parts = {key: int(value) for key, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda key: parts[key] - exact[key])
+    for key in by_remainder[: amount - sum(parts.values())]:
+        parts[key] += 1
+    return parts
+
+
+def _weights(chain: Sequence[PaidVersion], policy: Policy) -> list[Fraction]:
+    equal = [Fraction(1)] * len(chain)
+    if policy == "equal":
+        return equal
+    measured = [Fraction(max(0.0, v.improvement)) for v in chain if v.improvement is not None]
+    if not sum(measured):
+        return equal
+    mean = sum(measured, Fraction(0)) / len(measured)
+    return [mean if v.improvement is None else Fraction(max(0.0, v.improvement)) for v in chain]

@@ -1,0 +1,1 @@
+"""Generated gRPC stubs and the conversions to and from them."""

@@ -1,0 +1,48 @@
+"""GymError over gRPC: the status code from the error's code, the whole error in the trailer ``gym-error-bin``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import harmless
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+TRAILER = "gym-error-bin"
+
+
+def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
+    """What a server aborts a call with: status, details, trailing metadata."""
+    message, hint = (
+        harmless(error.message[:4000]),
+        harmless(error.hint[:1000]),
+    )  # they may quote what was sent
+    body = pb.Error(code=error.code.value, message=message, hint=hint)
+    return (
+        grpc.StatusCode[error.code.grpc_status],
+        message[:1000],
+        ((TRAILER, body.SerializeToString()),),
+    )
+
+
+def from_rpc_error(error: Any, target: str) -> GymError:
+    """The ``GymError`` that a failed call carried, or one that describes the transport's own failure."""
+    for key, value in error.trailing_metadata() or ():
+        if key == TRAILER:
+            body = pb.Error.FromString(value)
+            return GymError.from_dict({"code": body.code, "message": body.message, "hint": body.hint})
+    status, details = error.code(), error.details() or ""
+    if status == grpc.StatusCode.UNAVAILABLE:
+        # gRPC names every address before the reason
+        reason = details.rpartition("Failed to connect to remote host: ")[2]
+        hint = "check the address and that the server runs"
+        return GymError(ErrorCode.UNAVAILABLE, f"cannot reach {target}: {reason}", hint)
+    if status == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return GymError(ErrorCode.DEADLINE_EXCEEDED, f"{target} did not answer in time: {details}")
+    if status == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return GymError(ErrorCode.TOO_LARGE, f"{target}: {details}")
+    if status == grpc.StatusCode.UNIMPLEMENTED:
+        return GymError(ErrorCode.UNAVAILABLE, f"{target} does not speak gym.fed.v1", "is it a gym-server?")
+    return GymError(ErrorCode.INTERNAL, f"{target}: {status.name.lower()}: {details}")

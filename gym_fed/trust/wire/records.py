@@ -1,0 +1,110 @@
+"""Flower's ``RecordDict`` to and from the wire's ``Records``, array data left out as references.
+
+The only module of the wire that touches Flower; public API only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.limits import DELTA_STYPE
+from gym_fed.trust.wire.references import check_counts
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+PutObject = Callable[[bytes], None]
+"""Keeps the bytes of an array under their sha256."""
+GetObject = Callable[[pb.ArrayRef], bytes]
+"""Gives the bytes that a reference names."""
+
+_FIELDS = {bool: "boolean", int: "integer", float: "number", str: "text", bytes: "blob"}
+"""Field of ``Value`` for each type, with an ``s`` for a list of it; a bool is an int too, and so comes first."""
+
+
+def reference(sha256: str, size_bytes: int) -> Array:
+    """A Flower array that stands for a ``.gymdelta`` object: no data, the size as its shape."""
+    return Array(dtype="uint8", shape=(size_bytes,), stype=DELTA_STYPE, data=b"")
+
+
+def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
+    """Convert, handing every array's bytes to ``put``.
+
+    An array of type ``gym.delta.v1`` without data is a reference already: its name is the object's sha256.
+    """
+    wire = pb.Records(order=list(records))
+    for name, record in records.items():
+        if isinstance(record, ArrayRecord):
+            wire.arrays[name].arrays.extend(_array_to_wire(key, array, put) for key, array in record.items())
+        elif isinstance(record, MetricRecord):
+            wire.metrics[name].entries.extend(_entry(k, v) for k, v in record.items())
+        else:
+            wire.configs[name].entries.extend(_entry(k, v) for k, v in record.items())
+    return wire
+
+
+def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
+    """Convert back; deltas stay references, other arrays get their bytes from ``get``.
+
+    Raises:
+        GymError: ``USAGE`` when the record names are inconsistent, ``TOO_LARGE`` for more of them than ``check_counts``
+            allows.
+    """
+    check_counts(wire)
+    names = {*wire.arrays, *wire.metrics, *wire.configs}
+    if set(wire.order) != names or len(wire.order) != len(names):
+        raise GymError(
+            ErrorCode.USAGE, f"records {sorted(names)} do not match their order {list(wire.order)}"
+        )
+    records = RecordDict()
+    for name in wire.order:
+        if name in wire.arrays:
+            refs = wire.arrays[name].arrays
+            records[name] = ArrayRecord({ref.name: _array_from_wire(ref, get) for ref in refs})
+        elif name in wire.metrics:
+            records[name] = MetricRecord({e.key: _value(e.value) for e in wire.metrics[name].entries})
+        else:
+            records[name] = ConfigRecord({e.key: _value(e.value) for e in wire.configs[name].entries})
+    return records
+
+
+def _array_to_wire(name: str, array: Array, put: PutObject) -> pb.ArrayRef:
+    if array.stype == DELTA_STYPE and not array.data:
+        sha256, size = name, array.shape[0]
+    else:
+        sha256, size = hashlib.sha256(array.data).hexdigest(), len(array.data)
+        put(array.data)
+    return pb.ArrayRef(
+        name=name, dtype=array.dtype, shape=array.shape, stype=array.stype, sha256=sha256, size_bytes=size
+    )
+
+
+def _array_from_wire(ref: pb.ArrayRef, get: GetObject) -> Array:
+    data = b"" if ref.stype == DELTA_STYPE else get(ref)
+    return Array(dtype=ref.dtype, shape=tuple(ref.shape), stype=ref.stype, data=data)
+
+
+def _entry(key: str, value: Any) -> pb.Entry:
+    return pb.Entry(key=key, value=_to_value(value))
+
+
+def _to_value(value: Any) -> pb.Value:
+    is_list = isinstance(value, list)
+    one = (value[0] if value else 0.0) if is_list else value
+    field = next((name for kind, name in _FIELDS.items() if isinstance(one, kind)), None)
+    if field is None:
+        what = f"{'a list of ' if is_list else ''}{type(one).__name__}"
+        raise TypeError(f"{what} is not a value of a Flower record")
+    given: dict[str, Any] = {f"{field}s": {"values": value}} if is_list else {field: value}
+    return pb.Value(**given)
+
+
+def _value(value: pb.Value) -> Any:
+    kind = value.WhichOneof("value")
+    if kind is None:
+        raise GymError(ErrorCode.USAGE, "a record entry has no value")
+    found = getattr(value, kind)
+    return list(found.values) if hasattr(found, "values") else found

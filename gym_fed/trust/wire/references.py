@@ -1,0 +1,55 @@
+"""What the wire's ``Records`` hold, without Flower: the objects that they name, and how much they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+MAX_RECORDS = 64
+MAX_REFERENCES = 16_384
+MAX_ENTRIES = 4_096
+"""Entries of all metric and config records together."""
+MAX_VALUES = 65_536
+"""Values of all lists in them together: a list of Python objects takes many times its bytes on the wire."""
+
+
+def check_counts(wire: pb.Records) -> None:
+    """Bound what records take once they are Python objects, before the first of them is made.
+
+    Raises:
+        GymError: ``TOO_LARGE`` for more records, references, entries or values than the module's limits.
+    """
+    entries = [*_entries(wire)]
+    counts = {
+        "records": (len(wire.arrays) + len(wire.metrics) + len(wire.configs), MAX_RECORDS),
+        "names in their order": (len(wire.order), MAX_RECORDS),
+        "references": (sum(len(record.arrays) for record in wire.arrays.values()), MAX_REFERENCES),
+        "entries": (len(entries), MAX_ENTRIES),
+        "values": (sum(_length(entry.value) for entry in entries), MAX_VALUES),
+    }
+    for what, (found, most) in counts.items():
+        if found > most:
+            raise GymError(ErrorCode.TOO_LARGE, f"{found} {what} in one message; {most} are allowed")
+
+
+def references(wire: pb.Records) -> list[pb.ArrayRef]:
+    """Every object that the records name; a record that the order has twice counts once."""
+    return [
+        ref for name in dict.fromkeys(wire.order) if name in wire.arrays for ref in wire.arrays[name].arrays
+    ]
+
+
+def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
+    for records in (wire.metrics, wire.configs):
+        for record in records.values():
+            yield from record.entries
+
+
+def _length(value: pb.Value) -> int:
+    """How many objects a value becomes."""
+    kind = value.WhichOneof("value")
+    found: Any = None if kind is None else getattr(value, kind)
+    return len(found.values) if hasattr(found, "values") else 1

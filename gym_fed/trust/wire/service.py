@@ -1,0 +1,52 @@
+"""The service ``gym.fed.v1.Hub`` over gRPC, as proto/ describes it: the side that calls, and the side that answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from gym_fed.trust.wire.v1 import hub_pb2
+
+HUB = hub_pb2.DESCRIPTOR.services_by_name["Hub"]
+
+
+class HubStub:
+    """The calls of the service over one channel, plain or asyncio's: ``stub.Status(request, timeout=...)``."""
+
+    def __init__(self, channel: Any) -> None:
+        for method in HUB.methods:
+            call = getattr(channel, _shape(method))(
+                f"/{HUB.full_name}/{method.name}",
+                request_serializer=GetMessageClass(method.input_type).SerializeToString,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+            setattr(self, method.name, call)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{HUB.full_name} has no call {name!r}")
+
+
+def add_hub(hub: Any, server: Any) -> None:
+    """Let ``server``, plain or asyncio's, answer each call by the method of ``hub`` that has its name.
+
+    Calls that ``hub`` has no method for are answered UNIMPLEMENTED, by gRPC.
+    """
+    handlers = {
+        method.name: getattr(grpc, f"{_shape(method)}_rpc_method_handler")(
+            getattr(hub, method.name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in HUB.methods
+        if hasattr(hub, method.name)
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(HUB.full_name, handlers),))
+
+
+def _shape(method: MethodDescriptor) -> str:
+    """gRPC's word for what a call takes and gives, such as ``unary_stream``."""
+    kinds = ("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
+    return "_".join(kinds)

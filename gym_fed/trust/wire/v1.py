@@ -1,0 +1,5 @@
+"""The generated messages of ``gym.fed.v1`` under a short name."""
+
+from gym_fed.trust.wire._generated.gym.fed.v1 import hub_pb2
+
+__all__ = ["hub_pb2"]
