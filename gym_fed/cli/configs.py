@@ -12,7 +12,6 @@ from gym_fed.cli.completion import recipes
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.core.old_names import keep_old_command, old_options
 from gym_fed.core.options import IgnoreUnsupported, SetOption
 from gym_fed.core.text import counted
 
@@ -20,8 +19,6 @@ app = typer.Typer(
     help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True
 )
 
-ReadsLlamaFactory = old_options({"--allow-untranslated": "--ignore-unsupported"})
-"""A command that reads LLaMA-Factory's files."""
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
@@ -73,11 +70,7 @@ def copy_recipe(
     )
 
 
-keep_old_command(app, "gym configs ls", "gym configs list", list_recipes)
-keep_old_command(app, "gym configs cp", "gym configs copy", copy_recipe)
-
-
-@app.command("validate", cls=ReadsLlamaFactory)
+@app.command("validate")
 def validate_file(
     file: Annotated[Path, typer.Argument(help="A YAML file of gym train, or of LLaMA-Factory.")],
     set_: SetOption = None,
@@ -136,7 +129,7 @@ def print_schema(
         out.print(line)
 
 
-@app.command("import", cls=ReadsLlamaFactory)
+@app.command("import")
 def import_file(
     file: Annotated[Path, typer.Argument(help="LLaMA-Factory's YAML file.")],
     output: Annotated[

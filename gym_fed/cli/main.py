@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 from gym_fed.cli.api.app import app as api_app
 from gym_fed.cli.batch import batch
 from gym_fed.cli.chat.command import chat
-from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data.app import app as data_app
 from gym_fed.cli.default_command import DefaultCommandGroup
@@ -33,7 +32,6 @@ from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.cli.webui import app as webui_app
 from gym_fed.core.console import VersionOption, run_app
 from gym_fed.core.errors import GymError
-from gym_fed.core.old_names import old_options
 
 
 class _TakesOtherWords(TyperGroup):
@@ -74,7 +72,7 @@ def _options_of(command: Any, words: list[str]) -> dict[str, bool]:
         place = next((place for place, word in enumerate(words) if word in below), None)
         return {} if place is None else _options_of(below[words[place]], words[place + 1 :])
     options = {name: not param.is_flag for param in command.params for name in _names(param)}
-    return {"--help": False, **options, **dict.fromkeys(getattr(command, "old_options", ()), False)}
+    return {"--help": False, **options}
 
 
 def _names(param: Any) -> list[str]:
@@ -105,15 +103,13 @@ def _options(version: VersionOption = False) -> None:
     """Train language models on this machine, and inspect what a community trains together."""
 
 
-app.command(cls=ReadsLlamaFactory)(train)
+app.command()(train)
 app.command()(predict)
 app.command()(tune)
-app.command(cls=old_options({"--max-new-tokens": "--max-tokens"}))(chat)
+app.command()(chat)
 app.command()(batch)
 app.command(cls=NamesFormats)(export)
-app.command(
-    cls=old_options({"--rewards": "--graders", "--num": "--limit", "--max-new-tokens": "--max-tokens"})
-)(grade)
+app.command()(grade)
 app.command()(doctor)
 app.command()(docs)
 app.add_typer(api_app, name="api")

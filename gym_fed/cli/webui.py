@@ -11,7 +11,7 @@ from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.next_command import after_webui, print_next
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
-from gym_fed.core.options import HOST, PORT, KeyName, Listen, RoleOption
+from gym_fed.core.options import HOST, PORT, KeyName, RoleOption
 from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ DEFAULT_RUNS = Path("runs")
 def serve(
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, PORT] = 7860,
-    listen: Listen = None,
     runs: RunsOption = DEFAULT_RUNS,
     open_page: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
@@ -55,9 +54,7 @@ def serve(
         from gym_fed.webui.workbench import open_workbench
 
     workbench = open_workbench(Path.cwd(), runs)
-    server = open_webui(
-        workbench, host_port(host, port) if listen is None else listen, f"{workbench.folder.name or 'gym'}"
-    )
+    server = open_webui(workbench, host_port(host, port), f"{workbench.folder.name or 'gym'}")
     err.print("Ctrl-C ends the workbench; what it has started goes on")
     if as_json:
         print_event({"event": "webui", "url": server.url})

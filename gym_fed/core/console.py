@@ -30,7 +30,6 @@ from gym_fed.core.aliases import OtherWordNote
 from gym_fed.core.child_process import shut_out_working_folder
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.library_env import bound_spinning
-from gym_fed.core.renamed import RenamedWarning
 from gym_fed.core.system_errors import system_error
 from gym_fed.core.text import harmless, wrapped
 from gym_fed.version import __version__
@@ -257,9 +256,7 @@ def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:
     """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if issubclass(category, RenamedWarning):
-            err.print(f"warning: {message}")
-        elif issubclass(category, OtherWordNote):
+        if issubclass(category, OtherWordNote):
             err.print(f"note: {message}")
         elif sys.warnoptions:
             before(message, category, *place, **more)

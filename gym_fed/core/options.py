@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import typer
 
 from gym_fed.core.console import MemberName
-from gym_fed.core.old_names import warn_old_name
 from gym_fed.core.registries import FORMATS
 
 SetOption = Annotated[
@@ -69,15 +68,6 @@ IgnoreUnsupported = Annotated[
 HOST = typer.Option("--host", help="Address to listen on; beyond loopback, keys are needed.")
 PORT = typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
 
-
-def _warn_of_listen(value: str | None) -> str | None:
-    if value is not None:
-        warn_old_name("--listen HOST:PORT", "--host HOST --port PORT")
-    return value
-
-
-Listen = Annotated[str | None, typer.Option("--listen", hidden=True, callback=_warn_of_listen)]
-"""The earlier name of ``--host`` and ``--port``."""
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Who has the key.", show_default=False)]
 RoleOption = Annotated[
     Literal["viewer", "operator"], typer.Option("--role", help="A viewer looks; an operator changes.")

@@ -23,7 +23,7 @@ _NOT_NEEDED = {
 """Flags that models and adapters say themselves, of the commands below that do not take them."""
 
 FLAGS: dict[str, dict[str, str]] = {
-    "chat": {**_OF_A_MODEL, "template": "--chat-template"},
+    "chat": {**_OF_A_MODEL, "template": "--chat-template", "max_new_tokens": "--max-tokens"},
     "api": {**_OF_A_BASE, "template": "--chat-template"},
     "batch": {**_OF_A_BASE, "template": "--chat-template"},
     "export": {
@@ -41,7 +41,6 @@ FLAGS: dict[str, dict[str, str]] = {
 """Our options by their flags, by command; ``MODEL`` is an argument."""
 
 COMMANDS = [
-    BroughtWord("command", "gym-cli", "`gym`"),
     *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
     BroughtWord("command", "gym serve MODEL", "`gym api --base MODEL`"),
     BroughtWord("command", "gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`"),

@@ -20,7 +20,6 @@ from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.core.renamed import with_new_names
 from gym_fed.core.text import counted
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
@@ -233,9 +232,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(training := found.get("training"), dict):
-            training = with_schema_defaults(
-                with_new_names(training, type(job.training).renamed_keys), job.training
-            )
+            training = with_schema_defaults(training, job.training)
             found["training"] = {key: value for key, value in training.items() if key != "output_dir"}
         changed = [key for key, value in what.items() if found.get(key) != value]
         if changed:

@@ -21,7 +21,6 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.core.renamed import with_new_names
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.training.run.hooks import ShouldStop, StepReport
@@ -246,9 +245,7 @@ class Search:
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
-            stored = with_new_names(
-                yaml.safe_load(file.read_text(encoding="utf-8")), SearchConfig.renamed_keys
-            )
+            stored = yaml.safe_load(file.read_text(encoding="utf-8"))
             if _question(with_schema_defaults(stored, self.config)) != _question(
                 with_schema_defaults(yaml.safe_load(text), self.config)
             ):

@@ -163,7 +163,7 @@ def routes(workbench: Workbench) -> APIRouter:
         """Start `gym data pull`: the job."""
         folder = f"data/{given.reference.replace('@', '-')}"
         workbench.inside(folder)
-        command = ["gym", "data", "pull", given.reference, folder, "--store", default_store()]
+        command = ["gym", "data", "pull", given.reference, folder, "--registry", default_store()]
         return workbench.jobs.start(command, title=f"Pull {given.reference}", folder=folder).facts()
 
     return found

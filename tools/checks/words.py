@@ -114,8 +114,6 @@ class Allowed:
 ALLOWED = (
     Allowed("CHANGELOG.md", "", "history: what releases were about, in the words of their time"),
     Allowed("docs/glossary.md", r"\|", 'the column "formerly" of its tables'),
-    Allowed("*.py", r"--allow-untranslated.*--ignore-unsupported", "the old flag works, with a warning"),
-    Allowed("tests/unit/config/test_renamed_keys.py", "--allow-untranslated", "tests the old flag"),
     Allowed(
         "gym_fed/training/run/early_stopping.py", "patience", "the field's word: evaluations without gain"
     ),

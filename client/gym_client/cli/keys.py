@@ -12,7 +12,6 @@ from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server,
 from gym_client.hub import from_hub
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import old_options
 
 if TYPE_CHECKING:
     pass
@@ -179,7 +178,7 @@ def rotate(
     )
 
 
-@key_app.command(cls=old_options({"--key-file": "--key"}))
+@key_app.command()
 def revoke(
     home: HomeFolder = None,
     server: Server = None,

@@ -26,7 +26,6 @@ from gym_fed.core.console import (
     run_app,
 )
 from gym_fed.core.errors import GymError
-from gym_fed.core.old_names import old_options
 from gym_fed.core.options import DEVICE, ColumnsOption
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted
@@ -56,7 +55,7 @@ def _options(version: VersionOption = False) -> None:
     """Improve a shared model with your own data: train here, send only a compressed, signed delta."""
 
 
-@app.command(cls=old_options({"--data-format": "--format", "--base-model": "--base", "--model": "--base"}))
+@app.command()
 def join(
     server: Server = None,
     invite: Annotated[

@@ -10,13 +10,11 @@ from typing import Annotated
 import typer
 
 from gym_fed.cli.completion import models, tasks
-from gym_fed.cli.configs import ReadsLlamaFactory
 from gym_fed.cli.data.catalogue import list_catalogue
 from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
 from gym_fed.core.console import AsJson, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import TakesOut, keep_old_command, old_options
 from gym_fed.core.options import DEVICE, LicenceOption
 from gym_fed.core.registries import TASKS
 from gym_fed.core.text import counted
@@ -26,11 +24,10 @@ app = typer.Typer(
     help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
     no_args_is_help=True,
 )
-app.command(cls=ReadsLlamaFactory)(show)
-keep_old_command(app, "gym data inspect", "gym data show", show, cls=ReadsLlamaFactory)
+app.command()(show)
 app.command()(convert)
-app.command(cls=TakesOut)(mix)
-app.command(cls=TakesOut)(dedup)
+app.command()(mix)
+app.command()(dedup)
 app.command("catalogue")(list_catalogue)
 
 RegistryOption = Annotated[
@@ -42,7 +39,6 @@ RegistryOption = Annotated[
         help="A folder or an fsspec URL, such as s3://bucket/datasets.",
     ),
 ]
-TakesStore = old_options({"--store": "--registry"})
 
 
 class SplitName(StrEnum):
@@ -132,7 +128,7 @@ def score(
         print_json({"model": model, "num": num, "seed": seed, "exact_match": figures})
 
 
-@app.command(cls=TakesStore)
+@app.command()
 def push(
     name: Annotated[str, typer.Argument(help="Such as me/stories.")],
     path: Annotated[Path, typer.Argument(help="A file, or a folder all of whose files are meant.")],
@@ -152,7 +148,7 @@ def push(
     )
 
 
-@app.command(cls=TakesStore)
+@app.command()
 def pull(
     reference: Annotated[
         str, typer.Argument(metavar="NAME[@VERSION]", help="The newest version by default.")
@@ -173,7 +169,7 @@ def pull(
     )
 
 
-@app.command("list", cls=TakesStore)
+@app.command("list")
 def list_datasets(registry: RegistryOption, as_json: AsJson = False) -> None:
     """List the datasets of a registry, each in its newest version."""
     from gym_fed.data.registry import DatasetRegistry

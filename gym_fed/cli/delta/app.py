@@ -16,7 +16,6 @@ from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import keep_old_command, old_options
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
@@ -24,14 +23,12 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.delta_error import LayerError
 
 app = typer.Typer(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
-NamesCodec = old_options({"--method": "--codec"})
-app.command(cls=NamesCodec)(encode)
-keep_old_command(app, "gym delta diff", "gym delta encode", encode, cls=NamesCodec)
+app.command()(encode)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]
 
 
-@app.command(cls=old_options({"--max-examples": "--limit"}))
+@app.command()
 def compare(
     base: _Base,
     tuned: Annotated[
@@ -96,9 +93,6 @@ def show(
     with DeltaFile.open(file) as delta:
         summary = _summary(delta)
     console.print_result(json_, summary, lambda: _print_summary(summary))
-
-
-keep_old_command(app, "gym delta inspect", "gym delta show", show)
 
 
 @app.command()

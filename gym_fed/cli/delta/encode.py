@@ -15,7 +15,6 @@ from gym_fed.cli.completion import runs
 from gym_fed.core import console
 from gym_fed.core.console import MemberName
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import old_flag
 from gym_fed.core.options import AllowDifferences
 from gym_fed.core.text import counted
 
@@ -86,14 +85,13 @@ def encode(
     ] = None,
     allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Encode TUNED minus BASE, calibrated and distilled on text of your own, and show what each layer lost."""
     from gym_fed.data.reading import load_rows
     from gym_fed.quantization.quantizer import Quantizer
 
-    if output.exists() and not (overwrite or force):
+    if output.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if plot is not None:
         require_matplotlib()

@@ -11,7 +11,6 @@ from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import TakesOut
 from gym_fed.core.text import counted
 
 app = typer.Typer(
@@ -56,7 +55,7 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
     err.print(f"head {opened.head}", style="dim")
 
 
-@app.command(cls=TakesOut)
+@app.command()
 def add(
     record: Annotated[
         str, typer.Argument(metavar="RECORD", help="Its id, the beginning of one, or its file.")

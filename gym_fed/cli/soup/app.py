@@ -15,7 +15,6 @@ from gym_fed.cli.soup.merge import merge
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import old_flag, old_options
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ app.command()(merge)
 _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
 
 
-@app.command(cls=old_options({"--max-examples": "--limit"}))
+@app.command()
 def statistics(
     model: Annotated[
         str,
@@ -41,7 +40,6 @@ def statistics(
     limit: Annotated[int, typer.Option(min=1, help="Only the first so many rows of --data.")] = 256,
     max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
 ) -> None:
     """Measure Fisher diagonals, or second moments of the layers' inputs, of MODEL on data."""
@@ -50,7 +48,7 @@ def statistics(
     from gym_fed.data.reading import load_rows
     from gym_fed.evaluation.merge_statistics import fisher_diagonals, input_moments, save_statistics
 
-    if output.exists() and not (overwrite or force):
+    if output.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     rows = load_rows(data)[:limit]
     loaded = load_model(model)

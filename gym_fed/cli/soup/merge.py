@@ -18,7 +18,6 @@ from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, Sou
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, MemberName, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import old_flag
 from gym_fed.core.options import AllowDifferences
 from gym_fed.core.text import counted
 
@@ -105,7 +104,6 @@ def merge(
     ] = False,
     allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
-    force: Annotated[bool, old_flag("--force", "--overwrite")] = False,
     json_: AsJson = False,
 ) -> None:
     """Merge fine-tunes of one base into one delta."""
@@ -115,7 +113,7 @@ def merge(
     if rule not in (*AGGREGATORS.names(), *METHODS.names()):
         known = f"aggregators {', '.join(AGGREGATORS.names())}; merge methods {', '.join(METHODS.names())}"
         raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
-    if output.exists() and not (overwrite or force):
+    if output.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if gate_tolerance and gate is None:
         raise GymError(

@@ -18,15 +18,13 @@ from gym_fed.cli.variant.wire import hub_app, pull, push
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import old_options
 from gym_fed.core.text import counted
 
 app = typer.Typer(
     help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
 )
-_Renamed = old_options({"--held-out": "--heldout-share", "--base-model": "--base"})
-app.command(cls=_Renamed)(create)
-app.command(cls=_Renamed)(rebase)
+app.command()(create)
+app.command()(rebase)
 app.command()(add)
 app.command()(sign)
 app.command()(snippets)
@@ -34,7 +32,7 @@ app.command()(history)
 app.command()(undo)
 app.command()(remove)
 app.command()(push)
-app.command(cls=old_options({"--owner": "--user"}))(pull)
+app.command()(pull)
 app.add_typer(hub_app, name="hub")
 app.add_typer(receipt_app, name="receipt")
 

@@ -146,7 +146,7 @@ def _validated(
     """A translation as a config, and its notes."""
     notes = _notes(file, marks, done, ignore_unsupported=ignore_unsupported)
     values = done.values
-    placed = place_overrides(values, overrides, schema.renamed_keys)
+    placed = place_overrides(values, overrides)
     ours: dict[KeyPath, Mark] = {
         key: _mark(marks, origin) for key, origin in done.origins.items() if key not in placed
     }

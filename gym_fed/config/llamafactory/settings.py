@@ -26,7 +26,7 @@ def config_of_settings(
         GymError: As ``load_training_config``.
     """
     values: dict[str, Any] = {}
-    placed = place_overrides(values, settings, TrainingConfig.renamed_keys)
+    placed = place_overrides(values, settings)
     if not is_llamafactory(values):
         return validate(values, TrainingConfig, "--set", None, placed | {()}), []
     done = translate(values, processes)
@@ -43,7 +43,7 @@ def with_their_keys(given: dict[str, Any], settings: Sequence[str]) -> list[str]
     ours = []
     for setting in settings:
         ((path, value),) = parse_overrides([setting])
-        if len(path) > 1 or path[0] in TrainingConfig.model_fields or path[0] in TrainingConfig.renamed_keys:
+        if len(path) > 1 or path[0] in TrainingConfig.model_fields:
             ours.append(setting)
         else:
             given[str(path[0])] = value

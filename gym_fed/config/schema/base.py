@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import (
@@ -24,9 +23,6 @@ class StrictModel(BaseModel):
     """A schema that knows all its keys. ``use_attribute_docstrings`` turns docstrings into field help."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    renamed_keys: ClassVar[Mapping[str, str]] = {}
-    """New name by old name, of keys of the top level. Files with an old name are read, with a warning."""
 
     @model_validator(mode="before")
     @classmethod

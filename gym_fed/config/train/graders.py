@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -10,7 +9,6 @@ from pydantic import Field, SerializeAsAny, model_validator
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import ByMember, Chosen, MemberOf
 from gym_fed.core.registries import GRADERS, Kind
-from gym_fed.core.renamed import warn_renamed, with_new_names
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -41,24 +39,8 @@ class GraderConfig(ByMember):
 class GraderSections(StrictModel):
     """Keys of the YAML's top level."""
 
-    renamed_keys: ClassVar[Mapping[str, str]] = {"rewards": "graders"}
-
     graders: list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]] = Field(default_factory=list)
     """What rewards an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; the rewards are summed by weight."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_names(cls, values: Any) -> Any:
-        """Values that were given in Python; ``load_config`` has renamed those of a file, and gives the place."""
-        if not isinstance(values, dict):
-            return values
-        for old, new in cls.renamed_keys.items():
-            if old not in values:
-                continue
-            if new in values:
-                raise ValueError(f"{old}: is now {new}, and both are given; keep {new}")
-            warn_renamed(old, new)
-        return with_new_names(values, cls.renamed_keys)
 
     @model_validator(mode="after")
     def _names_differ(self) -> GraderSections:

@@ -8,14 +8,14 @@ from the command line names ``--set``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
+from gym_fed.config.schema.base import ReadsOtherWords
 from gym_fed.config.schema.member import ByMember
 from gym_fed.config.schema.named_members import models_in, place_of
 from gym_fed.config.schema.open_keys import OpenModel
@@ -33,7 +33,6 @@ from gym_fed.core import aliases as other_words
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH
 from gym_fed.core.registries import UnusableMember
-from gym_fed.core.renamed import warn_renamed, with_new_names
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -46,8 +45,6 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
         schema: A pydantic model.
         overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
 
-    A key of ``schema.renamed_keys`` is read under its new name, with a ``RenamedWarning`` that names file and line.
-
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, ``MISSING_DEPENDENCY`` for the first member
             that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
@@ -58,10 +55,9 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
 
 def config_from(file: Path, text: str, schema: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
     """``load_config`` for a text that was read already; ``file`` is for messages."""
-    names = schema.renamed_keys if issubclass(schema, StrictModel) else {}
-    values, marks = _with_new_names(file, *parse_config(file, text), names)
+    values, marks = parse_config(file, text)
     values = _unshared(values)
-    placed = place_overrides(values, overrides, names)
+    placed = place_overrides(values, overrides)
     marks = {k: v for k, v in marks.items() if not any(k[: len(place)] == place for place in placed)}
     return validate(values, schema, str(file), marks, placed)
 
@@ -147,15 +143,12 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
     return parsed
 
 
-def place_overrides(
-    values: dict[str, Any], overrides: Sequence[str], renamed: Mapping[str, str] | None = None
-) -> set[KeyPath]:
+def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[KeyPath]:
     """Put settings into plain values.
 
     Args:
         values: Where to put them.
         overrides: ``a.b=value`` settings.
-        renamed: New name by old name, of first keys; an old one is put under the new name, with a warning.
 
     Returns:
         Where they stand.
@@ -163,35 +156,7 @@ def place_overrides(
     Raises:
         GymError: As ``parse_overrides``.
     """
-    placed = set()
-    for path, value in parse_overrides(overrides):
-        first = str(path[0])
-        if renamed and first in renamed:
-            warn_renamed(first, renamed[first], "--set")
-            path = (renamed[first], *path[1:])
-        placed.add(_set(values, path, value))
-    return placed
-
-
-def _with_new_names(
-    file: Path, values: dict[str, Any], marks: dict[KeyPath, Mark], names: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[KeyPath, Mark]]:
-    """Values and marks of a file with each old key under its new name, and a warning with its place."""
-    for old, new in names.items():
-        if old not in values:
-            continue
-        line, column = marks[(old,)]
-        if new in values:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{file}:{line}:{column}: {old}: is now {new}, and the file has both",
-                f"put everything under {new}",
-            )
-        warn_renamed(old, new, f"{file}:{line}:{column}")
-    renamed = {
-        (names.get(str(path[0]), path[0]), *path[1:]) if path else path: m for path, m in marks.items()
-    }
-    return with_new_names(values, names), renamed
+    return {_set(values, path, value) for path, value in parse_overrides(overrides)}
 
 
 def dump_yaml(config: BaseModel) -> str:

@@ -23,7 +23,6 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.core.renamed import with_new_names
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
@@ -247,7 +246,7 @@ class RunFolder:
 
     def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
         stored = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-        old = with_schema_defaults(with_new_names(stored, type(config).renamed_keys), config)
+        old = with_schema_defaults(stored, config)
         new = config.model_dump(mode="json")
         free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))

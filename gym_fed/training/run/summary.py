@@ -10,7 +10,6 @@ from typing import Any
 import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.renamed import with_new_names
 from gym_fed.tracking.lines import read_lines
 from gym_fed.training.run.folder_lock import is_held
 
@@ -84,8 +83,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
     """
-    from gym_fed.config.train.graders import GraderSections
-
     file = folder / "config.yaml"
     if not file.is_file():
         raise GymError(
@@ -97,7 +94,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
     if not isinstance(config, dict):
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
-    return with_new_names(config, GraderSections.renamed_keys)
+    return config
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

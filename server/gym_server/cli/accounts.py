@@ -9,7 +9,6 @@ import typer
 
 from gym_fed.core.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import keep_old_command, warn_old_name
 from gym_fed.core.text import plain
 from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
@@ -31,7 +30,6 @@ def add_account_commands(app: typer.Typer) -> None:
     for command in (accounts, revoke, rebind):
         app.command()(command)
     app.add_typer(invites_app, name="invites")
-    keep_old_command(app, "gym-server invite", "gym-server invites create", create_invites)
 
 
 def accounts(
@@ -170,13 +168,9 @@ def create_invites(
     ] = 1,
     note: Annotated[str, typer.Option(help="A note on the receiver, kept on the hub only.")] = "",
     expires_days: Annotated[float, typer.Option(min=0.001, max=365, help="Days until they expire.")] = 7.0,
-    valid_hours: Annotated[float | None, typer.Option(min=0.01, max=8760, hidden=True)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create invites, a line each; every one works once."""
-    if valid_hours is not None:
-        warn_old_name("--valid-hours HOURS", "--expires-days DAYS")
-        expires_days = valid_hours / 24
     with opened(folder) as fed:
         from gym_server.accounts.invitations import address_for_others, make_invites
 
@@ -188,7 +182,6 @@ def create_invites(
             "invite": made[0]["invite"],
             "invites": made,
             "expires_days": expires_days,
-            "valid_hours": expires_days * 24,
         },
         *(f"{plain(note)}: {one['invite']}" if note and out.is_terminal else one["invite"] for one in made),
         note=_MESSAGE.format(span=_span(expires_days), version=__version__)

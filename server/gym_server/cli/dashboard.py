@@ -9,7 +9,7 @@ import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
-from gym_fed.core.options import HOST, PORT, KeyName, Listen, RoleOption
+from gym_fed.core.options import HOST, PORT, KeyName, RoleOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ def dashboard(
     folder: Folder = DEFAULT_FOLDER,
     host: Annotated[str | None, HOST] = None,
     port: Annotated[int | None, PORT] = None,
-    listen: Listen = None,
     public: Annotated[bool, typer.Option("--public", help="Everybody may look without a key.")] = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -47,8 +46,7 @@ def dashboard(
         config = fed.config.dashboard or DashboardConfig()
         at, _, number = config.listen.rpartition(":")
         here = host_port(at.strip("[]") if host is None else host, int(number) if port is None else port)
-        where = here if listen is None else listen
-        pages = Dashboard(fed, where, public=public or config.public, is_running=False)
+        pages = Dashboard(fed, here, public=public or config.public, is_running=False)
         with pages:
             if as_json:
                 print_event({"event": "dashboard", "url": pages.url})

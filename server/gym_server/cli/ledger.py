@@ -9,7 +9,6 @@ import typer
 
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.old_names import old_options
 from gym_fed.core.options import ExportedLedger
 from gym_fed.core.text import counted
 from gym_fed.core.waiting import waiting
@@ -69,7 +68,7 @@ def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
         )
 
 
-@app.command(cls=old_options({"--file": "--ledger", "--server": "--server-id"}))
+@app.command()
 def verify(
     folder: Folder = DEFAULT_FOLDER,
     ledger: ExportedLedger = None,

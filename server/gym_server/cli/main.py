@@ -22,7 +22,6 @@ from gym_fed.core.console import (
     print_table,
     run_app,
 )
-from gym_fed.core.old_names import old_options
 from gym_fed.core.options import SetOption
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
@@ -58,7 +57,7 @@ def _options(version: VersionOption = False) -> None:
     """Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record."""
 
 
-@app.command(cls=old_options({"--base-model": "--base"}))
+@app.command()
 def init(
     folder: Folder = DEFAULT_FOLDER,
     base_model: Annotated[

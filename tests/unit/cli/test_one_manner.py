@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -124,3 +125,11 @@ def test_every_text_of_help_is_a_sentence() -> None:
         if not getattr(one, "hidden", False) and one.name != "help"
     ]
     assert [found for found in texts if not found[1].rstrip().endswith((".", "..."))] == []
+
+
+def test_the_help_of_every_command_begins_with_a_verb() -> None:
+    no_verbs = re.compile(
+        r"(The|A|An|What|Where|Who|Whether|How|Every|Your|One|Share|Personal|Training|Invites)\b"
+    )
+    texts = [(path, str(command.help)) for path, command in ALL if path not in COMMANDS]
+    assert [path for path, text in texts if no_verbs.match(text)] == []

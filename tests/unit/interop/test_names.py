@@ -414,11 +414,12 @@ def chat_with_their_flags(tmp_path: Path) -> None:
 
 
 @line("gym-cli = gym")
-def another_name_of_the_command(tmp_path: Path) -> None:
+def other_names_of_extras(tmp_path: Path) -> None:
+    """The second command is gone: one word, ``gym``, does everything."""
     import tomllib
 
     project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
-    assert project["scripts"]["gym-cli"] == project["scripts"]["gym"]
+    assert set(project["scripts"]) == {"gym", "gym-client", "gym-server"}
     extras = project["optional-dependencies"]
     assert extras["distributed"] == extras["dist"]
     assert set(extras["eval"]) == {"lm-eval>=0.4.13,<0.5", *extras["judge"], *extras["plot"]}
