@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.training_file import load_training_config
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.interop.arguments import Arguments, training_config

@@ -110,7 +110,7 @@ def example_files(repo: Path) -> list[Path]:
 
 def run_file(file: Path, repo: Path, work: Path) -> Outcome:
     """Run one file in the folder ``work``, which has its data and siblings; see ``prepare``."""
-    from gym_fed.config.llamafactory.jobs import job_of
+    from gym_fed.interop.llamafactory.jobs import job_of
 
     name = file.relative_to(repo / "examples").as_posix()
     given = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -146,7 +146,7 @@ def kind_of(model: str) -> str:
 
 def smaller(given: dict[str, Any], job: str, kind: str, work: Path) -> dict[str, Any]:
     """The file's values with a sibling as model, few rows and few steps; what it needs is made."""
-    from gym_fed.config.llamafactory.translation import is_version_1
+    from gym_fed.interop.llamafactory.translation import is_version_1
 
     small = json.loads(json.dumps(given))
     key = "model" if is_version_1(given) else "model_name_or_path"

@@ -85,7 +85,7 @@ def validate_file(
     as_json: AsJson = False,
 ) -> None:
     """Check a config without training: every key, whether model, rows and graders are there, and the machine."""
-    from gym_fed.config.llamafactory.files import load_training_config
+    from gym_fed.config.training_file import load_training_config
 
     settings, notes = load_training_config(
         file, set_ or [], ignore_unsupported=ignore_unsupported, processes=None if schema_only else nproc
@@ -140,10 +140,9 @@ def import_file(
     as_json: AsJson = False,
 ) -> None:
     """Write a LLaMA-Factory file with our keys; comments name what was left out, and why."""
-    from gym_fed.config.llamafactory.files import as_yaml, load_training_config
+    from gym_fed.config.training_file import as_yaml
 
     text, notes = as_yaml(file, ignore_unsupported=ignore_unsupported)
-    load_training_config(file, ignore_unsupported=ignore_unsupported)  # what is written can be read
     if output is not None:
         _write(output, text, overwrite)
     if as_json:

@@ -217,7 +217,7 @@ def _refuse_beside_a_file(options: dict[str, object]) -> None:
 
 def _of_file(file: str) -> dict[str, Any]:
     """What a LLaMA-Factory file merges."""
-    from gym_fed.config.llamafactory.files import load_export
+    from gym_fed.config.training_file import load_export
 
     values, notes = load_export(file)
     for note in notes:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.parsed import ParsedConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import validate
-from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.interop.llamafactory.translate import translate
 
 GROUPS = ("model", "data", "training", "finetuning", "generating")
 
@@ -163,8 +163,7 @@ def _from_words(words: list[str]) -> dict[str, Any]:
 
     values: dict[str, Any] = {}
     if words and Path(words[0]).suffix in (".yaml", ".yml", ".json"):
-        file = Path(words.pop(0))
-        values, _ = parse_config(file, read_config_text(file))
+        values = dict(ParsedConfig.read(words.pop(0)).values)
     left, flags = split_flags(words, {})
     for word in left:
         key, equals, value = word.partition("=")

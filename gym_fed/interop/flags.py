@@ -93,8 +93,8 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
         words: Behind the command.
         options: The command's own options, and whether each takes a value.
     """
-    from gym_fed.config.llamafactory.translation import is_llamafactory
     from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.interop.llamafactory.translation import is_llamafactory
 
     fields = TrainingConfig.model_fields
     members = {name: _members(field.annotation) for name, field in fields.items()}

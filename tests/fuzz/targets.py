@@ -281,7 +281,7 @@ def hub_yaml_seeds() -> list[bytes]:
 
 def read_run_yaml(data: bytes) -> None:
     """Parse run configs, in our format and LLaMA-Factory's."""
-    from gym_fed.config.llamafactory.files import load_training_config
+    from gym_fed.config.training_file import load_training_config
 
     load_training_config(as_file("run.yaml", data))
 

@@ -210,14 +210,16 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
     Raises:
         GymError: As ``load_config``.
     """
+    from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.serving import ServingConfig
     from gym_fed.config.yaml.file import load_config, place_overrides, validate
 
     values: dict[str, Any] = {}
     if path is not None:
-        if not _is_theirs(path):
-            return load_config(path, ServingConfig, overrides)
-        theirs = their_file.read(path)
+        parsed = ParsedConfig.read(path)
+        if parsed.dialect is None:
+            return load_config(parsed, ServingConfig, overrides)
+        theirs = their_file.read(parsed)
         values = {"base": theirs["model"]}
         values |= {key: theirs[key] for key in ("dtype", "chat_template") if key in theirs}
         err.print("note: max_new_tokens is not used here: a request says max_tokens")
@@ -245,14 +247,6 @@ def with_own_variants(settings: ServingConfig) -> ServingConfig:
 
         found["base"] = base_of_store(store) or settings.base
     return settings.model_copy(update=found)
-
-
-def _is_theirs(path: Path) -> bool:
-    """Whether a file is one of LLaMA-Factory's."""
-    from gym_fed.config.llamafactory.translation import is_llamafactory
-    from gym_fed.config.yaml.strict import parse_config, read_config_text
-
-    return is_llamafactory(parse_config(path, read_config_text(path))[0])
 
 
 def _plain(value: object) -> object:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.config.parsed import ParsedConfig
 
 
 def is_file(name: str | Path | None) -> bool:
@@ -14,15 +17,18 @@ def is_file(name: str | Path | None) -> bool:
     return name is not None and Path(name).suffix in (".yaml", ".yml") and Path(name).is_file()
 
 
-def read(file: str | Path) -> dict[str, Any]:
+def read(source: ParsedConfig | str | Path) -> dict[str, Any]:
     """``model``, ``sampling``; where the file gives them ``system``, ``chat_template``, ``dtype``. Notes are printed.
 
     Raises:
         GymError: As ``load_inference``; ``CONFIG_INVALID`` for adapters that one model cannot stand for.
     """
-    from gym_fed.config.llamafactory.files import load_inference
+    from gym_fed.config.parsed import ParsedConfig
+    from gym_fed.config.training_file import load_inference
 
-    values, notes = load_inference(file)
+    parsed = ParsedConfig.read(source)
+    file = parsed.file
+    values, notes = load_inference(parsed)
     for note in notes:
         err.print(f"note: {note}")
     adapters = values.pop("adapter")

@@ -76,7 +76,7 @@ def show(
     contamination = ContaminationCheck(filters_here(_names(against)))
     if source.endswith((".yaml", ".yml")):
         _refuse(of_files, "data files", "a config has keys for that")
-        from gym_fed.config.llamafactory.files import load_training_config
+        from gym_fed.config.training_file import load_training_config
 
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
         for note in notes:

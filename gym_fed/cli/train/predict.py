@@ -15,6 +15,7 @@ from gym_fed.core.options import ColumnsOption, SetOption
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
+    from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.predict import PredictConfig
 
 
@@ -37,14 +38,20 @@ def predict(
 
     --columns are those of the config's first source.
     """
-    from gym_fed.config.llamafactory.files import load_predict_config
-    from gym_fed.data.column_question import with_agreed_columns
     from gym_fed.data.columns import parse_columns
 
     named = parse_columns(columns)
     renamed = [f"eval_data.0.columns={json.dumps(named)}"] if named else []
     longest = [] if max_tokens is None else [f"max_new_tokens={max_tokens}"]
-    settings, notes = load_predict_config(config, [*(set_ or []), *longest, *renamed])
+    predict_by(config, [*(set_ or []), *longest, *renamed], yes=yes, as_json=as_json)
+
+
+def predict_by(config: ParsedConfig | Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
+    """Run `gym predict` for a config file, or for one that was parsed before."""
+    from gym_fed.config.training_file import load_predict_config
+    from gym_fed.data.column_question import with_agreed_columns
+
+    settings, notes = load_predict_config(config, overrides)
     settings = with_agreed_columns(settings, "supervised", yes)
     for note in notes:
         err.print(f"note: {note}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -20,6 +20,7 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
+    from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.train.training import TrainingConfig
 
 
@@ -60,17 +61,21 @@ def train(
     if config is None and not set_:
         raise GymError(ErrorCode.USAGE, "which CONFIG?", f"a YAML file, or flags: {_FLAGS}")
     # The schemas of a config take a third of a second, for which --help does not wait.
-    from gym_fed.config.llamafactory.files import load_training_config, predicts
+    from gym_fed.config.parsed import ParsedConfig
+    from gym_fed.config.training_file import load_training_config
 
+    parsed = None
     if config is not None:
         _require_config(config)
-    if config is not None and predicts(config):
-        from gym_fed.cli.train.predict import predict
+        parsed = ParsedConfig.read(config)
+        if parsed.dialect is not None and parsed.dialect.job_of(parsed.values) == "predict":
+            from gym_fed.cli.train.predict import predict_by
 
-        predict(config, set_, yes=yes, as_json=as_json)
-        return
+            predict_by(parsed, set_ or [], yes=yes, as_json=as_json)
+            return
+    given = _first_keys(parsed, set_ or [])
     if not overwrite:
-        _require_plugins(config, set_ or [])
+        _require_plugins(given)
     from gym_fed.data.column_question import with_agreed_columns
     from gym_fed.training.processes.ranks import is_main, world_size
 
@@ -78,7 +83,7 @@ def train(
 
     def load() -> tuple[TrainingConfig, list[str]]:
         settings, notes = load_training_config(
-            config, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
+            parsed, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
         )
         kind = ALGORITHMS.type_of(settings.algorithm).row_kind
         return with_agreed_columns(settings, kind, yes), notes
@@ -86,7 +91,7 @@ def train(
     if plan:
         settings, notes = load()  # a plan fetches nothing
     else:
-        settings, notes = with_models(load, _named_model(config, set_ or []), lambda loaded: loaded[0], yes)
+        settings, notes = with_models(load, _named_model(given), lambda loaded: loaded[0], yes)
     for note in notes:
         err.print(f"note: {note}")
     if plan:
@@ -192,30 +197,24 @@ def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None
     print_result(as_json, found.facts(), lambda: print_columns(found.lines(), indent=""))
 
 
-def _require_plugins(config: Path | None, overrides: list[str]) -> None:
-    """Refuse to resume without the packages that the run began with: to its config their words are unknown ones."""
-    from gym_fed.config.schema.plugins import require_run_plugins
+def _first_keys(parsed: ParsedConfig | None, overrides: list[str]) -> dict[str, Any]:
+    """The first keys of file and flags, before they are validated."""
     from gym_fed.config.yaml.file import parse_overrides
-    from gym_fed.config.yaml.strict import parse_config, read_config_text
 
-    values = {} if config is None else parse_config(config, read_config_text(config))[0]
-    for path, value in parse_overrides(overrides):
-        if path == ("output_dir",):
-            values["output_dir"] = value
-    if isinstance(folder := values.get("output_dir"), str):
+    settings = {str(path[0]): value for path, value in parse_overrides(overrides) if len(path) == 1}
+    return {**(parsed.values if parsed is not None else {}), **settings}
+
+
+def _require_plugins(given: dict[str, Any]) -> None:
+    """Refuse to resume without the plug-ins that the run began with: its config would have unknown keys."""
+    from gym_fed.config.schema.plugins import require_run_plugins
+
+    if isinstance(folder := given.get("output_dir"), str):
         require_run_plugins(Path(folder))
 
 
-def _named_model(config: Path | None, overrides: list[str]) -> str | None:
-    """The model that a file or the flags name, ours or LLaMA-Factory's, before it is validated."""
-    from gym_fed.config.yaml.file import parse_overrides
-    from gym_fed.config.yaml.strict import parse_config, read_config_text
-
-    values = {} if config is None else parse_config(config, read_config_text(config))[0]
-    given = {
-        **values,
-        **{str(path[0]): value for path, value in parse_overrides(overrides) if len(path) == 1},
-    }
+def _named_model(given: dict[str, Any]) -> str | None:
+    """The model that a file or the flags name, ours or LLaMA-Factory's."""
     name = given.get("model", given.get("model_name_or_path"))
     return name if isinstance(name, str) else None
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from gym_fed.config.parsed import ParsedConfig
 from gym_fed.config.schema.base import ReadsOtherWords
 from gym_fed.config.schema.member import ByMember
 from gym_fed.config.schema.named_members import models_in, place_of
@@ -24,9 +25,7 @@ from gym_fed.config.yaml.strict import (
     KeyPath,
     Mark,
     dotted,
-    parse_config,
     parse_value,
-    read_config_text,
     shown,
 )
 from gym_fed.core import aliases as other_words
@@ -37,11 +36,13 @@ from gym_fed.core.registries import UnusableMember
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
-def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
+def load_config(
+    source: ParsedConfig | str | Path, schema: type[ConfigT], overrides: Sequence[str] = ()
+) -> ConfigT:
     """Read a YAML file into ``schema``.
 
     Args:
-        path: The file; must be UTF-8 and at most 1 MiB.
+        source: The file, UTF-8 and at most 1 MiB; or one that was parsed before.
         schema: A pydantic model.
         overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
 
@@ -49,17 +50,11 @@ def load_config(path: str | Path, schema: type[ConfigT], overrides: Sequence[str
         GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, ``MISSING_DEPENDENCY`` for the first member
             that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
     """
-    file = Path(path)
-    return config_from(file, read_config_text(file), schema, overrides)
-
-
-def config_from(file: Path, text: str, schema: type[ConfigT], overrides: Sequence[str] = ()) -> ConfigT:
-    """``load_config`` for a text that was read already; ``file`` is for messages."""
-    values, marks = parse_config(file, text)
-    values = _unshared(values)
+    parsed = ParsedConfig.read(source)
+    values = _unshared(parsed.values)
     placed = place_overrides(values, overrides)
-    marks = {k: v for k, v in marks.items() if not any(k[: len(place)] == place for place in placed)}
-    return validate(values, schema, str(file), marks, placed)
+    marks = {k: v for k, v in parsed.marks.items() if not any(k[: len(place)] == place for place in placed)}
+    return validate(values, schema, str(parsed.file), marks, placed)
 
 
 def validate(

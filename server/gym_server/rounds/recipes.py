@@ -16,7 +16,8 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.recipe_values import recipe_values
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.config.yaml.file import config_from
+from gym_fed.config.parsed import ParsedConfig
+from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.canonical import canonical_digest
 from gym_server.ledger.chain import Ledger
@@ -49,7 +50,9 @@ class ConfigText:
         """
         put = tuple(f"{key}={value}" for key, value in (settings or {}).items())
         try:
-            return config_from(self.path, self.text, ServerConfig, (*self.overrides, *put))
+            return load_config(
+                ParsedConfig.parse(self.path, self.text), ServerConfig, (*self.overrides, *put)
+            )
         except GymError as error:
             if not put or error.code is not ErrorCode.CONFIG_INVALID:
                 raise

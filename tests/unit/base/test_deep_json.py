@@ -13,10 +13,6 @@ from gym_fed.base.downloads import ensure_model, missing_model
 from gym_fed.base.files import licence_of
 from gym_fed.base.modeling.adapters import read_adapter
 from gym_fed.base.models import load_model, load_tokenizer, nano_path
-from gym_fed.config.llamafactory.compute import _reads_images
-from gym_fed.config.llamafactory.distributed import _zero
-from gym_fed.config.llamafactory.rows import _has_template
-from gym_fed.config.llamafactory.translation import Translator
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides
 from gym_fed.core.errors import ErrorCode, GymError
@@ -26,6 +22,10 @@ from gym_fed.data.files import cell_value
 from gym_fed.data.formats.base import BadRow, parsed
 from gym_fed.export.source import open_source
 from gym_fed.interop.flags import _annotation, _bracketed
+from gym_fed.interop.llamafactory.compute import _reads_images
+from gym_fed.interop.llamafactory.distributed import _zero
+from gym_fed.interop.llamafactory.rows import _has_template
+from gym_fed.interop.llamafactory.translation import Translator
 from gym_fed.planning.sizes import count_model
 from gym_fed.training.model.quantization import prequantised
 from gym_fed.training.vision.conversations import is_vision_model

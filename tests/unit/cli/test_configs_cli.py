@@ -20,7 +20,7 @@ from gym_fed.config.recipes import get_recipe, recipes
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
-from tests.unit.config.test_llamafactory import COMMON
+from tests.unit.interop.test_llamafactory import COMMON
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RUNNER = CliRunner()

@@ -15,7 +15,7 @@ from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import GymError
-from tests.unit.config.test_llamafactory import COMMON
+from tests.unit.interop.test_llamafactory import COMMON
 
 SHORT = {
     "cutoff_len": 64,

@@ -560,7 +560,7 @@ def loops_of_recipes(tmp_path: Path) -> None:
 
 @line("LLaMA-Factory stage: grpo")
 def groups_graded_by_a_reward_model(tmp_path: Path) -> None:
-    from gym_fed.config.llamafactory.files import load_training_config
+    from gym_fed.config.training_file import load_training_config
 
     pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "no"} for row in ROWS]
     reward = tiny(algorithm="reward_model", max_length=32)

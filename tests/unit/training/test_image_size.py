@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gym_fed.base.models import load_model, load_tokenizer
-from gym_fed.config.llamafactory.files import load_training_config
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.training_file import load_training_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.checks import check_inputs
 from gym_fed.training.trainer import Trainer

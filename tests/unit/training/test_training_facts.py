@@ -14,7 +14,7 @@ from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING
 from tests.support.sources import ROOT, our_files
 
 CHOOSES = {"algorithm", "finetuning", "optimizer"}
-TRANSLATES = ROOT / "gym_fed" / "config" / "llamafactory"
+TRANSLATES = ROOT / "gym_fed" / "interop" / "llamafactory"
 NAMED_FOR_ONE = ("gym_fed/train.py", "gym_fed/config/recipe_presets.py")
 """``run_sft`` is for one algorithm, and presets of sizes are the rates of one."""
 

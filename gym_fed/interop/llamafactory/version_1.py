@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.llamafactory.distributed import offloading, shard
-from gym_fed.config.llamafactory.stages import translate_preference
-from gym_fed.config.llamafactory.translation import Translation, Translator, names
-from gym_fed.config.llamafactory.version_1_data import holds_pairs, sources_of
+from gym_fed.config.dialect import Translation
+from gym_fed.interop.llamafactory.distributed import offloading, shard
+from gym_fed.interop.llamafactory.stages import translate_preference
+from gym_fed.interop.llamafactory.translation import Translator, names
+from gym_fed.interop.llamafactory.version_1_data import holds_pairs, sources_of
 
 _SECTIONS = (
     *("peft_config", "kernel_config", "dist_config", "quant_config", "optim_config"),

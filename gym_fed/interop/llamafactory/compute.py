@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from gym_fed.config.llamafactory.translation import Translator
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.interop.llamafactory.translation import Translator
 
 
 def translate_precision(translator: Translator, *, adapter: bool) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from gym_fed.config.llamafactory.translation import is_version_1
-
-Job = Literal["train", "predict", "evaluate", "preprocess", "export", "inference"]
+from gym_fed.config.dialect import Job
+from gym_fed.interop.llamafactory.translation import is_version_1
 
 _TRAINS_ONLY = ("stage", "finetuning_type", "dataset", "do_train", "do_eval", "do_predict", "cutoff_len")
 

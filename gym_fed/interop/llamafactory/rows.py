@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from gym_fed.config.llamafactory.translation import Translator, names
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.data.chat_templates.named import NAMED
+from gym_fed.interop.llamafactory.translation import Translator, names
 
 _REMOTE = "REMOTE:"
 _FOLDER = "data"

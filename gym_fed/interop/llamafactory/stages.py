@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.llamafactory.jobs import Job
-from gym_fed.config.llamafactory.translation import Translator, names
+from gym_fed.config.dialect import Job
+from gym_fed.interop.llamafactory.translation import Translator, names
 
 _GROUPS = ("grpo", "gspo", "rloo")
 _ALGORITHMS = {

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.llamafactory.translation import Translator
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.interop.llamafactory.translation import Translator
 
 _NO_ZERO = "give a DeepSpeed file, with zero_optimization: {stage: 2} or 3"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.config.yaml.strict import KeyPath
+from gym_fed.config.dialect import Translation
 
 _MODEL = "model_name_or_path"
 _STAGE_KEYS = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
@@ -17,31 +16,14 @@ _VERSION_1_KEYS = (
 )
 
 
-def is_llamafactory(values: dict[str, Any]) -> bool:
+def is_llamafactory(values: Mapping[str, Any]) -> bool:
     """Whether a YAML file is LLaMA-Factory's: it names a model and a stage (or another key of theirs alone)."""
     return (_MODEL in values and any(key in values for key in _STAGE_KEYS)) or is_version_1(values)
 
 
-def is_version_1(values: dict[str, Any]) -> bool:
+def is_version_1(values: Mapping[str, Any]) -> bool:
     """Whether it is one of LLaMA-Factory's version 1, whose ``model`` is called as ours."""
     return "model" in values and any(key in values for key in _VERSION_1_KEYS)
-
-
-@dataclass
-class Translation:
-    """What became of a LLaMA-Factory file.
-
-    Attributes:
-        values: Our keys, ready to be validated.
-        origins: For each key of ours that has one, the key of the file that it comes from.
-        notes: Key of the file and a remark on it. The result of training does not depend on it.
-        lost: Key of the file and why it has no counterpart, although the result depends on it.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[KeyPath, str] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
 
 
 class Translator:

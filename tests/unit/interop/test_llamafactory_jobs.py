@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from gym_fed.cli.api.app import serving_config
 from gym_fed.cli.chat import their_file
 from gym_fed.cli.main import app
-from gym_fed.config.llamafactory.files import load_export, load_inference, load_predict_config
-from gym_fed.config.llamafactory.jobs import job_of
-from gym_fed.config.llamafactory.translate import translate
+from gym_fed.config.training_file import load_export, load_inference, load_predict_config
 from gym_fed.core.errors import GymError
+from gym_fed.interop.llamafactory.jobs import job_of
+from gym_fed.interop.llamafactory.translate import translate
 
 MODEL = {"model_name_or_path": "gym-nano", "template": "chatml", "trust_remote_code": True}
 PREDICTS = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.llamafactory.files import as_yaml, load_training_config
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.training_file import as_yaml, load_training_config
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
-from tests.unit.config.test_llamafactory import at
+from tests.unit.interop.test_llamafactory import at
 
 QUESTION = {"role": "user", "content": [{"type": "text", "value": "Name a river."}], "loss_weight": 0.0}
 ANSWER = {"role": "assistant", "content": [{"type": "text", "value": "The Elbe."}], "loss_weight": 1.0}

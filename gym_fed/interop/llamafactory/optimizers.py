@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.llamafactory.translation import Translator
+from gym_fed.interop.llamafactory.translation import Translator
 
 _NAMES = {
     "adamw_torch": "adamw",

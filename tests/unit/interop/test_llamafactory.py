@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.llamafactory.files import as_yaml, load_training_config
-from gym_fed.config.llamafactory.translate import translate
-from gym_fed.config.llamafactory.translation import is_llamafactory
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.training_file import as_yaml, load_training_config
 from gym_fed.config.yaml.file import dump_yaml, load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.sources import source_rows
+from gym_fed.interop.llamafactory.translate import translate
+from gym_fed.interop.llamafactory.translation import is_llamafactory
 
 # What nearly all of its examples share; each shape below changes some of it. None takes a key away.
 COMMON: dict[str, Any] = {

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.llamafactory.compute import (
+from gym_fed.config.dialect import Translation
+from gym_fed.core.registries import TRACKERS
+from gym_fed.interop.llamafactory.compute import (
     translate_features,
     translate_precision,
     translate_vision,
 )
-from gym_fed.config.llamafactory.distributed import translate_distributed
-from gym_fed.config.llamafactory.jobs import job_of
-from gym_fed.config.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEEDED, NOT_NEEDED_PREFIXES
-from gym_fed.config.llamafactory.optimizers import translate_optimizer
-from gym_fed.config.llamafactory.rows import translate_rows
-from gym_fed.config.llamafactory.stages import translate_references, translate_stage
-from gym_fed.config.llamafactory.translation import Translation, Translator, is_version_1, names
-from gym_fed.config.llamafactory.version_1 import translate_version_1
-from gym_fed.core.registries import TRACKERS
+from gym_fed.interop.llamafactory.distributed import translate_distributed
+from gym_fed.interop.llamafactory.jobs import job_of
+from gym_fed.interop.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEEDED, NOT_NEEDED_PREFIXES
+from gym_fed.interop.llamafactory.optimizers import translate_optimizer
+from gym_fed.interop.llamafactory.rows import translate_rows
+from gym_fed.interop.llamafactory.stages import translate_references, translate_stage
+from gym_fed.interop.llamafactory.translation import Translator, is_version_1, names
+from gym_fed.interop.llamafactory.version_1 import translate_version_1
 
 _FULL = ("full", "freeze")
 _OF_METHODS = (

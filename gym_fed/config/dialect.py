@@ -1,0 +1,75 @@
+"""Config files of other tools: a dialect recognises such a file and translates its keys to ours.
+
+Dialects are found by the entry point group ``gym_fed.dialects``. Nothing here knows one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from gym_fed.config.yaml.strict import KeyPath
+
+Job = Literal["train", "predict", "evaluate", "preprocess", "export", "inference"]
+_GROUP = "gym_fed.dialects"
+
+
+@dataclass
+class Translation:
+    """The keys of another tool's file, translated.
+
+    Attributes:
+        values: Our keys, ready to be validated.
+        origins: For each key of ours that has one, the key of the file that it comes from.
+        notes: Key of the file and a remark on it. The result of training does not depend on it.
+        lost: Key of the file and why it has no counterpart, although the result depends on it.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+class Dialect(Protocol):
+    """The config files of one other tool.
+
+    Attributes:
+        title: The tool's name in messages, such as ``LLaMA-Factory``.
+    """
+
+    title: str
+
+    def matches(self, values: Mapping[str, Any]) -> bool:
+        """True if these values are of a file of this tool."""
+        ...
+
+    def job_of(self, values: dict[str, Any]) -> Job:
+        """The command that the file is for."""
+        ...
+
+    def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:
+        """Translate the values of a file.
+
+        Args:
+            values: The file's values; they are not changed.
+            job: Whose keys to write: ``train`` (the keys of TrainingConfig), ``predict`` (PredictConfig),
+                ``export`` (model, adapters, output) or ``inference`` (model, adapters, sampling).
+            processes: How many processes will share the run; None if that is not known.
+        """
+        ...
+
+
+@functools.cache
+def dialects() -> tuple[Dialect, ...]:
+    """All installed dialects, sorted by the name of their entry point."""
+    points = sorted(importlib.metadata.entry_points(group=_GROUP), key=lambda point: point.name)
+    return tuple(point.load() for point in points)
+
+
+def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
+    """The dialect that values are written in; None for our own keys."""
+    return next((dialect for dialect in dialects() if dialect.matches(values)), None)

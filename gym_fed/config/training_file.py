@@ -1,0 +1,203 @@
+"""Loads configs of runs from files with our keys or in another tool's dialect; errors name the file's own lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from gym_fed.config.dialect import Job, Translation, dialect_of, dialects
+from gym_fed.config.parsed import ParsedConfig
+from gym_fed.config.predict import PredictConfig
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.file import load_config, parse_overrides, place_overrides, validate
+from gym_fed.core.errors import ErrorCode, GymError
+
+ConfigT = TypeVar("ConfigT", bound=StrictModel)
+Source = ParsedConfig | str | Path
+"""A config file, or one that was parsed before."""
+
+_COMMANDS = {
+    "predict": ("predicts", "gym predict {}"),
+    "export": ("merges and exports a model", "gym export {}"),
+    "inference": ("answers with a model", "gym chat {0}, or gym api {0}"),
+}
+
+
+def load_training_config(
+    source: Source | None,
+    overrides: Sequence[str] = (),
+    *,
+    ignore_unsupported: bool = False,
+    processes: int | None = None,
+) -> tuple[TrainingConfig, list[str]]:
+    """Load the config of a training run.
+
+    Args:
+        source: A YAML file with our keys, or in a dialect; None if the overrides are the whole config.
+        overrides: ``a.b=value`` settings with our keys; they win over the file. Keys of the file's dialect are accepted
+            too; without a file, either all keys are ours or all are of one dialect.
+        ignore_unsupported: Ignore the keys that have no counterpart; the notes name them.
+        processes: How many processes will share the run; None leaves it open.
+
+    Returns:
+        The config, and a line for every key of a dialect that was left out.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` listing every problem, a line each; see ``load_config`` for the others.
+    """
+    if source is None:
+        return _from_overrides(overrides, ignore_unsupported=ignore_unsupported, processes=processes)
+    parsed = ParsedConfig.read(source)
+    if "search" in parsed.values:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{parsed.place('search')}: search: describes many runs, not one",
+            f"search with: gym tune {parsed.file}",
+        )
+    if parsed.dialect is None:
+        return load_config(parsed, TrainingConfig, overrides), []
+    job = parsed.dialect.job_of(parsed.values)
+    if job in _COMMANDS:
+        what, command = _COMMANDS[job]
+        raise GymError(
+            ErrorCode.USAGE, f"{parsed.file}: {what}, and gym train trains", command.format(parsed.file)
+        )
+    values = dict(parsed.values)
+    ours = []
+    for setting in overrides:
+        ((path, value),) = parse_overrides([setting])
+        if len(path) > 1 or path[0] in TrainingConfig.model_fields:
+            ours.append(setting)
+        else:
+            values[str(path[0])] = value
+    translation = parsed.dialect.translate(values, "train", processes)
+    return _validated(parsed, translation, TrainingConfig, ours, ignore_unsupported=ignore_unsupported)
+
+
+def load_predict_config(
+    source: Source, overrides: Sequence[str] = (), *, ignore_unsupported: bool = False
+) -> tuple[PredictConfig, list[str]]:
+    """Load the config of `gym predict`, from a file of ours or of a dialect.
+
+    Raises:
+        GymError: As ``load_training_config``.
+    """
+    parsed = ParsedConfig.read(source)
+    if parsed.dialect is None:
+        return load_config(parsed, PredictConfig, overrides), []
+    translation = parsed.dialect.translate(parsed.values, "predict")
+    return _validated(parsed, translation, PredictConfig, overrides, ignore_unsupported=ignore_unsupported)
+
+
+def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
+    """Load the model, adapters and sampling that a file in a dialect names, and its notes.
+
+    Raises:
+        GymError: ``USAGE`` for a file that is in no dialect; else as ``load_training_config``.
+    """
+    return _plain_values(source, "inference")
+
+
+def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
+    """Load what a file in a dialect merges and exports, and its notes.
+
+    Raises:
+        GymError: As ``load_inference``; ``USAGE`` for a file that names no output.
+    """
+    parsed = ParsedConfig.read(source)
+    values, notes = _plain_values(parsed, "export")
+    if "output" not in values:
+        raise GymError(ErrorCode.USAGE, f"{parsed.file}: has no export_dir", "name the new folder there")
+    return values, notes
+
+
+def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, list[str]]:
+    """Translate a file in a dialect to a file with our keys, and to the comments that name what was left out of it.
+
+    Raises:
+        GymError: ``USAGE`` for a file that is in no dialect; ``CONFIG_INVALID`` as ``load_training_config``.
+    """
+    parsed = ParsedConfig.read(source)
+    if parsed.dialect is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{parsed.file}: not a {_titles()} file: no model_name_or_path with a stage or finetuning_type",
+            "ours need no import; check one with: gym configs validate",
+        )
+    load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # what is written can be loaded
+    translation = parsed.dialect.translate(parsed.values, "train")
+    comments = [f"# {key}: {text}" for key, text in {**translation.lost, **translation.notes}.items()]
+    head = [f"# Translated from {parsed.file.name}, a file of {parsed.dialect.title}."]
+    if comments:
+        head += ["# Left out:", *comments]
+    body = yaml.safe_dump(translation.values, sort_keys=False, allow_unicode=True)
+    return "\n".join(head) + "\n" + body, comments
+
+
+def _from_overrides(
+    overrides: Sequence[str], *, ignore_unsupported: bool, processes: int | None
+) -> tuple[TrainingConfig, list[str]]:
+    """The config that overrides alone make."""
+    values: dict[str, Any] = {}
+    placed = place_overrides(values, overrides)
+    dialect = dialect_of(values)
+    if dialect is None:
+        return validate(values, TrainingConfig, "--set", None, placed | {()}), []
+    translation = dialect.translate(values, "train", processes)
+    lost = [f"--set: {key}: no counterpart: {why}" for key, why in translation.lost.items()]
+    if lost and not ignore_unsupported:
+        hint = "leave them out, or pass --ignore-unsupported to train without them"
+        raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(lost), hint)
+    notes = [f"{key}: {text}" for key, text in translation.notes.items()]
+    return validate(translation.values, TrainingConfig, "--set", None, {()}), [*lost, *notes]
+
+
+def _plain_values(source: Source, job: Job) -> tuple[dict[str, Any], list[str]]:
+    parsed = ParsedConfig.read(source)
+    if parsed.dialect is None:
+        raise GymError(
+            ErrorCode.USAGE, f"{parsed.file}: not a {_titles()} file", "give a model, or one of their files"
+        )
+    translation = parsed.dialect.translate(parsed.values, job)
+    return translation.values, _notes(parsed, translation, ignore_unsupported=False)
+
+
+def _validated(
+    parsed: ParsedConfig,
+    translation: Translation,
+    schema: type[ConfigT],
+    overrides: Sequence[str],
+    *,
+    ignore_unsupported: bool,
+) -> tuple[ConfigT, list[str]]:
+    """A translation as a config, and its notes."""
+    notes = _notes(parsed, translation, ignore_unsupported=ignore_unsupported)
+    values = translation.values
+    placed = place_overrides(values, overrides)
+    marks = {key: parsed.mark(origin) for key, origin in translation.origins.items() if key not in placed}
+    return validate(values, schema, str(parsed.file), marks, placed), notes
+
+
+def _notes(parsed: ParsedConfig, translation: Translation, *, ignore_unsupported: bool) -> list[str]:
+    """A line for every key that was left out.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for keys on which the result depends.
+    """
+    lost = [f"{parsed.place(key)}: {key}: no counterpart: {why}" for key, why in translation.lost.items()]
+    notes = [f"{parsed.place(key)}: {key}: {text}" for key, text in translation.notes.items()]
+    if lost and not ignore_unsupported:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "\n".join(lost),
+            "remove these keys, or pass --ignore-unsupported to go on without them",
+        )
+    return [*lost, *notes]
+
+
+def _titles() -> str:
+    return " or ".join(dialect.title for dialect in dialects()) or "known"
