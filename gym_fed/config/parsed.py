@@ -1,4 +1,4 @@
-"""A config file that was read and parsed once, on its way to a schema."""
+"""A config file, read and parsed once, before it is validated."""
 
 from __future__ import annotations
 
