@@ -24,7 +24,7 @@ class Grammar:
     Attributes:
         kind: ``json_schema``: a JSON value that the schema allows, an object where it is ``{}``. ``regex``: a text that
             the pattern matches, whole. ``choice``: one of some texts. ``grammar``: a text of the grammar. ``calls``:
-            text and calls of tools, as ``gym_fed.serving.engine.grammars`` describes them.
+            text and calls of tools, as ``gym_fed.serving.engine.guided`` describes them.
         text: The schema; the pattern; a JSON list of texts; Lark's notation or GBNF.
     """
 

@@ -7,19 +7,103 @@ had happened.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.sequence import GenerationSequence, ScheduledRequest
-from gym_fed.serving.engine.step_cost import StepCost
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.picture_rows import rows_between
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
-    from gym_fed.serving.engine.fair_queue import TokenCounters
+
+
+PROMPT_WEIGHT = 1
+ANSWER_WEIGHT = 2
+_REMEMBERED_USERS = 4096
+
+
+class TokenCounters:
+    """The virtual token counter of every user, in weighted tokens."""
+
+    def __init__(self) -> None:
+        self._served: OrderedDict[str, int] = OrderedDict()
+        self._present: Counter[str] = Counter()
+        self.running: Counter[str] = Counter()
+
+    def arrive(self, user: str) -> None:
+        """Count one more present request of ``user``."""
+        if not self._present[user]:
+            floor = min((self._served[other] for other in +self._present), default=0)
+            self._served[user] = max(self._served.get(user, 0), floor)
+            self._served.move_to_end(user)
+        self._present[user] += 1
+
+    def leave(self, user: str) -> None:
+        """Count the end of one of their requests."""
+        self._present[user] -= 1
+        if self._present[user] <= 0:
+            del self._present[user]
+            self.running.pop(user, None)
+            if len(self._served) > _REMEMBERED_USERS:
+                del self._served[next(name for name in self._served if not self._present[name])]
+
+    def charge(self, user: str, tokens: int) -> None:
+        """Add ``tokens`` (weighted) to the counter of ``user``."""
+        self._served[user] = self._served.get(user, 0) + tokens
+
+    def served(self, user: str) -> int:
+        """Weighted tokens; comparable between present users."""
+        return self._served.get(user, 0)
+
+
+class FairQueue:
+    """Waiting requests, in each user's own order."""
+
+    def __init__(self, tokens: TokenCounters) -> None:
+        self._tokens = tokens
+        self._queues: dict[str, deque[ScheduledRequest]] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[ScheduledRequest]:
+        for queue in list(self._queues.values()):
+            yield from list(queue)
+
+    def count(self, user: str) -> int:
+        """Waiting requests of one user."""
+        return len(self._queues.get(user, ()))
+
+    def put(self, request: ScheduledRequest, *, front: bool = False) -> None:
+        """Append to its user's queue, or put it at its front."""
+        queue = self._queues.setdefault(request.user, deque())
+        if front:
+            queue.appendleft(request)
+        else:
+            queue.append(request)
+        self._length += 1
+
+    def remove(self, request: ScheduledRequest) -> bool:
+        """Remove it; returns whether it was waiting."""
+        queue = self._queues.get(request.user)
+        if queue is None or request not in queue:
+            return False
+        queue.remove(request)
+        self._length -= 1
+        if not queue:
+            del self._queues[request.user]
+        return True
+
+    def by_priority(self) -> Iterator[ScheduledRequest]:
+        """All waiting requests, the least served user's first; among equals, of the user with fewest running."""
+        users = list(self._queues)  # by arrival: the sort is stable
+        users.sort(key=lambda user: (self._tokens.served(user), self._tokens.running[user]))
+        for user in users:
+            yield from list(self._queues.get(user, ()))
 
 
 @dataclass
@@ -130,3 +214,80 @@ class Scheduler:
 
 def _decodes(row: ScheduledRequest) -> bool:
     return isinstance(row, GenerationSequence) and row.decoding
+
+
+_SMOOTHING = 0.3
+"""Weight of the newest measurement."""
+_OUTLIER = 2.0
+"""A measurement counts as no more than so many times the average, and no less than its inverse."""
+_LEAST = 5
+"""Prompt tokens of every step with prefill, so that a prompt is always read."""
+_FIRST = 16
+"""Of the first one, when nothing is known."""
+_GROWTH = 2.0
+"""A step has at most so many times the prompt tokens of the one before."""
+_STALE = 16
+"""After so many steps with prefill one without is measured again."""
+
+
+class StepCost:
+    """Measures steps.
+
+    Args:
+        stretch: How many times as long as without prefill a step with it may take; None: any time.
+    """
+
+    def __init__(self, stretch: float | None) -> None:
+        self._stretch = stretch
+        self._decode: dict[int, float] = {}
+        """Seconds of a step that only decodes, by its tokens."""
+        self._per_token = 0.0
+        """Seconds that a prompt token adds to such a step."""
+        self._last = 0
+        self._since = 0
+
+    def prefill_tokens(self, decode_tokens: int, most: int, joining: int = 1) -> int:
+        """Prompt tokens of a step that decodes so many tokens, at most ``most``; 0 where it is measured without.
+
+        Args:
+            decode_tokens: Of the answers that run.
+            most: Whatever the time.
+            joining: Answers that begin when their prompts are read; all but one count as if they ran.
+        """
+        if self._stretch is None or not decode_tokens:
+            return most
+        if not self._decode or self._since >= _STALE:
+            return 0
+        if not self._last:
+            return min(most, _FIRST)
+        fitting = _GROWTH * self._last
+        if self._per_token > 0:
+            alone = self._alone(decode_tokens)
+            allowed = self._stretch * max(alone, self._alone(decode_tokens + joining - 1))
+            fitting = min(fitting, (allowed - alone) / self._per_token)
+        return min(most, max(_LEAST, int(fitting)))
+
+    def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:
+        """Learn from a step that succeeded."""
+        if self._stretch is None or not decode_tokens:
+            return
+        if not prefill_tokens:
+            self._decode[decode_tokens] = _smoothed(self._decode.get(decode_tokens), seconds)
+            self._since = 0
+            return
+        self._since += 1
+        self._last = prefill_tokens
+        if self._decode:
+            added = max(0.0, seconds - self._alone(decode_tokens)) / prefill_tokens
+            self._per_token = _smoothed(self._per_token or None, added)
+
+    def _alone(self, decode_tokens: int) -> float:
+        nearest = min(self._decode, key=lambda known: abs(known - decode_tokens))
+        return self._decode[nearest]
+
+
+def _smoothed(average: float | None, found: float) -> float:
+    if average is None:
+        return found
+    found = min(_OUTLIER * average, max(average / _OUTLIER, found))
+    return average + _SMOOTHING * (found - average)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from gym_fed.serving.engine.grammars import (
+from gym_fed.serving.engine.guided import (
     MAX_CHOICES,
     MAX_GRAMMAR_CHARACTERS,
     MAX_PATTERN_CHARACTERS,

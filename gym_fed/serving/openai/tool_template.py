@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 from gym_fed.core.registries import TOOL_FORMATS
-from gym_fed.serving.engine.grammars import MAX_SCHEMA_CHARACTERS
+from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.tool_calls import Call, CallParser
 from gym_fed.serving.openai.tool_formats._reading import Tools

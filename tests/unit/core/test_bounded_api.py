@@ -10,7 +10,7 @@ import pytest
 from gym_fed.base.models import load_tokenizer
 from gym_fed.core.bounded import pool
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.engine.grammars import compiled
+from gym_fed.serving.engine.guided import compiled
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.openai.schemas import UserMessage

@@ -17,10 +17,9 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.engine.fair_queue import FairQueue, TokenCounters
 from gym_fed.serving.engine.generation import Generation
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.engine.scheduler import Scheduler
+from gym_fed.serving.engine.scheduler import FairQueue, Scheduler, TokenCounters
 from gym_fed.serving.engine.sequence import ScheduledRequest
 from tests.support.toy_engine import ToyModel, ToyPool, ToySource
 

@@ -18,7 +18,6 @@ from transformers.generation.logits_process import (
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.limits import Limits
-from gym_fed.serving.engine.logits_processors import repetition_penalty, warpers
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.engine.sampling import (
     Row,
@@ -28,6 +27,8 @@ from gym_fed.serving.engine.sampling import (
     _draw,
     choose,
     noise_size,
+    repetition_penalty,
+    warpers,
 )
 
 VOCAB = 1000

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gym_fed.serving.engine.step_cost import StepCost
+from gym_fed.serving.engine.scheduler import StepCost
 
 MOST = 512
 
