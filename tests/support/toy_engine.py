@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.kv_pool import KVPool, LayerShape
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool, LayerShape
 from gym_fed.serving.forward.loaded import LoadedVariant
 
 END = 258

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from gym_fed.serving.engine.sequence import ScheduledRequest
-    from gym_fed.serving.forward.kv_pool import KVPool
+    from gym_fed.serving.forward.kv_cache import KVPool
     from gym_fed.serving.forward.loaded import LoadedVariant, VariantSource
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.sampling import SampledToken
     from gym_fed.serving.engine.stats import Counters
     from gym_fed.serving.forward.chunk import Chunk
-    from gym_fed.serving.forward.kv_pool import KVPool
+    from gym_fed.serving.forward.kv_cache import KVPool
     from gym_fed.serving.forward.loaded import VariantSource
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 

@@ -9,7 +9,7 @@ from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.generation import Generation
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledToken
-from gym_fed.serving.forward.hidden_mean import HiddenMean
+from gym_fed.serving.forward.chunk import HiddenMean
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -16,9 +16,14 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
-from gym_fed.serving.forward.merged import MergedWeights
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
-from gym_fed.serving.forward.variant_weights import DenseWeight, FactorWeight, PackedWeight, VectorWeight
+from gym_fed.serving.forward.variant_weights import (
+    DenseWeight,
+    FactorWeight,
+    MergedWeights,
+    PackedWeight,
+    VectorWeight,
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.attention import PackedTokens
-from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.picture_rows import EmbeddedRows, rows_of_step
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -69,3 +72,21 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
     starts = [start for start, _, _ in spans]
     pictures = rows_of_step([(at, chunk.pictures) for at, chunk in zip(starts, chunks, strict=True)])
     return ends, PackedTokens(spans, pictures=pictures)
+
+
+class HiddenMean:
+    """Mean of the last hidden states of a text whose prefill comes in chunks."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+
+    def add(self, states: Tensor) -> None:
+        """Add the states of the next tokens: ``[tokens, hidden]``."""
+        found = states.float().sum(dim=0)
+        self._sum = found if self._sum is None else self._sum + found
+
+    def unit(self) -> Tensor:
+        """The mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
+        assert self._sum is not None
+        found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
+        return found

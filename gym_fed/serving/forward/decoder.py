@@ -19,9 +19,9 @@ from gym_fed.serving.forward import attention, variant_terms
 from gym_fed.serving.forward.base_weights import Projection
 from gym_fed.serving.forward.layer_calls import DecoderLayer, DirectCalls, HeadSizes, LayerCalls, Norm
 from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew
+from gym_fed.serving.forward.recorded_layers import StepBuffers
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.servable import language_part
-from gym_fed.serving.forward.step_buffers import StepBuffers
 from gym_fed.serving.forward.target_modules import ModelLayout
 
 

@@ -3,10 +3,204 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from gym_quant.kernels.attention import BLOCK_TOKENS
+import torch
+from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer
 
-from gym_fed.serving.forward.kv_blocks import KVBlocks
+from gym_fed.core.errors import ErrorCode, GymError
+
+_FIRST_BLOCKS = 16
+"""Of a pool that grows."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Key heads of a layer, and the sizes of a key and of a value."""
+
+    kv_heads: int
+    dim: int
+    value_dim: int
+
+
+class Keeper(Protocol):
+    """Keeps blocks that nobody uses, until others need them (``prefix_cache``)."""
+
+    @property
+    def evictable(self) -> int:
+        """How many blocks it could give back."""
+
+    def keep(self, block: int) -> bool:
+        """Whether it keeps this block, which nobody uses any more."""
+
+    def reuse(self, block: int) -> None:
+        """A block that it kept is used again."""
+
+    def evict(self) -> int:
+        """A block that it kept, and forgets now."""
+
+    def written(self, block: int) -> None:
+        """What a block holds changes: nobody may find it any more."""
+
+
+class KVBlocks:
+    """Blocks of one model, of all its layers alike; one thread at a time.
+
+    Args:
+        bytes_limit: Most bytes of all layers. None: it grows as it must.
+        dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
+        shapes: Of every layer by number; a limited pool must know them. Others are added as they are used.
+        device: Where the blocks are.
+
+    Raises:
+        GymError: ``USAGE`` for another dtype, ``CONFIG_INVALID`` for a limit that is less than a block.
+    """
+
+    def __init__(
+        self,
+        bytes_limit: int | None = None,
+        *,
+        dtype: str = "float32",
+        shapes: Mapping[int, LayerShape] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if dtype not in KV_DTYPES:
+            raise GymError(ErrorCode.USAGE, f"a KV cache is {', '.join(KV_DTYPES)}, not {dtype}")
+        self.dtype = dtype
+        self.layers: dict[int, PagedLayer] = {}
+        self.keeper: Keeper | None = None
+        self._device = device
+        self._limited = bytes_limit is not None
+        self._free: list[int] = []
+        self._users: list[int] = []
+        """Of each block that was ever used: those of a large pool are not counted one by one at its start."""
+        self._num_blocks = 0
+        self._returned: deque[array[int]] = deque()
+        """Blocks of caches that were dropped without ``release``, from whichever thread."""
+        for number, shape in (shapes or {}).items():
+            self.layer(number, shape)
+        blocks = _FIRST_BLOCKS
+        if bytes_limit is not None:
+            blocks = bytes_limit // max(1, self.block_bytes)
+            if not self.layers or not blocks:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"{bytes_limit:,} bytes of KV cache are less than a block of {BLOCK_TOKENS} tokens, "
+                    f"{self.block_bytes:,} bytes",
+                    "raise engine.kv_cache_size",
+                )
+        self._grow(blocks)
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """Of every layer that was used."""
+        return {n: LayerShape(one.kv_heads, one.dim, one.value_dim) for n, one in self.layers.items()}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks for which there is memory now: all that there will be, where it is limited."""
+        return self._num_blocks
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody uses, those included that a prefix cache keeps."""
+        self._take_back()
+        kept = 0 if self.keeper is None else self.keeper.evictable
+        return len(self._free) + self._num_blocks - len(self._users) + kept
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block in all layers."""
+        return sum(layer.block_bytes for layer in self.layers.values())
+
+    @property
+    def bytes_used(self) -> int:
+        """Of the blocks that requests use."""
+        return (self.num_blocks - self.free_blocks) * self.block_bytes
+
+    def layer(self, number: int, shape: LayerShape) -> PagedLayer:
+        """Blocks of a layer, made now if it is a new one.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` when the layer had another shape before.
+        """
+        found = self.layers.get(number)
+        if found is None:
+            found = PagedLayer(
+                self.num_blocks, shape.kv_heads, shape.dim, shape.value_dim, self.dtype, self._device
+            )
+            self.layers[number] = found
+        elif (found.kv_heads, found.dim, found.value_dim) != (shape.kv_heads, shape.dim, shape.value_dim):
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"layer {number} gives {shape}, but {self.shapes[number]} before",
+            )
+        return found
+
+    # For caches and the prefix cache.
+
+    def users(self, block: int) -> int:
+        """How many caches hold it."""
+        return self._users[block]
+
+    def share(self, block: int) -> None:
+        """One cache more holds it."""
+        if not self._users[block] and self.keeper is not None:
+            self.keeper.reuse(block)
+        self._users[block] += 1
+
+    def take(self, count: int) -> list[int] | None:
+        """So many blocks, each of one user; None, and nothing taken, where there are not so many."""
+        self._take_back()
+        lacking = count - self.free_blocks
+        if lacking > 0:
+            if self._limited:
+                return None
+            self._grow(max(2 * self.num_blocks, self.num_blocks + lacking))
+        found = []
+        for _ in range(count):
+            if self._free:
+                found.append(self._free.pop())
+            elif len(self._users) < self._num_blocks:
+                found.append(len(self._users))
+                self._users.append(0)
+            else:
+                assert self.keeper is not None  # free_blocks counted what it keeps
+                found.append(self.keeper.evict())
+            self._users[found[-1]] = 1
+        return found
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """One cache less holds them; the last of them is the first that a prefix cache would evict."""
+        for block in reversed(blocks):
+            self._users[block] -= 1
+            if not self._users[block] and (self.keeper is None or not self.keeper.keep(block)):
+                self._free.append(block)
+
+    def free(self, block: int) -> None:
+        """A block that nobody uses is no longer kept."""
+        self._free.append(block)
+
+    def copy(self, source: int, target: int) -> None:
+        """Make a block the same as another, in all layers."""
+        for layer in self.layers.values():
+            layer.copy_block(source, target)
+
+    def return_later(self, blocks: array[int]) -> None:
+        """Give blocks back from any thread."""
+        self._returned.append(blocks)
+
+    def _take_back(self) -> None:
+        while self._returned:
+            self.drop(self._returned.popleft())
+
+    def _grow(self, num_blocks: int) -> None:
+        for number, layer in self.layers.items():
+            self.layers[number] = layer.grown(num_blocks)
+        self._num_blocks = num_blocks
 
 
 class KVCache:
@@ -83,3 +277,16 @@ class KVCache:
     def __del__(self) -> None:
         if self.blocks:
             self.pool.return_later(self.blocks)
+
+
+__all__ = ["KVPool", "LayerShape"]
+
+
+class KVPool(KVBlocks):
+    """Blocks of one model, of which requests make their caches; arguments and errors are those of ``KVBlocks``."""
+
+    def new_cache(self, prefix: Sequence[int] = ()) -> KVCache:
+        """A cache for one request, which begins with these full blocks."""
+        for block in prefix:
+            self.share(block)
+        return KVCache(self, array("i", prefix), BLOCK_TOKENS * len(prefix))

@@ -20,18 +20,16 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, servable, trial
 from gym_fed.serving.forward.chunk import Chunk, packed_tokens
 from gym_fed.serving.forward.decoder import Decoder
-from gym_fed.serving.forward.formats import base_format_for, kernel_for
 from gym_fed.serving.forward.hooked import HookedForward
-from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.kv_pool import KVPool
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
-from gym_fed.serving.forward.plain_layout import plain_layout
-from gym_fed.serving.forward.plain_model import PlainModel
-from gym_fed.serving.forward.prepared import prepare
-from gym_fed.serving.forward.step_variants import StepVariants
+from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
+from gym_fed.serving.forward.segments import StepVariants
+from gym_fed.serving.forward.servable import base_format_for, kernel_for
 from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.serving.forward.trial import prepare
 
 _log = logging.getLogger(__name__)
 _FORWARDS = {"decoder": 0, "transformers": 0}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.serving.forward.plain_config import PlainConfig
+from gym_fed.serving.forward.target_modules import Kind, ModelLayout, TargetModule, TargetParameter
 
 
 class PlainLinear(nn.Linear):
@@ -192,3 +193,31 @@ class PlainModel(nn.Module):
         if use_cache:
             raise NotImplementedError("steps with a cache are the decoder's")
         return SimpleNamespace(logits=self.lm_head(self.model(input_ids, position_ids)))
+
+
+def plain_layout(model: PlainModel, kernel: str) -> ModelLayout:
+    """What ``ModelLayout.of`` finds by running the model."""
+    parameters = dict(model.named_parameters())
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    target_modules: list[TargetModule] = []
+    kinds: dict[str, Kind] = {}
+    for name, module in model.named_modules():
+        own = {key: names[id(parameter)] for key, parameter in module.named_parameters(recurse=False)}
+        if not own:
+            continue
+        weight, bias = own["weight"], own.get("bias")
+        kinds[weight] = "matrix"
+        if isinstance(module, PlainNorm):
+            kinds[weight] = "norm"
+            target = TargetModule(name, "norm", weight, None, eps=module.variance_epsilon)
+        elif isinstance(module, nn.Embedding):
+            target = TargetModule(name, "embedding", weight, None)
+        else:
+            target = TargetModule(name, "linear", weight, bias, head=module is model.lm_head)
+        if bias is not None:
+            kinds[bias] = "bias"
+        target_modules.append(target)
+    first = next(iter(parameters.values()))
+    targets = {name: TargetParameter(tuple(one.shape), kinds[name]) for name, one in parameters.items()}
+    dtype = str(first.dtype).removeprefix("torch.")
+    return ModelLayout(targets, tuple(target_modules), dtype, str(first.device), kernel)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 from gym_quant.kernels.attention import BLOCK_TOKENS
 
-from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.kv_pool import KVPool
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool
 from gym_fed.serving.forward.picture_rows import PlacedPicture, block_key
 
 

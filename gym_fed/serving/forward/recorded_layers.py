@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import torch
 from gym_quant.kernels.program import Program
 from torch import Tensor
 
@@ -89,3 +90,33 @@ class Recording:
                 return None  # and so are all steps of this kind: they are not tried again
             self._layers = RecordedLayers(program, calls)
         return self._layers
+
+
+class StepBuffers:
+    """The tensors of a step, kept for the next one of as many rows or fewer."""
+
+    def __init__(self, hidden: int, attended: int, qkv: int, inner: int) -> None:
+        self._widths = {"hidden": hidden, "normed": hidden, "term": hidden, "qkv": qkv, "attended": attended}
+        self._widths |= {"gate_up": 2 * inner, "gated": inner}
+        self._inner, self._rows = inner, 0
+        self._held: dict[str, Tensor] = {}
+        self._views: dict[int, SimpleNamespace] = {}
+
+    def clear(self) -> None:
+        """Forget all, recordings included, which have the addresses of weights."""
+        self._rows = 0
+        self._held.clear()
+        self._views.clear()
+
+    def of(self, rows: int) -> SimpleNamespace:
+        """Tensors of so many rows by name, and their ``recording``; their contents are of the step before."""
+        if rows > self._rows:
+            self._rows = max(8, 1 << (rows - 1).bit_length())
+            self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}
+            self._views.clear()
+        if rows not in self._views:
+            views = {name: held[:rows] for name, held in self._held.items()}
+            gate_up = views["gate_up"]
+            views["gate"], views["up"] = gate_up[:, : self._inner], gate_up[:, self._inner :]
+            self._views[rows] = SimpleNamespace(**views, recording=Recording())
+        return self._views[rows]

@@ -6,41 +6,28 @@ differs, and no rounding. Others are computed in their own number format by both
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gym_fed.base.modeling.mapped import release_pages
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
-from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.kv_pool import KVPool
-from gym_fed.serving.forward.wide_product import wide_product
+from gym_fed.serving.forward.decoder import Decoder
+from gym_fed.serving.forward.packed_base import PackedBase, Packer
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 _CLOSE = 1e-4
 """Of the norm of the logits, in float32: SmolLM2-135M has 2.8e-6, gym-nano 2.7e-7. Faults are far above it."""
 _CLOSE_ROUNDED = 3e-1
 """In bfloat16. Its rounding alone moves logits of tokens in no order by up to 0.15; a lost state gives about 1."""
-
-
-class PackedSteps(Protocol):
-    """What a trial needs of a model (``MultiVariantModel``)."""
-
-    model: Any
-    pool: KVPool
-    vocabulary: int
-    base_format: str
-
-    @property
-    def forward(self) -> str: ...
-
-    def new_cache(self) -> KVCache: ...
-
-    def step(self, chunks: Sequence[Chunk]) -> Tensor: ...
 
 
 def tokens(vocabulary: int) -> list[int]:
@@ -90,7 +77,7 @@ def stock_logits(model: Any) -> Tensor:
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
-def step_logits(served: PackedSteps) -> Tensor:
+def step_logits(served: MultiVariantModel) -> Tensor:
     """What packed steps give for the last three ``tokens``, a prompt in chunks beside another request."""
     cache, other = served.new_cache(), served.new_cache()
     found = []
@@ -104,7 +91,7 @@ def distance(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
 
 
-def require_same(served: PackedSteps, stock: Tensor) -> None:
+def require_same(served: MultiVariantModel, stock: Tensor) -> None:
     """Compare the logits of packed steps with those of the stock forward.
 
     Weights that are mapped leave memory afterwards: both sides have read all of them, and packing reads one by one.
@@ -142,3 +129,79 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
                 f"{wanted}, but its attention uses {windows.get(layer, 'no keys at all')}",
                 "use a model that passes its window to its attention, such as Mistral or Qwen3",
             )
+
+
+LOSS = {"bfloat16": 5e-2, "int8": 0.4}
+"""What a format may lose of the logits' norm; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
+MOST_LOSS = 0.7
+"""Of int4, which loses up to 0.16 there, and of formats of other packages."""
+SAME = 5e-3
+"""Of the norm: the same weights by other kernels, or by torch. Measured, in all formats: 3.3e-4 and less."""
+
+
+def prepare(
+    served: MultiVariantModel,
+    decoder: Decoder,
+    stock: Tensor | None,
+    format: str | None,
+    kept: PackedBase | None,
+) -> None:
+    """Compare, pack and compare.
+
+    Args:
+        served: The model, which computes by the decoder.
+        decoder: In the model's own weights; packed afterwards.
+        stock: Of ``stock_logits``; None: computed where it is needed.
+        format: None: nothing is packed.
+        kept: The base's file in that format.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` where logits differ.
+    """
+    is_there = format is not None and kept is not None and kept.open(decoder.layers_in(format))
+    if stock is None and not is_there:
+        with in_float32(served.model):
+            stock = stock_logits(served.model)
+    if stock is not None:
+        with decoder.compared():
+            require_same(served, stock)
+    if format is None:
+        return
+    decoder.pack(format, Packer() if kept is None else kept.pack)
+    found = step_logits(served)
+    if kept is not None and kept.logits is not None:
+        hint = f"delete {kept.path}: the next start packs the base anew, and compares it with its weights"
+        _require(found, kept.logits, SAME, f"packed {format}, from those that its file records,", hint)
+    elif stock is not None and format == served.base_format:  # the weights' own type: nothing is lost
+        _require(found, stock[2:], SAME, f"packed {format}", _REPORT)
+    elif stock is not None:
+        _require(
+            found, _decoded(served, decoder), SAME, f"packed {format}, from the decoded weights',", _REPORT
+        )
+        limit = LOSS.get(format, MOST_LOSS)
+        _require(found, stock[2:], limit, f"packed {format}", "choose another base_format")
+    for weight in served.model.parameters():
+        release_pages(weight)  # of the embedding, which the comparisons read
+    if kept is not None:
+        kept.save(found)
+
+
+_REPORT = (
+    "set GYM_KERNELS=torch, which uses none of the native code, and report it with your processor's name"
+)
+
+
+def _decoded(served: MultiVariantModel, decoder: Decoder) -> Tensor:
+    """The same logits, from one chunk, so that every weight is decoded once."""
+    with decoder.compared():
+        return served.step([Chunk(tokens(served.vocabulary), served.new_cache(), num_logits=3)])
+
+
+def _require(found: Tensor, wanted: Tensor, limit: float, what: str, hint: str) -> None:
+    off = distance(found, wanted) if found.shape == wanted.shape else float("inf")
+    if not off <= limit:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"the base cannot be served: its logits in {what} are off by {off:.1e} of their norm, over {limit}",
+            hint,
+        )

@@ -13,9 +13,8 @@ from gym_quant.kernels.decode import NormWeight
 
 from gym_fed.core.errors import GymError
 from gym_fed.serving.forward import multi_variant, variant_terms
-from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.decoder import Decoder, Norm
-from gym_fed.serving.forward.hidden_mean import HiddenMean
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.variants import load, write_random_delta
 from tests.unit.serving.test_multi_variant_step import RULES

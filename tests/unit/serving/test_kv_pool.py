@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.kv_pool import KVPool, LayerShape
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool, LayerShape
 
 SHAPES = {0: LayerShape(2, 8, 8), 1: LayerShape(1, 4, 6)}
 BLOCK_BYTES = 16 * (2 * 8 + 2 * 16 + 4 + 16) * 4

@@ -11,7 +11,7 @@ from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.serving.forward import merged
+from gym_fed.serving.forward import variant_weights
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
@@ -45,15 +45,15 @@ def _logits(served: MultiVariantModel, variant: LoadedVariant | None, *, merge: 
     return served.step([Chunk(IDS, served.new_cache(), variant, num_logits=len(IDS))], merge=merge)
 
 
-@pytest.mark.parametrize("most_kept", [0, merged.MOST_KEPT])
+@pytest.mark.parametrize("most_kept", [0, variant_weights.MOST_KEPT])
 @pytest.mark.parametrize("codec", ["bitdelta", "int8"])
 def test_merged_products_give_the_logits_of_two_products(
     codec: str, most_kept: int, nano: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged, "MOST_KEPT", most_kept)
+    monkeypatch.setattr(variant_weights, "MOST_KEPT", most_kept)
     made: list[str] = []
-    decoded = merged._decoded
-    monkeypatch.setattr(merged, "_decoded", lambda *of: made.append("sum") or decoded(*of))
+    decoded = variant_weights._decoded
+    monkeypatch.setattr(variant_weights, "_decoded", lambda *of: made.append("sum") or decoded(*of))
     with MultiVariantModel(nano.model) as served:
         served._variants.bulk_rows = 1
         variant = _variant(nano, served, tmp_path, codec)

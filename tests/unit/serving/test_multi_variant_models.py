@@ -10,8 +10,7 @@ import torch
 from gym_quant.kernels import MODES, ResidentSigns
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.chunk import Chunk
-from gym_fed.serving.forward.hidden_mean import HiddenMean
+from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.variant_weights import FactorWeight, ModelLayout, PackedWeight

@@ -21,7 +21,7 @@ from gym_quant.tiled_linear import TiledLinear
 from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.serving.base import load_base
-from gym_fed.serving.forward import packed_base, prepared
+from gym_fed.serving.forward import packed_base, trial
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.packed_base import BYTES_LIMIT, KEPT_FILES, PackedBase, Packer
@@ -199,7 +199,7 @@ def test_packed_weights_that_are_not_the_base_s_are_refused_at_the_first_start(
     model, _, _ = load_base(str(folder), [], "bfloat16", plain=True)
     right = Packer()
     monkeypatch.setattr(
-        prepared,
+        trial,
         "Packer",
         lambda: lambda name, format, weights: right(name, format, [-weight for weight in weights]),
     )

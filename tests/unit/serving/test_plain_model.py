@@ -16,8 +16,7 @@ from gym_fed.serving.base import load_base
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.plain_config import plain_config
-from gym_fed.serving.forward.plain_layout import plain_layout
-from gym_fed.serving.forward.plain_model import PlainModel
+from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
 from gym_fed.serving.forward.target_modules import ModelLayout
 from tests.unit.serving.test_decoder import MODELS, build, texts
 

@@ -7,8 +7,7 @@ import random
 import pytest
 import torch
 
-from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.kv_pool import KVPool, LayerShape
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool, LayerShape
 from gym_fed.serving.forward.prefix_cache import PrefixCache
 
 SHAPES = {0: LayerShape(1, 4, 4)}

@@ -13,8 +13,8 @@ from gym_quant.kernels import dispatch
 from gym_fed.serving.forward import multi_variant, recorded_layers
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.prepared import prepare
 from gym_fed.serving.forward.recorded_layers import RecordedLayers
+from gym_fed.serving.forward.trial import prepare
 from tests.support.variants import load, write_random_delta
 from tests.unit.serving.test_decoder import MODELS, build, texts
 from tests.unit.serving.test_multi_variant_step import RULES

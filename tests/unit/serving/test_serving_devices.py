@@ -9,7 +9,7 @@ import torch
 
 from gym_fed.serving.engine import sampling
 from gym_fed.serving.forward.attention import PackedTokens, packed, packed_attention
-from gym_fed.serving.forward.kv_pool import KVPool
+from gym_fed.serving.forward.kv_cache import KVPool
 from gym_fed.serving.forward.segments import Segments
 
 
