@@ -16,7 +16,7 @@ from gym_fed.core.json_files import read_object
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.kept import LEAST_KEPT, kept_text, mapped_base, share_kept
 from gym_fed.serving.end_tokens import end_ids
-from gym_fed.serving.pictures.families import require_family
+from gym_fed.serving.pictures.processor import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
 from gym_fed.serving.openai.adapters import LOAD, UNLOAD, Adapters
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
-from gym_fed.serving.openai.input_items import input_items, page_of
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
-from gym_fed.serving.openai.responses import RESPONSES
+from gym_fed.serving.openai.responses import RESPONSES, input_items, page_of
 from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
 from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
 

@@ -12,14 +12,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.core.file_lock import lock, unlock
 from gym_fed.core.files import drop_torn_line
 from gym_fed.core.portable import O_BINARY
-from gym_fed.serving.openai.use import Use
 
 _log = logging.getLogger(__name__)
 
@@ -96,3 +96,31 @@ class UsageLog:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+@dataclass(frozen=True)
+class Use:
+    """The usage of one request.
+
+    Attributes:
+        url: The kind of request.
+        model: The requested name.
+        caller: Name of the caller.
+        end_user: The request's ``user``, if any.
+        safety_identifier: The request's, if any.
+        metadata: The request's, if any.
+        prompt_tokens: Tokens of the prompts.
+        completion_tokens: Tokens of the answers, also of cancelled ones.
+    """
+
+    url: str
+    model: str
+    caller: str
+    end_user: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    safety_identifier: str | None = None
+    metadata: Mapping[str, str] | None = None
+
+
+OnUse = Callable[[Use], None]

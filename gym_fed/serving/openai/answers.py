@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
 from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallParser
-from gym_fed.serving.openai.tool_formats._reading import MoreArguments
+from gym_fed.serving.openai.tool_formats.base import MoreArguments
 
 StreamChunk = dict[str, Any]
 

@@ -7,7 +7,7 @@ vLLM's that changes nothing here at its neutral value is accepted at that value 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -15,7 +15,6 @@ from pydantic_core import PydanticCustomError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.serving.engine.request import SamplingParams
-from gym_fed.serving.openai.fields_elsewhere import hint_for
 from gym_fed.serving.openai.refusals import RequestError
 
 
@@ -340,3 +339,35 @@ class ChoiceFields(SamplingFields):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+_LENGTH = ("max_tokens", "max_output_tokens")
+_FORM = ("response_format", "text", "guided_json")
+_CALLED = {
+    "repeat_penalty": ("repetition_penalty",),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _LENGTH),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
+    "grammar": ("guided_grammar",),
+    "regex": ("guided_regex",),
+    **dict.fromkeys(("json_schema", "format"), _FORM),
+    "think": ("reasoning_effort", "reasoning"),
+    "n_probs": ("top_logprobs", "logprobs"),
+}
+"""Our fields; the first that a request of that kind has is meant."""
+_INSTEAD = {
+    "cache_prompt": "leave it out: beginnings of prompts are kept by the server (engine.prefix_cache)",
+    "keep_alive": "leave it out: the model stays in memory as long as the server runs",
+    "options": "its keys are fields of the request itself: temperature, top_p, seed, stop, max_tokens",
+    "num_ctx": "leave it out: the context is the server's (engine.max_context)",
+}
+
+
+def hint_for(field: str, known: Container[str]) -> str:
+    """What to write instead of a field; empty where nothing is known of it.
+
+    Args:
+        field: As the request has it.
+        known: The fields that it may have.
+    """
+    called = next((name for name in _CALLED.get(field, ()) if name in known), "")
+    return f"here it is called {called}" if called else _INSTEAD.get(field, "")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
 from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration, RefusedEvent
-from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
-from gym_fed.serving.filter.held_text import HeldText
+from gym_fed.serving.filter.content_filter import ContentFilter, HeldText, texts_in
 from gym_fed.serving.openai.answers import AnswerChoice, Shown
 from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallParser
 

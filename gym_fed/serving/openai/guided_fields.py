@@ -7,10 +7,14 @@ The older ones are ``guided_regex``, ``guided_choice``, ``guided_json`` and ``gu
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.guided import (
     MAX_CHOICES,
     MAX_GRAMMAR_CHARACTERS,
@@ -18,8 +22,9 @@ from gym_fed.serving.engine.guided import (
     MAX_SCHEMA_CHARACTERS,
 )
 from gym_fed.serving.engine.request import Grammar, GrammarKind
-from gym_fed.serving.openai.fields import ChoiceFields, RequestModel, off, only
-from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.catalogue import Model
+from gym_fed.serving.openai.fields import ChoiceFields, RequestModel, known_type, off, only
+from gym_fed.serving.openai.refusals import RequestError, model_not_found
 
 Schema = dict[str, Any] | Annotated[str, Field(max_length=MAX_SCHEMA_CHARACTERS)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_PATTERN_CHARACTERS)]
@@ -122,3 +127,139 @@ class GuidedFields(ChoiceFields):
             for field, value in ((older, old_value), (newer_field, new_value))
             if value is not None
         ]
+
+
+class EngineErrors:
+    """The engine's errors in OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
+
+    Args:
+        model: The requested model.
+        param: The field that has the text.
+        schema_param: The field that has the schema.
+    """
+
+    def __init__(self, model: Model, param: str, schema_param: str = "response_format") -> None:
+        self._model = model
+        self._param = param
+        self._schema_param = schema_param
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, GymError):
+            return
+        if (
+            error.code is ErrorCode.TOO_LARGE
+        ):  # after submission it is the variant that is too large, not the text
+            raise RequestError(
+                error.message, param=self._param, name="context_length_exceeded", hint=error.hint
+            ) from error
+        if (translated := self.translate(error)) is not error:
+            raise translated from error
+
+    def translate(self, error: GymError) -> GymError:
+        """An error of any time, after submission too."""
+        if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
+            return model_not_found(self._model.name)
+        if error.code is ErrorCode.DATA_INVALID:
+            return RequestError(
+                error.message,
+                param=self._schema_param,
+                name=refusal_name(self._schema_param),
+                hint=error.hint,
+            )
+        return error
+
+
+MAX_MULTIPLE = 50_000
+"""Without zeros at its end: a thousandth, and a million, are as simple as one."""
+
+_NAME, _INLINE = "multipleOf", "%json"
+
+
+def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> None:
+    """Refuse what would take long to compile.
+
+    Args:
+        held_to: Of the request.
+        field: To blame.
+        name: The code of the refusal.
+
+    Raises:
+        RequestError: Where the multiples of a schema are too large.
+    """
+    together = 1
+    for value in _multiples(_schemas(held_to)):
+        together = math.lcm(together, value)
+        if together > MAX_MULTIPLE:
+            raise RequestError(
+                f"field {field!r}: {_NAME} cannot be enforced where the least common multiple of all of them, without "
+                f"zeros at its end, is over {MAX_MULTIPLE:,}",
+                param=field,
+                name=name,
+                hint="leave it out, and check the number afterwards",
+            )
+
+
+def _schemas(held_to: Grammar | None) -> list[Any]:
+    """What is JSON in it; what cannot be read is left for the compiler to refuse."""
+    if held_to is None or held_to.kind in ("regex", "choice"):
+        return []
+    text, decoder, found = held_to.text, json.JSONDecoder(), []
+    starts = [0] if held_to.kind != "grammar" else _after(text, _INLINE)
+    for start in starts:
+        try:
+            found.append(decoder.raw_decode(text, start)[0])
+        except (ValueError, RecursionError):
+            continue
+    return found
+
+
+def _after(text: str, word: str) -> list[int]:
+    """Where something follows a word."""
+    found, at = [], text.find(word)
+    while at >= 0:
+        start = at + len(word)
+        found.append(start + len(text[start:]) - len(text[start:].lstrip()))
+        at = text.find(word, start)
+    return found
+
+
+def _multiples(left: list[Any]) -> Iterator[int]:
+    """Of all depths."""
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            left += value.values()
+            number = value.get(_NAME)
+            if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+                digits = "".join(map(str, Decimal(str(number)).as_tuple().digits)).rstrip("0")
+                yield min(int(digits[:20] or 1), MAX_MULTIPLE + 1)
+
+
+class PlainFormat(RequestModel):
+    type: Literal["text", "json_object"]
+
+
+class NamedSchema(RequestModel):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+    """Either way the schema is enforced."""
+
+    description: str | None = None
+    """Like ``name`` not shown to the model, for which templates have no place."""
+
+
+class SchemaFormat(RequestModel):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")],
+    known_type("response_format", "text", "json_object", "json_schema"),
+]

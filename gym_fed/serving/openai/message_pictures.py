@@ -10,8 +10,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
+from gym_fed.serving.pictures.processor import require_wanted
 from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
-from gym_fed.serving.pictures.wanted import require_wanted
 
 if TYPE_CHECKING:
     from gym_fed.serving.pictures.processor import ProcessedPicture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import LifoQueue
 from types import MappingProxyType
@@ -13,16 +14,24 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.text_tokens import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
-from gym_fed.serving.openai.content_parts import ContentParts
 from gym_fed.serving.openai.message_pictures import MessagePictures
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
+from gym_fed.serving.openai.schemas import (
+    AssistantMessage,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+    text_of,
+)
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.picture_rows import PlacedPicture
+
 
 _COPIES = 2
 TEXT_ALONE = NoPictures()
@@ -291,3 +300,72 @@ def _arguments(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RequestError("arguments of a tool call are not a JSON object", param="messages")
     return found
+
+
+Row = dict[str, Any]
+
+_PROBE = "a probe of parts"
+
+
+class ContentParts:
+    """Of one chat template.
+
+    Args:
+        render: Messages to a text, as they are; raises ``RequestError``.
+    """
+
+    def __init__(self, render: Callable[[list[Row]], str]) -> None:
+        self._render = render
+        self._picture = f"<{secrets.token_hex(16)}>"
+        self._takes: dict[str, bool] = {}
+
+    def marked(self, content: str | Sequence[TextPart | ImagePart] | None) -> str:
+        """A content as one text."""
+        return text_of(content, self._picture)
+
+    def shaped(self, rows: list[Row]) -> list[Row]:
+        """Rows with such texts, for the template.
+
+        Raises:
+            RequestError: For a picture in a message whose content must be a text.
+        """
+        return [{**row, "content": self._shaped(row["role"], row["content"])} for row in rows]
+
+    def _shaped(self, role: str, content: str) -> str | list[Row]:
+        if self._takes_parts(role):
+            return self._parts(content)
+        if self._picture in content:
+            raise RequestError(
+                "this model's chat template has no place for pictures",
+                param="messages",
+                hint="start the server with a chat template for pictures (chat_template)",
+            )
+        return content
+
+    def _parts(self, content: str) -> list[Row]:
+        found: list[Row] = []
+        for number, text in enumerate(content.split(self._picture)):
+            if number:
+                found.append({"type": "image"})
+            if text:
+                found.append({"type": "text", "text": text})
+        return found or [{"type": "text", "text": ""}]
+
+    def _takes_parts(self, role: str) -> bool:
+        found = self._takes.get(role)
+        if found is None:
+            found = self._takes[role] = self._probe(role)
+        return found
+
+    def _probe(self, role: str) -> bool:
+        """Whether a list's text is written, and nothing else of the list."""
+        row: Row = {"role": role, "content": [{"type": "text", "text": _PROBE}]}
+        rows = [row]
+        if role != "user":
+            user = {"role": "user", "content": self._parts("x") if self._takes_parts("user") else "x"}
+            rows = [row, user] if role == "system" else [user, row]
+        try:
+            shown = self._render(rows)
+        except RequestError:
+            return False
+        return _PROBE in shown and f"{_PROBE}'" not in shown and f'{_PROBE}"' not in shown

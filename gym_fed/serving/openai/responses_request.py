@@ -17,7 +17,7 @@ from gym_fed.serving.openai.fields import (
     off,
     only,
 )
-from gym_fed.serving.openai.response_format import PlainFormat
+from gym_fed.serving.openai.guided_fields import PlainFormat
 from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, Verbosity
 
 LOGPROBS = "message.output_text.logprobs"

@@ -20,8 +20,7 @@ from gym_fed.serving.openai.fields import (
     off,
     only,
 )
-from gym_fed.serving.openai.guided_fields import GuidedFields
-from gym_fed.serving.openai.response_format import ResponseFormat, SchemaFormat
+from gym_fed.serving.openai.guided_fields import GuidedFields, ResponseFormat, SchemaFormat
 
 
 class TextPart(RequestModel):

@@ -15,18 +15,17 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration
 from gym_fed.serving.filter.content_filter import texts_in
+from gym_fed.serving.http.usage_log import OnUse, Use
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
-from gym_fed.serving.openai.engine_errors import EngineErrors
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
-from gym_fed.serving.openai.guided_fields import refusal_name
+from gym_fed.serving.openai.guided_fields import EngineErrors, refusal_name, require_small_multiples
 from gym_fed.serving.openai.message_pictures import count_pictures
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES, ChatForm, begin_response, store_of
-from gym_fed.serving.openai.schema_multiples import require_small_multiples
 from gym_fed.serving.openai.schemas import (
     CHAT_NEUTRAL,
     COMPLETION_NEUTRAL,
@@ -37,12 +36,9 @@ from gym_fed.serving.openai.schemas import (
     as_list,
 )
 from gym_fed.serving.openai.stored_answers import StoredAnswer, StoredAnswers
-from gym_fed.serving.openai.tokenizing import Tokenizing
+from gym_fed.serving.openai.tokenizing import Tokenizing, ids_that_fit
 from gym_fed.serving.openai.tool_calls import CallParser
-from gym_fed.serving.openai.tool_template import AUTO
-from gym_fed.serving.openai.tools import ToolUse
-from gym_fed.serving.openai.truncation import ids_that_fit
-from gym_fed.serving.openai.use import OnUse, Use
+from gym_fed.serving.openai.tool_template import AUTO, ToolUse
 from gym_fed.serving.pictures.reader import NoPictures, PictureReader
 
 if TYPE_CHECKING:

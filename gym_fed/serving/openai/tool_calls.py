@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.serving.openai.tool_formats._reading import (
+from gym_fed.serving.openai.tool_formats.base import (
     CallReader,
     MoreArguments,
     Part,

@@ -3,15 +3,70 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.decoding import Picture
-from gym_fed.serving.pictures.families import Family
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Family:
+    """A type of model, as ``config.json`` names it.
+
+    Attributes:
+        in_parts: The processor's setting that says whether large pictures are read in parts; None: it has none.
+    """
+
+    in_parts: str | None = None
+
+
+FAMILIES = {
+    "idefics3": Family("do_image_splitting"),
+    "internvl": Family("crop_to_patches"),
+    "llava": Family(),
+    "llava_next": Family(),
+    "mistral3": Family(),
+    "smolvlm": Family("do_image_splitting"),
+}
+
+_POSITIONS = "its tokens have positions in two or three dimensions (M-RoPE)"
+_MASKS = "the tokens of a picture attend to each other in both directions"
+_WHY = {
+    "glm4v": _POSITIONS,
+    "glm4v_moe": _POSITIONS,
+    "qwen2_vl": _POSITIONS,
+    "qwen2_5_vl": _POSITIONS,
+    "qwen3_vl": _POSITIONS,
+    "qwen3_vl_moe": _POSITIONS,
+    "gemma3": _MASKS,
+    "paligemma": _MASKS,
+}
+
+
+def why_not(kind: str) -> str:
+    """Why a family's pictures are not read."""
+    return _WHY.get(kind, "this family has not been tried")
+
+
+def require_family(name: str, kind: str | None) -> None:
+    """Refuse a vision model of another family; None is a model of text.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    if kind is not None and kind not in FAMILIES:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: is a {kind} model, which reads images, and cannot be served: {why_not(kind)}",
+            f"serve a model of {', '.join(FAMILIES)}, or this one by vLLM or llama.cpp",
+        )
+
 
 _OF_TEXT = frozenset(("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"))
 _IN_ONE = 'leave detail out, or give "auto"'
@@ -90,3 +145,15 @@ class PictureProcessor:
                 ErrorCode.USAGE, f"detail {picture.detail!r}: this model reads pictures in one way", _IN_ONE
             )
         return {self._family.in_parts: picture.detail == "high"}
+
+
+is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
+"""Set by who can be given up, for its own thread."""
+
+
+def require_wanted() -> None:
+    """Raises:
+    GymError: ``INTERRUPTED``, which nobody reads.
+    """
+    if not is_wanted.get()():
+        raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these pictures any more")

@@ -12,9 +12,13 @@ from gym_fed.base.modeling.processors import load_processor
 from gym_fed.base.models import resolve
 from gym_fed.core.json_files import read_object
 from gym_fed.serving.pictures.encoder import PictureEncoder
-from gym_fed.serving.pictures.families import FAMILIES, why_not
-from gym_fed.serving.pictures.processor import PictureProcessor, ProcessedPicture
-from gym_fed.serving.pictures.wanted import require_wanted
+from gym_fed.serving.pictures.processor import (
+    FAMILIES,
+    PictureProcessor,
+    ProcessedPicture,
+    require_wanted,
+    why_not,
+)
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.picture_rows import PlacedPicture

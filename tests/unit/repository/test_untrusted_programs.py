@@ -18,8 +18,7 @@ PATTERNS = {
     "gym_fed/evaluation/suites/rendering.py": "regex_replace, which a suite's template calls in the child process",
     "gym_fed/export/process.py": "numbers of errors",
     "gym_fed/registry/manifest.py": "a number of characters",
-    "gym_fed/serving/filter/patterns.py": "an operator's rule, whose ways to match were counted before",
-    "gym_fed/serving/filter/rules.py": "this project's rules, compiled into one",
+    "gym_fed/serving/filter/rules.py": "rules: an operator's, after its ways to match were counted, and our own",
     "gym_fed/serving/openai/tool_formats/_json_calls.py": "the beginnings of this project's tool formats",
     "gym_fed/training/tuning/_peft.py": "of an adapter, after it was tried in another process (modeling/patterns.py)",
 }

@@ -16,15 +16,14 @@ import pytest
 
 from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.http.admitted import MAX_BODY_BYTES
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.json_body import MAX_BODY_BYTES
 from gym_fed.serving.http.keys import Gate
 from gym_fed.serving.http.server import listen
-from gym_fed.serving.http.usage_log import UsageLog
+from gym_fed.serving.http.usage_log import UsageLog, Use
 from gym_fed.serving.openai.catalogue import Caller, Catalogue
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService
-from gym_fed.serving.openai.use import Use
 from tests.support.scripted_engine import ScriptedEngine
 
 BODY = {"model": "nano", "prompt": "x"}

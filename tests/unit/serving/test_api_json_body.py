@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from gym_fed.core.errors import ErrorCode
-from gym_fed.serving.http import json_body
-from gym_fed.serving.http.json_body import MAX_BODY_BYTES, MAX_VALUES, parse_body
+from gym_fed.serving.http import admitted
+from gym_fed.serving.http.admitted import MAX_BODY_BYTES, MAX_VALUES, parse_body
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS
@@ -42,7 +42,7 @@ async def test_a_body_of_very_many_values_is_refused_before_it_is_parsed(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []
-    monkeypatch.setattr(json_body, "strict_json", lambda data: parsed.append(len(data)))
+    monkeypatch.setattr(admitted, "strict_json", lambda data: parsed.append(len(data)))
     async with client_of(gateway_over(ScriptedEngine())) as client:
         answer = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
@@ -75,7 +75,7 @@ async def test_a_body_is_parsed_beside_the_event_loop_in_its_caller_s_turn(
         threads.append(threading.get_ident())
         return strict_json(data)
 
-    monkeypatch.setattr(json_body, "strict_json", seen)
+    monkeypatch.setattr(admitted, "strict_json", seen)
     gateway = gateway_over(ScriptedEngine())
     async with client_of(gateway) as client:
         async with AsyncExitStack() as held:

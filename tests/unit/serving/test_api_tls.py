@@ -17,7 +17,7 @@ import pytest
 from gym_fed.config.serving import ConnectionsConfig, ServingConfig, TlsConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http import server
-from gym_fed.serving.http.tls import require_usable
+from gym_fed.serving.http.server import require_usable
 from tests.support.tls_files import write_tls_files
 from tests.support.wait import SECONDS
 

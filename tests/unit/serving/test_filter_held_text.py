@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_fed.serving.filter.held_text import HeldText
+from gym_fed.serving.filter.content_filter import HeldText
 from gym_fed.serving.filter.rules import Rules, read_rules
 
 

@@ -9,8 +9,7 @@ import pytest
 from gym_fed.config.content_filter import FilterConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
-from gym_fed.serving.filter.patterns import safe_pattern
-from gym_fed.serving.filter.rules import MAX_BYTES, PACKAGE_RULES, Rules, read_rules
+from gym_fed.serving.filter.rules import MAX_BYTES, PACKAGE_RULES, Rules, read_rules, safe_pattern
 
 
 def rules(folder: Path, text: str) -> Rules:

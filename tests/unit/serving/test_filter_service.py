@@ -11,9 +11,9 @@ import pytest
 
 from gym_fed.config.content_filter import FilterConfig
 from gym_fed.serving.filter.content_filter import ContentFilter
+from gym_fed.serving.http.usage_log import Use
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
-from gym_fed.serving.openai.use import Use
 from tests.support.scripted_engine import ScriptedEngine
 
 HERMES = """{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}

@@ -13,7 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import Guide, GuideFactory
 from gym_fed.serving.engine.request import GenerationRequest, Grammar, SamplingParams
-from gym_fed.serving.http.public_errors import PublicErrors
+from gym_fed.serving.http.gateway import PublicErrors
 from tests.support.toy_engine import END, ToyModel
 
 AMBIGUOUS = ('start: a\na: a a | "a" | "b" a a |', 'start: a\na: a a | "a" |', "root ::= root root | [ab] |")

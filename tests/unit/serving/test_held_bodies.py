@@ -9,8 +9,7 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.held_bodies import LEAST_OF_CALLER, MOST, MOST_OF_CALLER, HeldBodies
+from gym_fed.serving.http.gateway import LEAST_OF_CALLER, MOST, MOST_OF_CALLER, Gateway, HeldBodies
 from gym_fed.serving.http.keys import Gate
 
 

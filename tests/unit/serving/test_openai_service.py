@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.http.usage_log import Use
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIService
-from gym_fed.serving.openai.use import Use
 from tests.support.scripted_engine import ScriptedEngine
 
 USER = [{"role": "user", "content": "hi"}]

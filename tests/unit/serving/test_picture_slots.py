@@ -14,9 +14,8 @@ import pytest
 from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.gateway import MOST_WAITING, PER_CALLER, SLOTS, Gateway, PictureSlots
 from gym_fed.serving.http.keys import Gate
-from gym_fed.serving.http.picture_slots import MOST_WAITING, PER_CALLER, SLOTS, PictureSlots
 from gym_fed.serving.openai.message_pictures import count_pictures
 from gym_fed.serving.pictures.reader import PictureReader
 from gym_fed.serving.setup import open_serving

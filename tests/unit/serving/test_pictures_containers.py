@@ -13,14 +13,15 @@ import pytest
 from PIL import Image, ImageOps
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.pictures.containers import (
+from gym_fed.serving.pictures.decoding import (
     MAX_BLOCKS,
     MAX_PARTS,
     MAX_SCANS,
+    Picture,
     TooManyParts,
     pixels_alone,
+    read_picture,
 )
-from gym_fed.serving.pictures.decoding import Picture, read_picture
 from tests.support.vision_models import drawn
 
 KINDS = ("jpeg", "png", "webp", "gif")

@@ -9,8 +9,8 @@ import pytest
 from gym_fed.config.serving import StoredAnswersConfig
 from gym_fed.serving.http import gateway as gateway_module
 from gym_fed.serving.openai.catalogue import Caller
-from gym_fed.serving.openai.input_items import input_items
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.responses import input_items
 from gym_fed.serving.openai.stored_answers import StoredAnswers
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.serving.test_api_app import gateway_over

@@ -10,7 +10,7 @@ import pytest
 
 from gym_fed.serving.openai.fields import parse
 from gym_fed.serving.openai.schemas import CHAT_NEUTRAL, ChatRequest
-from gym_fed.serving.openai.tools import ToolUse
+from gym_fed.serving.openai.tool_template import ToolUse
 
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 TEMPLATE: Any = SimpleNamespace(

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from gym_fed.serving.openai.tool_formats._reading import (
+from gym_fed.serving.openai.tool_formats.base import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
     CallReader,

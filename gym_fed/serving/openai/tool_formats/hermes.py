@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
-from gym_fed.serving.openai.tool_formats._reading import CallReader, Tools
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, ToolFormat, bodies, mark, quoted
+from gym_fed.serving.openai.tool_formats.base import (
+    CallGrammar,
+    CallReader,
+    ToolFormat,
+    Tools,
+    bodies,
+    mark,
+    quoted,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

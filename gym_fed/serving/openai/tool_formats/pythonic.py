@@ -7,17 +7,19 @@ import json
 import re
 import warnings
 
-from gym_fed.serving.openai.tool_formats._reading import (
+from gym_fed.serving.openai.tool_formats.base import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
+    CallGrammar,
     CallReader,
+    CannotHold,
     NewCall,
     Part,
     PlainText,
     ReadParts,
+    ToolFormat,
     Tools,
 )
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, CannotHold, ToolFormat
 
 MARK, CLOSE = "<|tool_call_start|>", "<|tool_call_end|>"
 _OUTSIDE = re.compile(r"[\"'()\[\]{}]")

@@ -8,17 +8,21 @@ from collections.abc import Iterator
 from typing import Any
 
 from gym_fed.core.json_files import no_constant
-from gym_fed.serving.openai.tool_formats._reading import (
+from gym_fed.serving.openai.tool_formats.base import (
     MAX_CALL_CHARACTERS,
     MAX_LEAD_CHARACTERS,
+    CallGrammar,
     CallReader,
+    CannotHold,
     NewCall,
     Part,
     PlainText,
     ReadParts,
+    ToolFormat,
     Tools,
+    mark,
+    quoted,
 )
-from gym_fed.serving.openai.tool_formats.base import CallGrammar, CannotHold, ToolFormat, mark, quoted
 from gym_fed.serving.openai.tool_formats.hermes import CLOSE, OPEN
 
 _FUNCTION, _FUNCTION_END, _PARAMETER_END = "<function=", "</function>", "</parameter>"
