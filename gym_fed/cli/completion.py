@@ -101,7 +101,7 @@ def _variant_names(store: Path | None) -> list[str]:
     # The store's own class imports all that serves a variant.
     import sqlite3
 
-    from gym_fed.serving.store.folder import variants_folder
+    from gym_fed.serving.store.naming import variants_folder
 
     file = variants_folder(store).resolve() / "variants.db"
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=0.2)) as database:

@@ -198,7 +198,7 @@ def open_source(
         adapters: PEFT folders, put on in this order, below a delta.
         base: Of a ``.gymdelta`` or an adapter; None for the one that it names.
         variant: Of the folder ``variants``, on ``name``.
-        variants: See ``gym_fed.serving.store.folder.variants_folder``.
+        variants: See ``gym_fed.serving.store.naming.variants_folder``.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base;

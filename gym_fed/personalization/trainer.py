@@ -27,7 +27,7 @@ from gym_fed.personalization.results import (
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
 from gym_fed.personalization.writer import VariantWriter
-from gym_fed.serving.store.folder import variants_folder
+from gym_fed.serving.store.naming import variants_folder
 from gym_fed.trust.identity.keys import SigningKey
 
 if TYPE_CHECKING:

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.models import model_name, pick_device, resolve
-from gym_fed.config.serving import EngineConfig, ServingConfig
+from pydantic import ValidationError
+
+from gym_fed.base.models import MAX_ADAPTERS, model_name, pick_device, resolve
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.serving import EngineConfig, SamplingConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 from gym_fed.serving.base import load_base
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
 from gym_fed.serving.openai.stored_answers import StoredAnswers
-from gym_fed.serving.sampling_defaults import sampling_defaults
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.packed_base import PackedBase
     from gym_fed.serving.http.usage_log import UsageLog
     from gym_fed.serving.store.store import VariantStore
+
 
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
 _FINGERPRINT = slice(len("sha256:"), len("sha256:") + 10)
@@ -222,3 +226,50 @@ def _usage_log(config: ServingConfig, base: BaseSpec, stack: ExitStack) -> Usage
     log = UsageLog(config.usage_log, base.digest)
     stack.callback(log.close)
     return log
+
+
+FILE = "generation_config.json"
+
+
+def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
+    """The fields of a request by their names: those that ``config`` sets, then those of generation_config.json.
+
+    An adapter's folder without such a file has that of its base. A file that says ``do_sample: false`` means
+    temperature 0. What is in neither is left out: it is OpenAI's default.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a value of the file that no request may have; as ``resolve`` for the base.
+    """
+    set_here = config.model_dump(exclude_none=True)
+    file = _file_of(folder)
+    if file is None:
+        return set_here
+    written = read_object(file)
+    found = {name: written.get(name) for name in SamplingConfig.model_fields}
+    if written.get("do_sample") is False:
+        found["temperature"] = 0.0
+    theirs = {name: value for name, value in found.items() if value is not None and name not in set_here}
+    try:
+        checked = SamplingConfig.model_validate(theirs)
+    except ValidationError as error:
+        problem = first_problem(error)
+        name = problem.partition(":")[0]
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{file}: {problem}",
+            f"correct it, or serve with --set sampling.{name}=...",
+        ) from error
+    return {**checked.model_dump(exclude_none=True), **set_here}
+
+
+def _file_of(folder: Path) -> Path | None:
+    """Of a model, of an adapter, or of the base that an adapter stands on; None where nobody wrote one."""
+    for _ in range(MAX_ADAPTERS):
+        if (file := folder / FILE).is_file():
+            return file
+        adapter = folder / "adapter_config.json"
+        base = read_object(adapter).get("base_model_name_or_path") if adapter.is_file() else None
+        if not isinstance(base, str) or not base:
+            return None  # of an adapter that names no base, loading says so
+        folder = Path(resolve(base))
+    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import present_store
+from gym_fed.serving.store.naming import present_store
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
 _CONFIGS = ("config.json", "adapter_config.json")

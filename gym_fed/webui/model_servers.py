@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import present_store
+from gym_fed.serving.store.naming import present_store
 from gym_fed.web.events import PageEvent
 from gym_fed.web.model_server import ModelServer
 from gym_fed.webui.inventory import find_base

@@ -19,7 +19,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import CODECS
-from gym_fed.serving.store.folder import variants_folder
+from gym_fed.serving.store.naming import variants_folder
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants

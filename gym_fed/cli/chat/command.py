@@ -191,7 +191,7 @@ def _local(
     chat_template: str | None,
 ) -> Writer:
     from gym_fed.serving.chat.local_writer import open_engine, open_plain
-    from gym_fed.serving.store.folder import present_store, variants_folder
+    from gym_fed.serving.store.naming import present_store, variants_folder
 
     needed = variants is not None or variant is not None
     store = variants_folder(variants) if needed else present_store()

@@ -13,7 +13,7 @@ from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.serving.store.folder import variants_folder
+from gym_fed.serving.store.naming import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.bulk import IncomingVariant

@@ -19,7 +19,7 @@ from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, sign
 from gym_fed.core.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import DEVICE, ColumnsOption, SetOption
-from gym_fed.serving.store.folder import variants_folder
+from gym_fed.serving.store.naming import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts

@@ -12,7 +12,7 @@ import typer
 from gym_fed.cli.completion import variants
 from gym_fed.core import console
 from gym_fed.core.errors import GymError
-from gym_fed.serving.store.folder import variants_folder
+from gym_fed.serving.store.naming import variants_folder
 
 if TYPE_CHECKING:
     from gym_fed.serving.store.records import VariantRecord

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.models import LoadedModel, load_adapted, model_name, pick_device
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import variants_folder
-from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
+from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts, variants_folder
 from gym_fed.version import __version__
 
 if TYPE_CHECKING:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from gym_fed.base.models import NANO, folder_here, is_hub_name
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.store.folder import variants_folder
+from gym_fed.core.files import default_home
+from gym_fed.core.text import counted
+
+
+def variants_folder(store: Path | None = None) -> Path:
+    """The folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``, which is ``~/.gym-fed``."""
+    return (store or Path(os.environ.get("GYM_VARIANTS") or default_home() / "variants")).expanduser()
+
+
+def present_store() -> Path | None:
+    """``variants_folder()``, where variants have been added there; None where not."""
+    folder = variants_folder()
+    return folder if (folder / "variants.db").is_file() else None
+
 
 _SUFFIX = ".gymdelta"
 
@@ -115,3 +130,40 @@ def named_delta(
 
     with VariantStore.open(variants_folder(store), create=False, require_signature=False) as opened:
         return NamedDelta(name if parts is None else parts[0], opened.path(chosen))
+
+
+def base_of_store(folder: Path) -> str | None:
+    """The one model that all variants of a store are for; None where there are no variants.
+
+    Raises:
+        GymError: ``USAGE`` for variants of several bases, and for a base that this machine does not know by the name
+            in its variants; as ``VariantStore.open``.
+    """
+    from gym_fed.serving.store.store import VariantStore
+
+    names: dict[str, Counter[str]] = {}
+    with VariantStore.open(folder, create=False, require_signature=False) as store:
+        for record in store.list():
+            names.setdefault(record.base_digest, Counter())[record.base_model] += 1
+    if not names:
+        return None
+    if len(names) > 1:
+        found = ", ".join(
+            f"{' or '.join(sorted(called))} ({digest[:19]}, {counted(called.total(), 'variant')})"
+            for digest, called in sorted(names.items())
+        )
+        raise GymError(
+            ErrorCode.USAGE,
+            f"the variants in {folder} have {len(names)} bases: {found}",
+            "name the one to serve: --base MODEL",
+        )
+    called = next(iter(names.values()))
+    for name, _ in called.most_common():
+        if is_here(name):
+            return name
+    raise GymError(
+        ErrorCode.USAGE,
+        f"the variants in {folder} are of base {' or '.join(sorted(called))}, "
+        "which is no model of this machine by that name alone",
+        "name its folder: --base FOLDER; a model of the Hub is fetched by gym models pull NAME",
+    )

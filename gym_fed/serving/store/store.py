@@ -16,8 +16,7 @@ from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_tex
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import VariantRegistry
-from gym_fed.serving.store.stats import StoreStats
-from gym_fed.serving.store.variant_cache import VariantCache
+from gym_fed.serving.store.variant_cache import StoreStats, VariantCache
 from gym_fed.serving.store.verification import admit_key, check_replaceable, describe, numbered, open_verified
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.variant import SignedVariant

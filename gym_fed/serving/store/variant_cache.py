@@ -18,16 +18,47 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.store.failures import RecentFailures, fresh
-from gym_fed.serving.store.loading import Load, LoadQueue
+from gym_fed.serving.store.loading import Load, LoadQueue, RecentFailures, fresh
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.resident import ResidentFiles
-from gym_fed.serving.store.stats import StoreStats
+
+
+@dataclass(frozen=True)
+class StoreStats:
+    """Figures of the cache.
+
+    Attributes:
+        cache_bytes: Its limit.
+        resident: Variants in memory, replaced ones that are still in use too.
+        resident_bytes: What they take.
+        pinned: Those of them in use.
+        loading: Variants that are loading, or waiting for room.
+        hits: Uses of a variant that was in memory when it was first requested.
+        misses: Uses that had to wait for a load.
+        loads: Variants that were loaded.
+        evictions: Variants that made room for others.
+        errors: Loads that failed.
+        load_seconds: Time of all loads together: hashing, verifying, mapping, preparing.
+    """
+
+    cache_bytes: int
+    resident: int
+    resident_bytes: int
+    pinned: int
+    loading: int
+    hits: int
+    misses: int
+    loads: int
+    evictions: int
+    errors: int
+    load_seconds: float
+
 
 _KNOWN_SIZES = 100_000
 _log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from gym_fed.serving.http.keys import Gate, KeyFile
 from gym_fed.serving.openai.adapters import LOAD, UNLOAD, manifest_path
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
+from gym_fed.serving.store.history import undo
 from gym_fed.serving.store.store import VariantStore
-from gym_fed.serving.store.undo import undo
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.small_variants import fake_loader, signed_small_delta, small_base, small_delta

@@ -320,7 +320,7 @@ async def test_connections_send_small_answers_at_once() -> None:
 def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:
     from gym_fed.serving.engine.stats import EngineStats
     from gym_fed.serving.http import metrics
-    from gym_fed.serving.store.stats import StoreStats
+    from gym_fed.serving.store.variant_cache import StoreStats
 
     names: dict[Any, set[str]] = {
         EngineStats: {*metrics._ENGINE_COUNTS, *metrics._ENGINE_STATES, *metrics._ENGINE_TIMES},

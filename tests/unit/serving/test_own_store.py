@@ -9,8 +9,7 @@ import pytest
 from gym_fed.cli.api.app import serving_config, with_own_variants
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
-from gym_fed.serving.store.bases import base_of_store
-from gym_fed.serving.store.folder import present_store, variants_folder
+from gym_fed.serving.store.naming import base_of_store, present_store, variants_folder
 from gym_fed.serving.store.store import VariantStore
 from tests.support.small_variants import SHAPES, small_delta
 

@@ -14,8 +14,7 @@ from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
 from gym_fed.serving.openai.stored_answers import StoredAnswers
-from gym_fed.serving.sampling_defaults import sampling_defaults
-from gym_fed.serving.setup import open_serving
+from gym_fed.serving.setup import open_serving, sampling_defaults
 from tests.support.scripted_engine import ScriptedEngine
 
 QWEN3 = {

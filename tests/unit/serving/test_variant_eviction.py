@@ -8,8 +8,7 @@ import numpy as np
 
 from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
-from gym_fed.serving.store.resident import ResidentFiles
-from gym_fed.serving.store.use_counts import HALVED_SECONDS, UseCounts
+from gym_fed.serving.store.resident import HALVED_SECONDS, ResidentFiles, UseCounts
 
 
 def record(name: str) -> VariantRecord:
