@@ -23,8 +23,8 @@ from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig, ServingConfig
-    from gym_fed.serving.batch.input import BatchInput
-    from gym_fed.serving.batch.run import BatchOutput, BatchReport
+    from gym_fed.serving.batch_input import BatchInput
+    from gym_fed.serving.batch_run import BatchOutput, BatchReport
     from gym_fed.serving.setup import Serving
 
 LINE_SECONDS = 10.0
@@ -79,8 +79,8 @@ def batch(
     settings = with_own_variants(serving_config(config, [*(overrides or []), *named_overrides]))
     _refuse_same_file(source, target, errors)
 
-    from gym_fed.serving.batch.input import check_body, check_input
-    from gym_fed.serving.batch.run import BatchOutput
+    from gym_fed.serving.batch_input import check_body, check_input
+    from gym_fed.serving.batch_run import BatchOutput
 
     given = check_input(source, check_body)
     require_template(settings.chat_template)
@@ -102,7 +102,7 @@ def batch(
 
 def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: int) -> BatchReport:
     """Answer the requests without a line; loads no model where all have one."""
-    from gym_fed.serving.batch.run import BatchReport, run_batch
+    from gym_fed.serving.batch_run import BatchReport, run_batch
 
     done = len(output.done)
     if done == len(given.custom_ids):

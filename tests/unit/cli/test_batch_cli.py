@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gym_fed.cli import batch
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.batch.run import BatchReport
+from gym_fed.serving.batch_run import BatchReport
 
 
 @pytest.fixture

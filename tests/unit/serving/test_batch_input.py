@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.batch import input as batch_input
-from gym_fed.serving.batch.input import check_body, check_input
+from gym_fed.serving import batch_input
+from gym_fed.serving.batch_input import check_body, check_input
 
 
 def line(custom_id: str = "a", **changes: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.batch.input import BatchInput, BatchRequest, check_body, check_input
-from gym_fed.serving.batch.run import BatchOutput, BatchReport, run_batch, seeded
+from gym_fed.serving.batch_input import BatchInput, BatchRequest, check_body, check_input
+from gym_fed.serving.batch_run import BatchOutput, BatchReport, run_batch, seeded
 
 COMPLETIONS = "/v1/completions"
 LINE = '{"custom_id": "r1", "response": {"status_code": 200}}'

@@ -10,8 +10,8 @@ from torch import nn
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.decoding import Picture
-from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.processor import ProcessedPicture
+from gym_fed.serving.pictures.reader import PictureEncoder
 
 BYTES = 4 * 8 * 4
 

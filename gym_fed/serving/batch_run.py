@@ -24,7 +24,7 @@ from gym_fed.core.failpoints import failpoint
 from gym_fed.core.file_lock import LockHeldError, lock
 from gym_fed.core.files import drop_torn_line, write_atomically
 from gym_fed.core.portable import O_BINARY, opens_folders
-from gym_fed.serving.batch.input import BatchInput, BatchRequest
+from gym_fed.serving.batch_input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]

@@ -1,1 +1,0 @@
-"""`gym batch`: a file of requests in, a file of answers out."""
