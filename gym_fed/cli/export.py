@@ -124,8 +124,7 @@ def export(
     from gym_fed.export.choice import settled
     from gym_fed.export.formats.base import Options
     from gym_fed.export.listing import formats
-    from gym_fed.export.needs import weights_of
-    from gym_fed.export.room import require_room
+    from gym_fed.export.needs import require_room, weights_of
     from gym_fed.export.run import export as write
     from gym_fed.export.run import require_new
     from gym_fed.export.source import open_source

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options
-from gym_fed.export.passage import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS
+from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options, Tolerance
 from gym_fed.export.readers.of_transformers import OfTransformers
-from gym_fed.export.readers.reading import answers
+from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS, answers
 from gym_fed.export.source import Source, cast
-from gym_fed.export.tolerance import Tolerance
 
 MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
 """How far a merged adapter's logits may be from those beside the base."""

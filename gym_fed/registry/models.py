@@ -22,7 +22,7 @@ from gym_fed.core.aliases import on_class_too
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
 from gym_fed.data.objects import Objects
-from gym_fed.registry.contents import base_model
+from gym_fed.registry.contents import base_model, rebuild
 from gym_fed.registry.fetching import Damage, Pulled, fetch
 from gym_fed.registry.manifest import (
     DELTA_FILE,
@@ -38,7 +38,6 @@ from gym_fed.registry.manifest import (
 )
 from gym_fed.registry.preparing import Note, StatedFacts, prepared
 from gym_fed.registry.pushing import publish
-from gym_fed.registry.rebuild import rebuild
 from gym_fed.registry.signers import Confirm, Pins, own_key
 from gym_fed.registry.versions import LATEST, VersionStore, require_tag, split_reference
 from gym_fed.trust.identity.keys import SigningKey

@@ -34,8 +34,8 @@ def push_to_hub(
         GymError: ``USAGE`` without a folder; as ``hub_folder_of_model``, ``hub_folder_of_version`` and ``upload``.
     """
     from gym_fed.registry import ModelRegistry
-    from gym_fed.registry.hub.folder import hub_folder_of_model, hub_folder_of_version
-    from gym_fed.registry.hub.upload import require_upload, upload
+    from gym_fed.registry.hub_folder import hub_folder_of_model, hub_folder_of_version
+    from gym_fed.registry.hub_upload import require_upload, upload
     from gym_fed.registry.preparing import StatedFacts
 
     if output is None:

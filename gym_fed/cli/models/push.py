@@ -148,7 +148,7 @@ def _push(
     evals: list[Path] | None,
 ) -> None:
     from gym_fed.registry import ModelRegistry
-    from gym_fed.registry.card.conflicts import conflicts
+    from gym_fed.registry.card.readme import conflicts
     from gym_fed.registry.manifest import NOT_STATED
     from gym_fed.registry.versions import LATEST, require_tag
 

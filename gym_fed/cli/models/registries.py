@@ -119,7 +119,7 @@ def _ensure_base(
 def show(name: _Reference, registry: RegistryOption = None, as_json: AsJson = False) -> None:
     """Show what a version says of itself: files, base, lineage, licences, signer, tags."""
     from gym_fed.registry import ModelRegistry
-    from gym_fed.registry.card.conflicts import conflicts
+    from gym_fed.registry.card.readme import conflicts
 
     models = ModelRegistry(registry)
     found = models.show(name)

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.few_bits.calibration import LENGTH, CalibrationSamples, calibration_of
-from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.calibration import LENGTH, CalibrationSamples, calibration_of
+from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.source import Source
-from gym_fed.export.tolerance import Tolerance
 
 ITERATIONS = 8
 """Steps of SignRound in each block."""
@@ -109,7 +108,7 @@ class FewBits(ExportFormat):
                 "ids": calibration.ids,
                 "threads": torch.get_num_threads(),
             }
-            status, last = options.processes.run("gym_fed.export.few_bits.quantise", job, options.report)
+            status, last = options.processes.run("gym_fed.export.quantise", job, options.report)
             configs = sorted(out.rglob("config.json"))
             if status or len(configs) != 1:
                 raise GymError(

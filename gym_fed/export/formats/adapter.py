@@ -52,7 +52,7 @@ class PeftAdapter(ExportFormat):
         source.write_beside(target)
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
-        from gym_fed.export.kept import lora_facts
+        from gym_fed.export.nearest import lora_facts
 
         if source.delta is not None:
             return lora_facts(source, options)
@@ -94,8 +94,7 @@ def _beside_the_base(source: Source, options: Options) -> Any:
     Raises:
         GymError: As ``require_delta_options`` and ``lora_model``.
     """
-    from gym_fed.export.kept import require_delta_options
-    from gym_fed.export.nearest import lora_model
+    from gym_fed.export.nearest import lora_model, require_delta_options
 
     require_delta_options(source, options)
     if source.delta is not None:

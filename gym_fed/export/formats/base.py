@@ -3,24 +3,88 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.needs import ExportNeeds, Weights, default_needs
-from gym_fed.export.options import Options
-from gym_fed.export.process import Processes
+from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source
-from gym_fed.export.tolerance import Tolerance
 
-__all__ = ["ExportFormat", "Options"]
+
+@dataclass(frozen=True)
+class Options:
+    """How it is written.
+
+    Attributes:
+        dtype: Type of the weights on disk; None keeps the source's.
+        shard_size: Most bytes of one weights' file, as ``5GB``.
+        codec: Of ``delta``.
+        quantization: One of the format's ``quantizations``; empty for its first, or none.
+        report: Gets what a long export is at: ``(stage, done, total)``.
+        rank: Of the LoRA that a delta is exported as; None: the format's own.
+        rows: Held-out rows to measure on what that LoRA keeps; or rows that calibrate a quantisation.
+        rows_name: What they are called.
+        processes: Run what is done in processes of their own.
+    """
+
+    dtype: str | None = None
+    shard_size: str = "5GB"
+    codec: CodecPolicy | None = None
+    quantization: str = ""
+    report: Report = no_report
+    rank: int | None = None
+    rows: Sequence[dict[str, Any]] = ()
+    rows_name: str = ""
+    processes: Processes = field(default_factory=Processes, compare=False, repr=False)
+
+
 _PLAIN_QUANTIZATIONS = ("float32",)
 READ_BACK = "gym_fed.export.read_back"
 """Module whose process reads every format back."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of a comparison; None limits nothing.
+
+    Attributes:
+        max: Of the largest distance of two logits, as a share of the largest logit.
+        kl: Of the mean Kullback-Leibler divergence over positions, in nats.
+        top1: Least share of positions with the same likeliest token.
+        greedy: Whether the greedy tokens must be the same.
+    """
+
+    max: float | None = 1e-5
+    kl: float | None = None
+    top1: float | None = None
+    greedy: bool = True
+
+    def problem(self, figures: Mapping[str, Any]) -> str | None:
+        """Why figures of ``compared`` are beyond the limits, or None."""
+        if not figures["same_token_ids"]:
+            return "other token ids for the same texts"
+        if not figures.get("same_special_tokens", True):
+            return "other special tokens"
+        if not figures.get("same_chat_template", True):
+            return "another chat template"
+        if self.max is not None and not figures["max"] <= self.max * figures["largest"]:
+            return f"logits that are up to {figures['max']:.3g} off, of at most {figures['largest']:.3g}"
+        if self.kl is not None and not figures["kl"] <= self.kl:
+            return f"probabilities that are {figures['kl']:.3g} nats off, {self.kl:g} are allowed"
+        if self.top1 is not None and not figures["top1"] >= self.top1:
+            return (
+                f"the same likeliest token at {figures['top1']:.1%} of positions, {self.top1:.0%} are needed"
+            )
+        if self.greedy and not figures["same_greedy_tokens"]:
+            return "another answer to the same prompt"
+        return None
 
 
 class ExportFormat(ABC):
@@ -220,3 +284,9 @@ class ExportFormat(ABC):
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         """What ``reading`` loads, as JSON: for ``of_transformers`` ``model`` (a folder), and ``adapters`` or
         ``delta`` to put on it, by path; what it needs for a reader of the format's own."""
+
+
+def write_recipe(folder: Path, page: str, scripts: Mapping[str, str]) -> None:
+    """Write the page and the scripts, by their names, into a folder that is there."""
+    for name, text in {"RECIPE.md": page, **scripts}.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from gym_fed.export.formats.base import Options
+from gym_fed.export.formats.base import Options, write_recipe
 from gym_fed.export.formats.torch_export import TorchExport
-from gym_fed.export.recipe import write_recipe
 from gym_fed.export.source import Source
 
 _CONVERT = '''"""Makes model.mlpackage of model.pt2, and computes one forward with it; on macOS: python convert.py"""

@@ -10,9 +10,8 @@ from typing import Any
 from gym_fed.base.models import model_name, resolve
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.formats.base import ExportFormat, Options
+from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.source import Source
-from gym_fed.export.tolerance import Tolerance
 
 
 class Delta(ExportFormat):

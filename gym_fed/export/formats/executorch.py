@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.export.formats._program import ProgramFormat, example_inputs
-from gym_fed.export.formats.base import Options
-from gym_fed.export.tolerance import Tolerance
+from gym_fed.export.formats.base import Options, Tolerance
 
 MOST_TOKENS = 512
 """Memory of a program is planned beforehand, for texts as long as this."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import readable_bytes
-from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.gguf.llama_cpp import has_llama_cpp
+from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
 from gym_fed.export.source import Source
-from gym_fed.export.tolerance import Tolerance
 
 _HEAD = 128
 """Size of a head that transformers' reader takes every Qwen3 to have."""
@@ -22,6 +21,13 @@ _MISREAD = ("mistral", "gemma3_text")
 """Kinds that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
 """The default quantization by the dtype that keeps the source's delta; f32 for any other."""
+
+
+def has_llama_cpp() -> bool:
+    """Whether llama-cpp-python is installed; a folder that is only called ``llama_cpp`` does not count."""
+    return any(distributions(name="llama-cpp-python"))
+
+
 _LLAMA_CPP = has_llama_cpp()
 """Without it transformers' own reader of GGUF reads files back."""
 

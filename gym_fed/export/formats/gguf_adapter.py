@@ -9,11 +9,9 @@ from typing import Any
 
 from gym_fed.base.models import load_tokenizer, resolve
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.formats.gguf import Gguf
-from gym_fed.export.gguf.llama_cpp import has_llama_cpp
+from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
+from gym_fed.export.formats.gguf import Gguf, has_llama_cpp
 from gym_fed.export.source import Source
-from gym_fed.export.tolerance import Tolerance
 
 _LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
 """Whether llama.cpp can read it back: the base has to be converted for that."""
@@ -66,15 +64,14 @@ class GgufAdapter(ExportFormat):
 
     def write(self, source: Source, target: Path, options: Options) -> None:
         from gym_fed.export.gguf.adapter import write_adapter
-        from gym_fed.export.kept import require_delta_options
-        from gym_fed.export.nearest import factors_of
+        from gym_fed.export.nearest import factors_of, require_delta_options
 
         require_delta_options(source, options)
         found = factors_of(source, options.rank, options.report)
         write_adapter(target, found, source.model.config, Path(source.shown_name).name)
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
-        from gym_fed.export.kept import lora_facts
+        from gym_fed.export.nearest import lora_facts
 
         found = {} if source.delta is None else lora_facts(source, options)
         if source.tokenizer.chat_template != load_tokenizer(str(source.base)).chat_template:

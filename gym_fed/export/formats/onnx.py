@@ -10,8 +10,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
-from gym_fed.export.formats.base import Options
-from gym_fed.export.tolerance import Tolerance
+from gym_fed.export.formats.base import Options, Tolerance
 
 MOST_INSIDE = 1_900_000_000
 """Bytes of weights in the file itself: protobuf ends at 2 GiB. More lie beside it, in ``model.onnx.data``."""

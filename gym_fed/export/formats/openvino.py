@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
-from gym_fed.export.formats.base import Options
-from gym_fed.export.tolerance import Tolerance
+from gym_fed.export.formats.base import Options, Tolerance
 
 _TELEMETRY = "openvino_telemetry"
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gym_fed.export.formats.base import Options
+from gym_fed.export.formats.base import Options, write_recipe
 from gym_fed.export.formats.huggingface import HuggingFace
-from gym_fed.export.recipe import write_recipe
 from gym_fed.export.source import Source
 
 _SERVE = """#!/bin/sh

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.formats._archive import archive_file
-from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs, without_places
+from gym_fed.export.formats._program import (
+    ProgramFormat,
+    any_shape,
+    archive_file,
+    example_inputs,
+    without_places,
+)
 from gym_fed.export.formats.base import Options
 
 

@@ -6,8 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.formats._archive import archive_file
-from gym_fed.export.formats._program import ProgramFormat, example_inputs
+from gym_fed.export.formats._program import ProgramFormat, archive_file, example_inputs
 from gym_fed.export.formats.base import Options
 
 _DEBUG = ".debug_pkl"

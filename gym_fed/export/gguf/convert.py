@@ -16,8 +16,7 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.gguf.k_quants import k_blocks
-from gym_fed.export.gguf.mixtures import PLAIN, tensor_type
+from gym_fed.export.gguf.k_quants import PLAIN, k_blocks, tensor_type
 from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, teach
 from gym_fed.export.process import Report, child_job, leave
 

@@ -5,12 +5,12 @@ The converter guesses much of it from files; here it is what the source's own to
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.source import Source, licences_of
-from gym_fed.export.training_marks import without_training_marks
 
 _MOST_TEXT = 1 << 18
 """Characters of all licences together; more are no licence."""
@@ -115,3 +115,12 @@ def _license_text(source: Source) -> str:
             "export it as huggingface, which copies them as files",
         )
     return text
+
+
+_TRAINING_MARKS = re.compile(r"\{%(-?)\s*(?:end)?generation\s*(-?)%\}")
+"""What transformers adds to jinja2 for training: which tokens are learned. White space at their sides is theirs."""
+
+
+def without_training_marks(template: str) -> str:
+    """A chat template that plain jinja2 reads, and that renders the same."""
+    return _TRAINING_MARKS.sub(r"{%\1 if true \2%}{% endif %}", template)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from gym_fed.export.passage import POSITIONS
-from gym_fed.export.readers.reading import LoadedExport
-from gym_fed.export.readers.tokens import rendered
+from gym_fed.export.readers.of_program import rendered
+from gym_fed.export.readers.reading import POSITIONS, LoadedExport
 
 LIBRARIES = ("torch", "llama_cpp")
 """What the process that reads back imports before it knows its job."""

@@ -14,7 +14,7 @@ from gym_fed.base.imports.quantised import plain_tensors
 from gym_fed.base.imports.stored import StoredTensors
 from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.few_bits.calibration import LENGTH, OWN, SAMPLES, calibration_of
+from gym_fed.export.calibration import LENGTH, OWN, SAMPLES, calibration_of
 from gym_fed.export.formats.base import Options
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source

@@ -11,12 +11,11 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
-from gym_fed.export.beside import written_beside
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.delta import Delta
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.formats.huggingface import HuggingFace
-from gym_fed.export.run import export, require_new
+from gym_fed.export.run import export, require_new, written_beside
 from gym_fed.export.source import Source, open_source
 from tests.support.adapters import sibling
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gym_fed.core.registries import EXPORT_FORMATS
-from gym_fed.export.options import Options
+from gym_fed.export.formats.base import Options
 from gym_fed.export.process import ModuleProcess, Processes
 
 _WORKER = """

@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.formats._archive import archive_file
+from gym_fed.export.formats._program import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.openvino import OpenVino

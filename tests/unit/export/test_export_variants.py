@@ -21,10 +21,9 @@ from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.export import kept
+from gym_fed.export import nearest
 from gym_fed.export.formats.base import Options
-from gym_fed.export.kept import KeptGain, kept_gain, lora_facts
-from gym_fed.export.nearest import factors_of, largest_components
+from gym_fed.export.nearest import KeptGain, factors_of, kept_gain, largest_components, lora_facts
 from gym_fed.export.process import no_report
 from gym_fed.export.readers.of_transformers import loaded
 from gym_fed.export.run import export
@@ -271,7 +270,7 @@ def test_the_command_warns_with_the_share_that_is_kept(variants: Variants, tmp_p
 def test_a_note_warns_where_less_than_80_percent_of_the_gain_is_kept(
     variants: Variants, monkeypatch: pytest.MonkeyPatch, lora: float, says: str
 ) -> None:
-    monkeypatch.setattr(kept, "kept_gain", lambda *_: KeptGain(1, base=3.0, variant=1.0, lora=lora))
+    monkeypatch.setattr(nearest, "kept_gain", lambda *_: KeptGain(1, base=3.0, variant=1.0, lora=lora))
     options = Options(rank=4, rows=[{"text": "a"}], rows_name="rows.jsonl")
     found = lora_facts(variants.source(), options)
     assert found["lora"]["gain"]["kept"] == pytest.approx((3.0 - lora) / 2.0)

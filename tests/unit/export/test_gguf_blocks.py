@@ -6,8 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gym_fed.export.gguf.k_quants import k_blocks
-from gym_fed.export.gguf.mixtures import tensor_type
+from gym_fed.export.gguf.k_quants import k_blocks, tensor_type
 
 ROWS, COLUMNS = 24, 1024
 

@@ -18,9 +18,9 @@ from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.gguf.convert import FILE_TYPES
 from gym_fed.export.gguf.probes import probes
-from gym_fed.export.passage import PASSAGE, POSITIONS
 from gym_fed.export.readers.of_llama_cpp import OfLlamaCpp
 from gym_fed.export.readers.of_transformers import OfTransformers
+from gym_fed.export.readers.reading import PASSAGE, POSITIONS
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.siblings import make_sibling

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from gym_fed.export.gguf.pretokenizer import PATTERNS, matching
 from gym_fed.export.gguf.probes import COUNT, probes
 from gym_fed.export.gguf.vocabulary import teach
-from gym_fed.export.passage import PASSAGE
+from gym_fed.export.readers.reading import PASSAGE
 
 
 def made(split: pre_tokenizers.PreTokenizer) -> Tokenizer:

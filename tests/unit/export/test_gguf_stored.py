@@ -13,8 +13,7 @@ import torch
 from gym_fed.base.imports.gguf.header import read_header
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.gguf.k_quants import k_blocks
-from gym_fed.export.gguf.rounding import ROUNDINGS
-from gym_fed.export.gguf.stored import compare_stored
+from gym_fed.export.gguf.stored import ROUNDINGS, compare_stored
 from gym_fed.export.process import no_report
 from tests.support.gguf_files import write_gguf
 from tests.support.siblings import make_sibling

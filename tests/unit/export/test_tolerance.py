@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gym_fed.export.tolerance import Tolerance
+from gym_fed.export.formats.base import Tolerance
 
 EQUAL = {
     "same_token_ids": True,

@@ -17,7 +17,7 @@ from gym_fed.cli.main import app
 from gym_fed.data.chat_templates.rendering import template_of
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.export.gguf.llama_cpp import has_llama_cpp
+from gym_fed.export.formats.gguf import has_llama_cpp
 from gym_fed.export.modelfile import modelfile, ollama_template
 from gym_fed.personalization.rows import FORM_KEY
 from gym_fed.serving.openai.snippets import ServedModel, open_webui_snippet, openai_snippet

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gym_fed.serving.openai.tool_formats._mistral import ARGUMENTS_MARK, ID_MARK, MARK, MistralFormat
 from gym_fed.serving.openai.tool_formats.base import CallGrammar, Tools, bodies, mark, quoted
-from gym_fed.serving.openai.tool_formats.mistral import ARGUMENTS_MARK, ID_MARK, MARK, MistralFormat
 
 
 class MistralV11(MistralFormat):
