@@ -88,3 +88,21 @@ def is_deeper(value: object, most: int) -> bool:
 
 def _parts(container: dict[Any, Any] | list[Any]) -> list[Any]:
     return list(container.values()) if isinstance(container, dict) else container
+
+
+MAX_REQUEST_DEPTH = 128
+
+
+def strict_json(data: bytes | bytearray) -> Any:
+    """The value.
+
+    Raises:
+        ValueError: Why there is none.
+    """
+    try:
+        found = json.loads(data, parse_constant=no_constant, object_pairs_hook=each_once)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if is_deeper(found, MAX_REQUEST_DEPTH):
+        raise ValueError(f"nested too deeply, beyond {MAX_REQUEST_DEPTH} levels")
+    return found

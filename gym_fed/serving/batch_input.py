@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.openai.strict_json import strict_json
+from gym_fed.core.json_files import strict_json
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINE_BYTES = 16 << 20

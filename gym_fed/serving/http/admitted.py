@@ -13,10 +13,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import strict_json
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.waiting import ClientGone, RequestTimeout
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.strict_json import strict_json
 from gym_fed.serving.pictures.processor import is_wanted
 
 T = TypeVar("T")

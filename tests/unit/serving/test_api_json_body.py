@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from gym_fed.core.errors import ErrorCode
+from gym_fed.core.json_files import MAX_DEPTH, strict_json
 from gym_fed.serving.http import admitted
 from gym_fed.serving.http.admitted import MAX_BODY_BYTES, MAX_VALUES, parse_body
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS
-from gym_fed.serving.openai.strict_json import MAX_DEPTH, strict_json
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.serving.test_api_app import BODY, client_of, gateway_over
 
