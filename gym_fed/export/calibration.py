@@ -57,9 +57,9 @@ def calibration_of(
     """Samples of rows, one after another; what follows the last whole one is left out.
 
     Args:
-        tokenizer: Of the model, with its chat template.
+        tokenizer: The tokenizer of the model, with its chat template.
         positions: The most that the model has.
-        rows: Of text or conversations; none for the own texts.
+        rows: Rows of text or conversations; none for this project's own texts.
         name: What the rows are called.
 
     Raises:

@@ -50,7 +50,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
         source: What is exported.
         chosen: The format.
         options: How it is written.
-        name: Of the new file or folder.
+        name: The name of the new file or folder.
 
     Returns:
         Its text, and notes for the user.

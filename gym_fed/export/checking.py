@@ -194,8 +194,8 @@ def effect_kept(
 
     Args:
         base: ``answers`` of the base.
-        tuned: Of the exact model.
-        written: Of what was written.
+        tuned: The loss of the exact tuned model.
+        written: The loss of the model that was written.
 
     Returns:
         None where the delta has no effect, or token ids differ.

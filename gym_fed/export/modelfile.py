@@ -19,7 +19,7 @@ def modelfile(file: str, tokenizer: Any) -> str:
 
     Args:
         file: Its path, as the Modelfile names it.
-        tokenizer: Of the exported model.
+        tokenizer: The tokenizer of the exported model.
     """
     lines = [f"FROM {file}"]
     template = ollama_template(tokenizer)
@@ -65,7 +65,7 @@ def ollama_template(tokenizer: Any) -> str | None:
 
 
 def _ends_a_value(text: str) -> bool:
-    """Whether a text would end its own value in a Modelfile, so that what follows were an instruction."""
+    """Return whether a text would end its own value in a Modelfile, so that what follows were an instruction."""
     return '"' in text or not text.isprintable()
 
 

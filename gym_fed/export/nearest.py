@@ -40,7 +40,7 @@ class LoraFactors:
     Attributes:
         factors: A ``[rank, in]``, B ``[out, rank]`` in float32 by name of the weight; all of one rank and scaling.
         rank: Columns of every B.
-        scaling: Of every product.
+        scaling: The scaling of every product.
         norm_kept: Share of the whole delta's squared norm that the products keep: 1 less the share they are off by.
         nearest: Names of matrices that are not exact.
         left_out: Names of changed tensors that LoRA does not hold, with their shares of the squared norm.

@@ -45,9 +45,9 @@ class ExportNeeds:
     """Bytes that an export takes at most.
 
     Attributes:
-        disk: Of the result and of what lies beside it meanwhile.
-        writing: Of memory, until it is written.
-        reading: Of memory, while another process reads it back.
+        disk: Bytes on disk for the result and its temporary files.
+        writing: Bytes of memory while it is written.
+        reading: Bytes of memory while another process reads it back.
     """
 
     disk: int
@@ -78,8 +78,8 @@ def default_needs(
     """Of the usual export.
 
     Args:
-        weights: Of the model.
-        bits: Of the result, per weight.
+        weights: The weights of the model.
+        bits: Bits per weight of the result.
         writing: Copies in float32 in memory until it is written, over all processes.
         reading: The same while it is read back.
         scratch: Copies in float32 on disk beside the result; the answers of the check come when these have gone.
@@ -114,7 +114,7 @@ def require_room(
 
     Args:
         chosen: The format.
-        weights: Of the whole model.
+        weights: The weights of the whole model.
         path: Where it is to be written.
         options: How.
         check: Whether it is read back.

@@ -260,7 +260,7 @@ def written_beside(path: Path, files: Mapping[str, bytes], sha256: str, *, licen
     Args:
         path: The new file.
         files: What lies beside it.
-        sha256: Of the new file.
+        sha256: The SHA-256 of the new file.
         licences: See ``require_none_beside``.
 
     Raises:

@@ -81,7 +81,7 @@ class Source:
 
     @property
     def adapted(self) -> bool:
-        """Whether the model has an adapter that is not merged."""
+        """True if the model has an adapter that is not merged."""
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
@@ -196,8 +196,8 @@ def open_source(
         name: gym-nano, a model folder, the folder of a run or an adapter, or a name in the local cache;
             ``BASE:VARIANT`` or a ``.gymdelta`` as well.
         adapters: PEFT folders, put on in this order, below a delta.
-        base: Of a ``.gymdelta`` or an adapter; None for the one that it names.
-        variant: Of the folder ``variants``, on ``name``.
+        base: The base of a ``.gymdelta`` or an adapter; None for the one that it names.
+        variant: A variant of the folder ``variants``, on ``name``.
         variants: See ``gym_fed.serving.store.naming.variants_folder``.
 
     Raises:

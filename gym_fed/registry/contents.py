@@ -39,7 +39,7 @@ class Contents:
     Attributes:
         kind: ``weights``, ``adapter`` or ``delta``.
         files: Local file by its path in the model.
-        base: Of an adapter or a delta.
+        base: The base of an adapter or a delta.
         digest: See ``ModelManifest.digest``.
         folder: Where records of the run lie, if any.
         left_out: Names of files of the folder that stay here.
@@ -256,7 +256,7 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
 
 
 def product_free(delta: DeltaFile) -> bool:
-    """Whether decoding multiplies no factors: then every machine gets the same bits."""
+    """Return whether decoding multiplies no factors: then every machine gets the same bits."""
     from gym_quant import get_codec
 
     return all(get_codec(one.codec).rank(one.params) is None for one in delta.manifest.tensors)

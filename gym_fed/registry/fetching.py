@@ -96,7 +96,7 @@ def fetch(
 
 
 def _is_there(part: Path, file: ModelFile) -> bool:
-    """Whether an earlier try has fetched this file wholly; another content is removed."""
+    """Return whether an earlier try has fetched this file wholly; another content is removed."""
     target = part / file.path
     if not os.path.lexists(target):
         return False
@@ -107,7 +107,7 @@ def _is_there(part: Path, file: ModelFile) -> bool:
 
 
 def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
-    """Whether a folder is a whole pull of this version."""
+    """Return whether a folder is a whole pull of this version."""
     kept = folder / RECORD
     if not kept.is_file() or kept.read_bytes() != record:
         raise GymError(

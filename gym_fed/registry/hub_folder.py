@@ -36,7 +36,7 @@ class HubFolder:
 
     Attributes:
         folder: Where it is.
-        manifest: Of the model; its number, sizes and digests count for a version of a registry only.
+        manifest: The manifest of the model; its number, sizes and digests count for a version of a registry only.
         problems: What a person should look at before it is public, a sentence each.
     """
 

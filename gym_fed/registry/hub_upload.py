@@ -55,7 +55,7 @@ def upload(folder: Path, repo: str, *, public: bool = False) -> str:
     Args:
         folder: As ``hub_folder_of_model`` writes it.
         repo: ``OWNER/NAME``.
-        public: Of a repository that is made; by default only its owner sees it.
+        public: Create a public repository; by default only its owner sees it.
 
     Returns:
         The commit's address.

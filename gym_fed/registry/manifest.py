@@ -160,7 +160,7 @@ class ModelManifest(StrictModel):
         return sum(file.num_bytes for file in self.files)
 
     def same_content(self, other: ModelManifest) -> bool:
-        """Whether the two differ in number and time alone."""
+        """Return whether the two differ in number and time alone."""
         skipped = {"version", "created_at"}
         return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
 
@@ -233,7 +233,7 @@ def is_model_name(text: str) -> bool:
 
 
 def is_tag(text: str) -> bool:
-    """Whether a tag can have this name. One that is all digits would be a version."""
+    """Return whether a tag can have this name. One that is all digits would be a version."""
     return _TAG.fullmatch(text) is not None and not text.endswith(".json")
 
 

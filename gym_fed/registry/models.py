@@ -165,7 +165,7 @@ class ModelRegistry:
         base: str | None = None,
         as_is: bool = False,
     ) -> Pulled:
-        """As ``pull``, with what was found."""
+        """Like ``pull``, with what was found."""
         found = self.trusted(reference, confirm=confirm, signer=signer)
         record = self._objects.read(f"models/{found.name}/{found.version:06}.json", MAX_MANIFEST_BYTES)
         kind = "as-is" if as_is and found.manifest.kind == "delta" else ""
@@ -217,7 +217,7 @@ class ModelRegistry:
         return self._versions.read(name, number)
 
     def is_pinned(self, found: ModelVersion) -> bool:
-        """Whether the key that signed a version is trusted for its name."""
+        """Return whether the key that signed a version is trusted for its name."""
         return found.signer.public_key in self._pins.keys(found.name)
 
     def verify(
@@ -267,7 +267,7 @@ class ModelRegistry:
         return self._versions.names()
 
     def has(self, reference: str) -> bool:
-        """Whether a reference names a model here; False also for what can be no name."""
+        """Return whether a reference names a model here; False also for what can be no name."""
         try:
             name, _, _ = split_reference(reference)
         except GymError:
@@ -317,7 +317,7 @@ class ModelRegistry:
         return self._versions.tags(name)
 
     def has_base(self, found: ModelVersion) -> bool:
-        """Whether the base of a version is on this machine by its name, or in this registry by its digest."""
+        """Return whether the base of a version is on this machine by its name, or in this registry by its digest."""
         base = found.manifest.base
         if base is None or _named_here(base.name) is not None:
             return True

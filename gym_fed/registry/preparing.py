@@ -85,7 +85,7 @@ def prepared(
     """Read a model and its records, and write its card.
 
     Args:
-        name: Of the model.
+        name: The name of the model.
         model: See ``ModelRegistry.push``.
         stated: By a person.
         config: Kept beside a model in memory.

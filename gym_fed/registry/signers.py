@@ -93,10 +93,10 @@ class Pins:
     def require(
         self, name: str, what: str, signer: Signer, confirm: Confirm | None, expected: str | None
     ) -> None:
-        """Whether a key may sign for a model; one that is accepted is pinned.
+        """Return whether a key may sign for a model; one that is accepted is pinned.
 
         Args:
-            name: Of the model.
+            name: The name of the model.
             what: What was signed, for messages: ``name@version``.
             signer: Who signed it.
             confirm: Asked about the first key of a model; None refuses.

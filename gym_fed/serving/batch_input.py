@@ -37,8 +37,8 @@ class BatchInput:
     """A file whose every line can be run.
 
     Attributes:
-        path: Of the file.
-        sha256: Of its bytes.
+        path: The path of the file.
+        sha256: The SHA-256 of its bytes.
         custom_ids: In the order of the lines.
         models: Every ``body.model`` of it, sorted.
     """

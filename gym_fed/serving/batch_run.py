@@ -43,9 +43,9 @@ class BatchReport:
         done: With a line, from runs before this one too.
         failed: Of these.
         resumed: Of these, those that had a line before this run.
-        prompt_tokens: Of this run.
-        completion_tokens: Of this run.
-        seconds: Of this run.
+        prompt_tokens: Prompt tokens of this run.
+        completion_tokens: Completion tokens of this run.
+        seconds: Seconds that this run has taken.
     """
 
     total: int
@@ -93,7 +93,7 @@ def run_batch(
         output: Where lines go, in order of completion.
         answer: Called from ``at_once`` threads.
         at_once: Requests that run or wait in the engine's queue.
-        seed: Of requests that name none.
+        seed: The seed from which requests without one get theirs.
         on_report: Called after every line, and about once a second.
         on_stop: Makes active calls of ``answer`` return soon; called when the run ends early.
 
@@ -185,10 +185,10 @@ class BatchOutput:
     As a context manager it leaves no file behind where an error came before the first line.
 
     Args:
-        path: Of the answers, and of failures where ``errors`` is None.
-        errors: Of failures.
+        path: The path of the answers, and of failures where ``errors`` is None.
+        errors: The path of the failures.
         belongs_to: Input and model, as JSON values; an output of another run is refused, unless it has no line yet.
-        custom_ids: Of the input.
+        custom_ids: The custom ids of the input.
 
     Attributes:
         done: Ids that have a line already.

@@ -276,7 +276,7 @@ def _backend(file: Path) -> Tokenizer | None:
 
 
 def _is_ordinary(backend: Tokenizer, control: Sequence[str]) -> bool:
-    """Whether transformers would use it as it is."""
+    """Return whether transformers would use it as it is."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     return (
         backend.truncation is None

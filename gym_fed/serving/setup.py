@@ -44,9 +44,9 @@ class Serving:
 
     Attributes:
         config: As given.
-        served_name: Of the base in the API.
+        served_name: The base's name in the API.
         base: Describes the base as its variants know it: the float32 weights' digest.
-        tokenizer: Of the base, with the template of the config.
+        tokenizer: The tokenizer of the base, with the template of the config.
         served: The model.
         engine: Generates the answers.
         store: The variants; None: only the base.

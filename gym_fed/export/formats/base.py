@@ -25,10 +25,10 @@ class Options:
     Attributes:
         dtype: Type of the weights on disk; None keeps the source's.
         shard_size: Most bytes of one weights' file, as ``5GB``.
-        codec: Of ``delta``.
+        codec: The codec of ``delta``.
         quantization: One of the format's ``quantizations``; empty for its first, or none.
         report: Gets what a long export is at: ``(stage, done, total)``.
-        rank: Of the LoRA that a delta is exported as; None: the format's own.
+        rank: The rank of the LoRA that a delta is exported as; None: the format's own.
         rows: Held-out rows to measure on what that LoRA keeps; or rows that calibrate a quantisation.
         rows_name: What they are called.
         processes: Run what is done in processes of their own.
@@ -55,8 +55,8 @@ class Tolerance:
     """Limits of a comparison; None limits nothing.
 
     Attributes:
-        max: Of the largest distance of two logits, as a share of the largest logit.
-        kl: Of the mean Kullback-Leibler divergence over positions, in nats.
+        max: The limit of the largest distance of two logits, as a share of the largest logit.
+        kl: The limit of the mean Kullback-Leibler divergence over positions, in nats.
         top1: Least share of positions with the same likeliest token.
         greedy: Whether the greedy tokens must be the same.
     """
@@ -229,7 +229,7 @@ class ExportFormat(ABC):
         """
 
     def changes(self, source: Source, options: Options) -> bool:
-        """Whether the model in memory is used up by writing, so that its own answers are taken before."""
+        """Return whether the model in memory is used up by writing, so that its own answers are taken before."""
         return source.adapted and self.merges
 
     def start(self, processes: Processes, *, check: bool) -> None:

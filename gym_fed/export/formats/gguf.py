@@ -24,7 +24,7 @@ _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
 
 
 def has_llama_cpp() -> bool:
-    """Whether llama-cpp-python is installed; a folder that is only called ``llama_cpp`` does not count."""
+    """Return whether llama-cpp-python is installed; a folder that is only called ``llama_cpp`` does not count."""
     return any(distributions(name="llama-cpp-python"))
 
 

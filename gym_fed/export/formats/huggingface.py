@@ -54,7 +54,7 @@ class HuggingFace(ExportFormat):
 
 
 def _is_exact_in(model: Any, dtype: str) -> bool:
-    """Whether no weight changes by rounding to ``dtype``."""
+    """Return whether no weight changes by rounding to ``dtype``."""
     import torch
 
     kind = getattr(torch, dtype)

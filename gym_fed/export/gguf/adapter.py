@@ -59,8 +59,8 @@ def write_adapter(file: Path, found: LoraFactors, config: Any, name: str) -> Non
     Args:
         file: A new one.
         found: The factors, named like the weights they change.
-        config: Of the base.
-        name: Of the adapter, for people.
+        config: The config of the base.
+        name: The name of the adapter, for people.
 
     Raises:
         GymError: ``USAGE`` naming a weight that llama.cpp does not have.
@@ -96,7 +96,7 @@ def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
 
     Args:
         file: What ``write_adapter`` wrote.
-        config: Of the base.
+        config: The config of the base.
 
     Raises:
         ValueError: For a file of another kind, and a tensor that the base does not have.

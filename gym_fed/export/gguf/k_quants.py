@@ -207,13 +207,13 @@ def tensor_type(
     """The type of a matrix; None where llama.cpp leaves it as it is.
 
     Args:
-        quantization: Of ``PLAIN``.
+        quantization: A key of ``PLAIN``.
         tensor: Its name in the file, as ``blk.3.attn_v.weight``.
         row: Values of a row.
         layer: Its layer; None outside of them.
-        layers: Of the model.
+        layers: The number of layers of the model.
         tied: Whether the embeddings are the head, too.
-        experts: Of each layer.
+        experts: The number of experts in each layer.
 
     Returns:
         Name of a ``gguf.GGMLQuantizationType``.

@@ -22,7 +22,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
     """What the file must say, by key.
 
     Args:
-        source: Of the model.
+        source: The model to export.
         file_type: Number of a ``gguf.LlamaFileType``.
     """
     from gym_fed.export.card import licence_name, lineage

@@ -122,7 +122,7 @@ def _first_difference(tokenizer: Any, texts: list[str], wanted: list[list[int]])
 
 
 def _cuts(name: str, texts: list[str], wanted: list[list[str]]) -> bool:
-    """Whether it cuts the first texts into the wanted pieces."""
+    """Return whether it cuts the first texts into the wanted pieces."""
     own = _pieces(PATTERNS[name])
     return all(_cut(own, text) == pieces for text, pieces in zip(texts, wanted, strict=False))
 

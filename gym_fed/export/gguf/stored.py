@@ -32,7 +32,7 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
 
     Args:
         file: Was written.
-        model: Of transformers, with everything in its weights.
+        model: The model of transformers, with everything in its weights.
         report: Gets the tensors that are done.
 
     Returns:

@@ -70,7 +70,7 @@ def answers(
     """Ids and logits of every prompt, logits of the passage, greedy tokens after the last prompt, and its texts.
 
     Args:
-        reading: Of the model.
+        reading: The loaded export.
         prompts: Short texts.
         passage: Token ids, which are read as they are.
         tokens: How many are written after the last prompt.

@@ -22,7 +22,7 @@ class Contributor:
     Attributes:
         contributor: The id.
         name: As agreed to be published; empty for those who are shown by id alone.
-        share: Of what the version's contributors get for its use, 0 to 1.
+        share: Its share of what the version's contributors get for its use, 0 to 1.
     """
 
     contributor: str

@@ -84,8 +84,8 @@ def card_of(
     """The text of the card.
 
     Args:
-        manifest: Of the version; its number and its files are not in the card.
-        figures: Of its evaluations.
+        manifest: The manifest of the version; its number and its files are not in the card.
+        figures: The figures of its evaluations.
         folder: Where the records of its run are.
         library: The Hub's name of the library that loads it; by default transformers or PEFT.
         relation: To the base, in the Hub's words; by default adapter or finetune.
@@ -132,7 +132,7 @@ def front_matter(manifest: ModelManifest, figures: Sequence[CardFigure]) -> dict
 
 
 def is_name_of_the_hub(text: str) -> bool:
-    """Whether a repository of the Hub can have this name, ``OWNER/NAME``."""
+    """Return whether a repository of the Hub can have this name, ``OWNER/NAME``."""
     return _HUB_NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 

@@ -56,7 +56,7 @@ class LocalWriter:
 
     @property
     def remembers(self) -> bool:
-        """Whether the tokenizer has a chat template."""
+        """True if the tokenizer has a chat template."""
         return bool(self._tokenizer.chat_template)
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:

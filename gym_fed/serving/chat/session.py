@@ -27,7 +27,7 @@ class Writer(Protocol):
 
     @property
     def remembers(self) -> bool:
-        """Whether the model has a chat template. One without continues each text on its own."""
+        """True if the model has a chat template. One without continues each text on its own."""
 
     def variants(self) -> list[str]:
         """Names of the variants that may be requested."""

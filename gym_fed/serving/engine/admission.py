@@ -33,7 +33,7 @@ class AdmissionQueue:
     """The waiting requests.
 
     Args:
-        tokens: Of all users.
+        tokens: The token counters of all users.
         source: Supplies variants.
         kv: Supplies caches.
         fail: Ends a request whose variant cannot be loaded.
@@ -118,7 +118,7 @@ class AdmissionQueue:
             self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
 
     def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Whether its variant has found no room for so long that other requests with variants must wait."""
+        """Return whether its variant has found no room for so long that other requests with variants must wait."""
         if request.variant_name is None or not absent.get(request.variant_name, False):
             request.bypassed_since = 0.0
             return False
@@ -127,7 +127,7 @@ class AdmissionQueue:
         return now - request.bypassed_since > _BYPASS_TIMEOUT_SECONDS
 
     def _pin(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Whether its variant is in memory; then it is pinned.
+        """Return whether its variant is in memory; then it is pinned.
 
         ``absent`` collects the variants of this step that are not in memory; their values: whether they lack room.
         """
@@ -163,7 +163,7 @@ class KVCacheManager:
     """Gives requests their caches; for the engine's thread.
 
     Args:
-        pool: Of all requests.
+        pool: The pool that all requests share.
         prefix_cache: Whether a request uses the blocks of an earlier one with the same beginning; ``shared``: also of
             another user's.
     """

@@ -20,7 +20,7 @@ class TextDecoder:
     """Decodes ids of one tokenizer; shared between requests.
 
     Args:
-        tokenizer: Of ``transformers``, or plain.
+        tokenizer: A tokenizer of ``transformers``, or a ``PlainTokenizer``.
     """
 
     def __init__(self, tokenizer: Any) -> None:

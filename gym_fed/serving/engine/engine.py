@@ -142,7 +142,7 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """Whether the loop is alive and its last three steps did not all fail."""
+        """True if the loop is alive and its last three steps did not all fail."""
         queue = self._queue
         return self._thread.is_alive() and queue.broken is None and not queue.closing and self._loop.healthy
 
@@ -228,13 +228,13 @@ class InputProcessor:
     """Makes sequences of one model's requests.
 
     Args:
-        tokenizer: Of the model.
-        decoder: Of the tokenizer.
-        limits: Of the model and its KV cache.
+        tokenizer: The tokenizer of the model.
+        decoder: The decoder of the tokenizer.
+        limits: The limits of the model and its KV cache.
         end_ids: Tokens that end an answer.
         source: Supplies variants; None: only the base is served.
         queue: Has room for the request, or refuses it before a grammar is compiled and a variant loaded.
-        config: Of speculative decoding.
+        config: The engine's config, for speculative decoding.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class Generation:
         return self._whole()
 
     async def result_async(self) -> CompletionOutput:
-        """As ``result``, without blocking the event loop."""
+        """Like ``result``, without blocking the event loop."""
         while not self.done:
             await self._wait()
         return self._whole()
@@ -192,7 +192,7 @@ class PendingEmbedding:
             raise _cancelled() from None
 
     async def result_async(self) -> Tensor:
-        """As ``result``, without blocking the event loop. Cancelling the awaiting task cancels the embedding."""
+        """Like ``result``, without blocking the event loop. Cancelling the awaiting task cancels the embedding."""
         waiting = asyncio.wrap_future(self._future)
         try:
             return await waiting

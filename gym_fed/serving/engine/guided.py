@@ -25,7 +25,7 @@ class GuideFactory:
     """Makes guides for one tokenizer; the first one takes a moment.
 
     Args:
-        tokenizer: Of ``transformers``, fast, or plain.
+        tokenizer: A fast tokenizer of ``transformers``, or a ``PlainTokenizer``.
         vocab_size: Width of the model's logits.
         end_ids: Tokens that end an answer; allowed where the value is complete.
     """
@@ -59,7 +59,7 @@ class Guide:
     """The state of one answer in its grammar.
 
     Args:
-        matcher: Of llguidance.
+        matcher: llguidance's matcher.
         vocab_size: Width of the logits.
         words: What errors call the grammar.
     """
@@ -114,7 +114,7 @@ class Guide:
 
     @property
     def complete(self) -> bool:
-        """Whether the value is complete and nothing may follow it."""
+        """True if the value is complete and nothing may follow it."""
         return bool(self._matcher.is_stopped())
 
     def _check(self) -> None:

@@ -26,7 +26,7 @@ class Limits:
         context: Most tokens of prompt and answer together.
         vocab_size: Width of the logits.
         kv_bytes_per_token: Bytes of one token in the KV cache.
-        kv_bytes: Of all blocks of the KV cache.
+        kv_bytes: Bytes of all blocks of the KV cache.
     """
 
     context: int
@@ -187,7 +187,7 @@ def context_length(config: Any, wanted: int | None) -> int:
     """Tokens of a context: the model's own, or fewer.
 
     Args:
-        config: Of a transformers model.
+        config: The config of a transformers model.
         wanted: ``max_context``; None: the model's own.
 
     Raises:

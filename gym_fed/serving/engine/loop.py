@@ -81,7 +81,7 @@ class EngineLoop:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do until a request is submitted."""
+        """True if there is nothing to do until a request is submitted."""
         return not self.running and not self.waiting
 
     def put(self, request: ScheduledRequest) -> None:

@@ -94,7 +94,7 @@ class GenerationRequest:
         user: To whom its tokens are charged: the queue is fair between users, not between requests.
         cache_key: It takes KV blocks only of requests with the same one.
         pictures: In the prompt, in order.
-        key_digest: Of the user's API key. Another key of the same name takes none of its KV blocks.
+        key_digest: The key digest of the user's API key. Another key of the same name takes none of its KV blocks.
         request_id: Its name in logs.
     """
 

@@ -112,10 +112,10 @@ class ScheduledStep:
 
     Attributes:
         rows: Requests.
-        chunks: Of each.
+        chunks: One chunk for each request.
         decode_rows: Requests in decode.
         decode_tokens: Newest tokens of requests in decode, and proposed ones.
-        prefill_tokens: Of prompts, and of preempted requests.
+        prefill_tokens: Prefilled tokens of prompts, and of preempted requests.
     """
 
     rows: list[ScheduledRequest] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Scheduler:
 
     Args:
         config: Limits of a step.
-        tokens: Of all users: prefill is for the least served ones first.
+        tokens: The token counters of all users; the least served user's prompt is prefilled first.
         preempt: Takes a request out of ``running`` and its cache from it.
     """
 
@@ -250,7 +250,7 @@ class StepCost:
         """Prompt tokens of a step that decodes so many tokens, at most ``most``; 0 where it is measured without.
 
         Args:
-            decode_tokens: Of the answers that run.
+            decode_tokens: Tokens that the running answers decode in the step.
             most: Whatever the time.
             joining: Answers that begin when their prompts are read; all but one count as if they ran.
         """

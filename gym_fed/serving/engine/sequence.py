@@ -88,10 +88,10 @@ class GenerationSequence(ScheduledRequest):
 
     Args:
         generation: The caller's end.
-        decoder: Of the tokenizer.
+        decoder: The decoder of the tokenizer.
         max_tokens: Most tokens of the answer.
         end_ids: Tokens that end it.
-        guide: Of what its text is held to.
+        guide: The guide of its grammar, if it has one.
         speculative_tokens: Most tokens of a proposal (``ngram``); 0: nothing is proposed.
     """
 
@@ -126,7 +126,7 @@ class GenerationSequence(ScheduledRequest):
 
     @property
     def decoding(self) -> bool:
-        """Whether all but its newest token, which was sampled, is in its cache."""
+        """True if all but its newest token, which was sampled, is in its cache."""
         return bool(self.token_ids) and self.remaining == 1
 
     @property
@@ -157,7 +157,7 @@ class GenerationSequence(ScheduledRequest):
         """Take its next token and report text that is safe to show. Returns why it is done, if it is.
 
         Raises:
-            GymError: Of the guide.
+            GymError: Raised by the guide.
         """
         token_id = sampled.token_id
         self.token_ids.append(token_id)

@@ -19,7 +19,7 @@ class Histogram:
     Attributes:
         bounds: Upper bounds of the buckets, in seconds.
         counts: Observations of each bucket alone (not cumulative), and of those above the last bound.
-        sum: Of all observations.
+        sum: The sum of all observations.
     """
 
     bounds: tuple[float, ...] = _SECONDS
@@ -57,7 +57,7 @@ class EngineStats:
         cached_tokens: Tokens of prompts that were in the prefix cache.
         proposed_tokens: Tokens that speculative decoding proposed.
         accepted_tokens: Of these, those that were sampled.
-        kv_bytes_used: Of the KV blocks that running requests hold.
+        kv_bytes_used: Bytes of the KV blocks that running requests hold.
         kv_bytes_limit: ``kv_cache_size``.
         first_token: Seconds from submission to the first token.
         per_token: Seconds from one token of an answer to its next.

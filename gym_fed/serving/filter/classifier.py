@@ -34,7 +34,7 @@ class Classifier:
         engine: Answers it.
         render: Token ids of the question as a user's message, up to where the answer begins.
         yes: First token of the answer ``yes``.
-        no: Of ``no``.
+        no: The token ids of ``no``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` where both answers begin with one token, and for a question that cannot be
@@ -115,11 +115,11 @@ class Verdict:
         return _share(yes, no)
 
     def refuses(self) -> bool:
-        """Whether the text is to be refused; raises as ``probability``."""
+        """Return whether the text is to be refused; raises as ``probability``."""
         return self.probability() >= self._threshold
 
     async def refuses_async(self) -> bool:
-        """As ``refuses``, without blocking the event loop."""
+        """Like ``refuses``, without blocking the event loop."""
         try:
             with _errors():
                 yes, no = [await generation.result_async() for generation in self._both]
@@ -199,5 +199,5 @@ class JudgedGeneration:
 
 
 def _has_text(events: list[Event]) -> bool:
-    """Whether there is something to judge: an answer that failed or was cancelled is not shown."""
+    """Return whether there is something to judge: an answer that failed or was cancelled is not shown."""
     return events[-1].finish_reason in ("stop", "length") and any(event.text for event in events)

@@ -51,7 +51,7 @@ class ContentFilter:
         self._refused: Counter[tuple[Direction, str]] = Counter()
 
     def classifies(self, direction: Direction) -> bool:
-        """Whether a classifier judges this direction, after the rules."""
+        """Return whether a classifier judges this direction, after the rules."""
         return direction in self._on and self._on[direction].classified
 
     def category_of(self, direction: Direction, texts: Iterable[str]) -> str | None:
@@ -117,7 +117,7 @@ class HeldText:
         before: What the text continues: a match may begin in it, but not end in it.
 
     Attributes:
-        category: Of the rule that matched; from then on nothing leaves any more.
+        category: The category of the rule that matched; from then on nothing leaves any more.
     """
 
     def __init__(self, rules: Rules, before: str = "") -> None:

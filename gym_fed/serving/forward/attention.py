@@ -73,7 +73,7 @@ class PackedTokens:
 
     @cached_property
     def native(self) -> bool:
-        """Whether there is native code."""
+        """True if there is native code."""
         return dispatch.path() != "torch"
 
 
@@ -115,12 +115,12 @@ def attend(
     Appended tokens count only after ``KVCache.advance``, so that a step that failed can be repeated.
 
     Args:
-        tokens: Of the step.
+        tokens: The tokens of the step.
         layer: Its number.
         query: ``[tokens, heads, dim]``; heads beside one another share a key head. All three may be strided views.
         key: ``[tokens, kv_heads, dim]``.
         value: ``[tokens, kv_heads, value_dim]``.
-        scale: Of the scores.
+        scale: The scale of the scores.
         window: How many tokens a token sees, itself counted.
         softcap: Bound of the scores (Gemma 2).
         sinks: A learned score per head that takes weight from all tokens (gpt-oss).
@@ -233,7 +233,7 @@ def attend_by_torch(
     sinks: Tensor | None,
     masks: Masks,
 ) -> Tensor:
-    """As ``attention.attend``, of one request; ``masks`` are kept for all layers of a step."""
+    """Like ``attention.attend``, of one request; ``masks`` are kept for all layers of a step."""
     count, length = len(query), cache.length + len(query)
     layer.append(cache.blocks, cache.length, key, value)
     start = 0 if window is None else max(0, length - window - count + 1)  # no query sees what is before

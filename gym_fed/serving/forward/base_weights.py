@@ -88,7 +88,7 @@ class Projection:
 
     Args:
         modules: The modules.
-        targets: Of each, where variants change it.
+        targets: The target module of each, where variants may change it.
     """
 
     def __init__(self, modules: Sequence[nn.Linear], targets: Sequence[TargetModule | None]) -> None:
@@ -195,7 +195,7 @@ class Projection:
         """What ``pack`` makes of the modules: neighbours of one format are one matrix.
 
         Args:
-            formats: Of every module.
+            formats: The format of every module.
             name: In the base's packed file.
         """
         cols = self._modules[0].in_features
@@ -208,7 +208,7 @@ class Projection:
         """Pack the weights; the modules' own are given up.
 
         Args:
-            formats: Of every module.
+            formats: The format of every module.
             name: In the base's packed file.
             pack: Packs a matrix, or takes it from that file.
 

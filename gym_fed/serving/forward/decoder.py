@@ -30,7 +30,7 @@ class Decoder:
 
     Args:
         model: One for which ``unfit`` has no objection.
-        layout: Of it.
+        layout: Its layout.
         windows: Sliding window of every layer, as transformers' forward passes it.
     """
 
@@ -104,7 +104,7 @@ class Decoder:
         weights and a large one of what is lost.
 
         Args:
-            format: Of ``gym_quant.linear``.
+            format: A format of ``gym_quant.linear``.
             pack: Packs a matrix, or takes it from the base's packed file.
 
         Returns:
@@ -126,12 +126,12 @@ class Decoder:
         """One forward.
 
         Args:
-            token_ids: Of all requests, one behind the other.
-            positions: Of each in its text.
+            token_ids: The token ids of all requests, concatenated.
+            positions: The position of each token in its text.
             tokens: The requests, with their caches, and what pictures give to tokens.
             step: The variants of the rows; None: all are of the base.
             wanted: The tokens after which logits are computed.
-            path: Of the kernels.
+            path: The kernels' code path.
 
         Returns:
             Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``, which hold until

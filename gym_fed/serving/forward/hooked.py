@@ -30,7 +30,7 @@ class HookedForward:
 
     Args:
         model: A transformers causal LM.
-        layout: Of it.
+        layout: Its layout.
     """
 
     def __init__(self, model: Any, layout: ModelLayout) -> None:
@@ -65,8 +65,8 @@ class HookedForward:
         """One forward within ``attention.packed``.
 
         Args:
-            token_ids: Of all requests, one behind the other.
-            positions: Of each in its text.
+            token_ids: The token ids of all requests, concatenated.
+            positions: The position of each token in its text.
             step: The variants of the rows; None: all are of the base.
             wanted: The tokens after which logits are computed.
             with_states: Whether to return the last hidden states.

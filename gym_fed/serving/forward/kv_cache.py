@@ -34,7 +34,7 @@ class Keeper(Protocol):
         """How many blocks it could give back."""
 
     def keep(self, block: int) -> bool:
-        """Whether it keeps this block, which nobody uses any more."""
+        """Return whether it keeps this block, which nobody uses any more."""
 
     def reuse(self, block: int) -> None:
         """A block that it kept is used again."""
@@ -52,7 +52,7 @@ class KVBlocks:
     Args:
         bytes_limit: Most bytes of all layers. None: it grows as it must.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
-        shapes: Of every layer by number; a limited pool must know them. Others are added as they are used.
+        shapes: The shape of every layer by number; a limited pool must know them. Others are added as they are used.
         device: Where the blocks are.
 
     Raises:

@@ -92,7 +92,7 @@ class DirectCalls(LayerCalls):
 
     Args:
         ops: The small operators.
-        heads: Of the model.
+        heads: The number of heads.
         at: The step's buffers.
         tokens: The requests.
         step: The variants of the rows.
@@ -144,7 +144,7 @@ class RecordedCalls(LayerCalls):
 
     Args:
         program: To which they are added.
-        heads: Of the model.
+        heads: The number of heads.
         at: The buffers of every step that will run it.
         tokens: Requests whose caches are of their pool.
         step: Rows with the variants of every such step, none of them bulk.

@@ -29,8 +29,8 @@ class LoadedVariant:
     """What a variant adds to the base, parameter by parameter.
 
     Attributes:
-        name: Of the variant that it was loaded for; others with the same file use it too.
-        delta_sha256: Of its file.
+        name: The name of the variant that it was loaded for; others with the same file use it too.
+        delta_sha256: The SHA-256 of its file.
         weights: Its deltas by name of the base's parameter; absent parameters are unchanged.
         resident_bytes: Memory that it takes.
     """
@@ -59,7 +59,7 @@ class VariantSource(Protocol):
         """
 
     def lacks_room(self, name: str) -> bool:
-        """Whether a variant for which ``poll`` returned None waits for the release of others in use."""
+        """Return whether a variant for which ``poll`` returned None waits for the release of others in use."""
 
     def acquire(self, name: str) -> LoadedVariant:
         """Wait for the variant, pinned until ``release``. Raises as ``poll``."""

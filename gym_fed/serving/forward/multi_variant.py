@@ -47,11 +47,11 @@ class MultiVariantModel:
             ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto`` as ``formats.kernel_for``.
         base_format: Of the linear layers: a packed format of ``gym_quant.linear``, for which the model's own weights
             are given up, also after ``close``; ``auto`` as ``formats.base_format_for``. None: the model's own weights.
-        kv_dtype: Of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
+        kv_dtype: The type of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
         packed_base: The file of the layers in ``base_format``.
 
     Attributes:
-        base_format: Of the linear layers in memory.
+        base_format: The format of the linear layers in memory.
         packed: Whether they are packed, so that the model's own weights are gone.
         forwards: Steps by what computed them.
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and way,
@@ -204,8 +204,8 @@ class MultiVariantModel:
         """One forward of tokens that ``batch`` attends; only where ``attends_plainly``.
 
         Args:
-            token_ids: Of all texts, one behind the other.
-            positions: Of each token in its text.
+            token_ids: The token ids of all texts, concatenated.
+            positions: The position of each token in its text.
             parts: Variant, tokens and wanted logits of each run of texts of one variant, in order.
             wanted: The tokens after which logits ``[wanted, vocabulary]`` are computed, in order.
             batch: Keeps the texts apart.

@@ -75,11 +75,11 @@ class PackedBase:
     """The file of one base in one format.
 
     Args:
-        folder: Of all such files.
-        digest: Of the base's float32 weights.
+        folder: The folder with all such files.
+        digest: The digest of the base's float32 weights.
         dtype: Type of the weights that are packed.
-        format: Of ``gym_quant.linear``.
-        bytes_limit: Of all such files together; those that were used longest ago are removed.
+        format: A format of ``gym_quant.linear``.
+        bytes_limit: Most bytes of all such files together; the least recently used are removed.
 
     Attributes:
         path: The file.
@@ -98,7 +98,7 @@ class PackedBase:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether every layer comes from the file."""
+        """True if every layer comes from the file."""
         return self.logits is not None
 
     def open(self, layers: Layers) -> bool:
@@ -136,7 +136,7 @@ class PackedBase:
         """Write the file, if it is not mapped. A disk that cannot take it is logged: this start has its layers.
 
         Args:
-            logits: Of the trial with these layers.
+            logits: The logits of the trial with these layers.
         """
         self._packer = Packer()  # without the buffer
         if self.is_mapped:

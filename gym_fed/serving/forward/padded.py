@@ -52,8 +52,8 @@ class BatchCache:
     Args:
         lengths: Tokens of each text at first.
         capacity: Most tokens of a text.
-        dtype: Of the model.
-        device: Of the model.
+        dtype: The model's dtype.
+        device: The model's device.
     """
 
     def __init__(

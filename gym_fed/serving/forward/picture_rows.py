@@ -24,7 +24,7 @@ class PlacedPicture:
         length: Tokens of its run.
         places: Which tokens of the run take a feature, in order; the others separate its parts.
         features: ``[places, hidden]``.
-        digest: Of the picture, and of how it was read.
+        digest: The digest of the picture, and of how it was read.
     """
 
     start: int
@@ -35,7 +35,7 @@ class PlacedPicture:
 
     @property
     def whole(self) -> bool:
-        """Whether its run has its places, and each of them a feature."""
+        """True if its run has its places, and each of them a feature."""
         inside = all(0 <= place < self.length for place in self.places)
         return inside and self.features.ndim == 2 and len(self.features) == len(self.places)
 
@@ -45,8 +45,8 @@ class EmbeddedRows:
     """Tokens of a chunk or step whose embeddings are given.
 
     Attributes:
-        rows: Of the tokens.
-        features: Of each, ``[rows, hidden]``.
+        rows: The rows of the tokens.
+        features: The features of each, ``[rows, hidden]``.
     """
 
     rows: list[int]

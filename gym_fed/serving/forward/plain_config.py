@@ -116,7 +116,7 @@ def _rope_theta(found: dict[str, Any]) -> float | None:
 
 
 def _attends_to_all(kind: str, found: dict[str, Any]) -> bool:
-    """Whether no layer has a window."""
+    """Return whether no layer has a window."""
     if any(layer != "full_attention" for layer in found.get("layer_types") or ()):
         return False
     if kind == "llama":

@@ -149,8 +149,8 @@ class PlainModel(nn.Module):
     """A causal LM of given weights, for serving on a CPU.
 
     Attributes:
-        config: Of it.
-        digest: Of its weights in float32, as ``tensors_digest``; who loads it knows.
+        config: Its config.
+        digest: The digest of its weights in float32, as ``tensors_digest``; who loads it knows.
         name_or_path: Its folder; who loads it knows.
         generation_config: With ``eos_token_id`` as ``generation_config.json`` has it.
     """

@@ -36,7 +36,7 @@ class PrefixCache:
         pool: Evicts its blocks from here when it has no other.
 
     Attributes:
-        tokens_asked: Of all prompts that were looked up.
+        tokens_asked: Tokens of all prompts that were looked up.
         tokens_found: How many of these were in the cache.
     """
 
@@ -90,7 +90,7 @@ class PrefixCache:
 
         Args:
             scope: As in ``new_cache``.
-            token_ids: Of the tokens in the cache, from the first on; more are ignored.
+            token_ids: The ids of the tokens in the cache, from the first on; more are ignored.
             cache: Holds them.
             pictures: Among them.
         """

@@ -64,11 +64,11 @@ class Recording:
         """The program of steps like this one; None where the step is to be computed directly.
 
         Args:
-            tokens: Of the step.
+            tokens: The tokens of the step.
             step: Its variants.
-            path: Of the kernels.
+            path: The kernels' code path.
             at: The buffers.
-            heads: Of the model.
+            heads: The number of heads.
             layers: Makes the calls of all layers.
         """
         if path == "torch" or tokens.batch is not None or len(at.hidden) > MOST_ROWS:

@@ -175,7 +175,7 @@ class StepVariants:
     """Those of one model's steps.
 
     Args:
-        layout: Of the model.
+        layout: The layout of the model.
 
     Attributes:
         bulk_rows: Rows of one variant from which on they are multiplied as a whole.
@@ -199,7 +199,7 @@ class StepVariants:
         """The rows of a step; None where all are of the base.
 
         Args:
-            parts: Of each run of rows in order its variant, tokens, and rows of logits.
+            parts: For each run of rows in order: its variant, tokens, and rows of logits.
             merge: Whether products with base and delta may be made at once where all rows are of one variant.
         """
         variants = sorted({variant for variant, _, _ in parts if variant is not None}, key=id)

@@ -120,9 +120,9 @@ def base_format_for(wanted: str, dtype: str, why_not: str, name: str) -> str | N
 
     Args:
         wanted: ``auto``, or a format of ``gym_quant.linear``.
-        dtype: Of the model.
+        dtype: The model's dtype.
         why_not: Why the own forward does not compute the model's steps; empty where it does.
-        name: Of the model, for the error.
+        name: The name of the model, for the error.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a format that is named, where transformers' forward computes.

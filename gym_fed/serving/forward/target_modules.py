@@ -48,7 +48,7 @@ class TargetModule:
         bias: Name of its bias.
         token_axis: Axis of its input along which the tokens lie (of a norm).
         normalised: Which normal form a norm multiplies with its weight.
-        eps: Of the norm.
+        eps: The norm's epsilon.
         multiplier: Factor of an embedding's rows.
         head: Whether it sees only the tokens whose logits are wanted.
     """
@@ -71,7 +71,7 @@ class ModelLayout:
     Attributes:
         parameters: Every parameter, by name as ``model_tensors`` gives it.
         target_modules: Where terms are added.
-        dtype: Of the base: ``float32`` or ``bfloat16``.
+        dtype: The dtype of the base: ``float32`` or ``bfloat16``.
         device: Where weights go.
         kernel: How sign deltas are multiplied: ``exact``, ``lookup`` or ``lookup16``.
     """

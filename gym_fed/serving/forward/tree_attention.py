@@ -59,9 +59,9 @@ class TreeAttention:
     """Trees one behind the other in a forward.
 
     Args:
-        visible: Of each tree ``[tokens, tokens] bool``: which tokens (columns) a token (row) sees.
-        dtype: Of the model.
-        device: Of the model.
+        visible: For each tree, ``[tokens, tokens] bool``: which tokens (columns) a token (row) sees.
+        dtype: The model's dtype.
+        device: The model's device.
     """
 
     def __init__(self, visible: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> None:

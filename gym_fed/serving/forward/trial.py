@@ -98,7 +98,7 @@ def require_same(served: MultiVariantModel, stock: Tensor) -> None:
 
     Args:
         served: The model; its pool is in float32 where activations are.
-        stock: Of ``stock_logits``.
+        stock: The result of ``stock_logits``.
     """
     off = distance(step_logits(served), stock[2:])
     if not off <= (_CLOSE if served.pool.dtype == "float32" else _CLOSE_ROUNDED):
@@ -151,7 +151,7 @@ def prepare(
     Args:
         served: The model, which computes by the decoder.
         decoder: In the model's own weights; packed afterwards.
-        stock: Of ``stock_logits``; None: computed where it is needed.
+        stock: The result of ``stock_logits``; None: computed where it is needed.
         format: None: nothing is packed.
         kept: The base's file in that format.
 

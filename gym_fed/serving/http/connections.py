@@ -123,7 +123,7 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request's headers are there and its answer is not complete."""
+        """True if a request's headers are there and its answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def too_slow(self, now: float, config: ConnectionsConfig) -> str:

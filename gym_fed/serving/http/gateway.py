@@ -157,7 +157,7 @@ class PictureSlots:
         """Wait for a slot, which ``give_back`` frees again.
 
         Args:
-            caller: Of the request.
+            caller: The caller of the request.
             pictures: How many it has.
 
         Raises:

@@ -54,7 +54,7 @@ class Gate:
         """The caller that sent the request.
 
         Args:
-            headers: Of the request, names in lower case.
+            headers: The headers of the request, names in lower case.
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of elsewhere;

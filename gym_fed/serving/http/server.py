@@ -218,7 +218,7 @@ class _QuietServer(uvicorn.Server):
     """Leaves signals to ``_Life``, and gives a TLS handshake no more time than a request's headers.
 
     Args:
-        config: Of uvicorn.
+        config: uvicorn's config.
         handshake_seconds: Uvicorn itself has no setting for it, and asyncio waits a minute.
     """
 

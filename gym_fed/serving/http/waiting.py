@@ -82,7 +82,7 @@ class EventStream(Response):
     Args:
         first: Its first chunk.
         later: The others.
-        timeout: Of the whole request.
+        timeout: The timeout of the whole request.
         failure: The last chunk of a stream that fails.
         on_end: Called once the stream has ended, however it did.
         with_done: Whether ``[DONE]`` follows the last chunk.

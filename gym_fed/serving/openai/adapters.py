@@ -49,7 +49,7 @@ class Adapters:
     Args:
         store: None: the base alone is served.
         folder: What is named must be in it; None: nothing can be added.
-        catalogue: Of the same store.
+        catalogue: The catalogue of the same store.
     """
 
     def __init__(self, store: VariantStore | None, folder: Path | None, catalogue: Catalogue) -> None:

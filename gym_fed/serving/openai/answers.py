@@ -87,7 +87,7 @@ class Answer(ABC):
 
     Args:
         model: The requested name.
-        prompt_tokens: Of all prompts, each counted once.
+        prompt_tokens: Tokens of all prompts, each counted once.
         choices: One for each generation, in order.
         with_logprobs: Whether they were requested.
         include_usage: Whether the stream ends with the counts.
@@ -148,7 +148,7 @@ class Answer(ABC):
         }
 
     def ended(self, index: int) -> bool:
-        """Whether a choice takes no further event."""
+        """Return whether a choice takes no further event."""
         return self.choices[index].finish_reason is not None
 
     def body(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class ChatAnswer(Answer):
 
     Args:
         model: See ``Answer``, like everything but:
-        metadata: Of the request; given back.
+        metadata: The metadata of the request; given back.
         keep: Gets the id and the whole answer at its end; returns whether it is kept. None: it is not to be stored.
     """
 

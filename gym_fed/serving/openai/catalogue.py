@@ -28,7 +28,7 @@ class Caller:
         metrics: Whether the server's metrics may be read, which cover everybody's requests.
         manage_variants: Whether variants may be added and removed.
         requests_per_minute: None: as many as there is room for.
-        tokens_per_minute: Of prompts and answers; None: no limit.
+        tokens_per_minute: Most tokens of prompts and answers per minute; None: no limit.
         key_sha256: Digest of the key; empty without keys.
     """
 
@@ -58,7 +58,7 @@ class Model:
     Attributes:
         name: In the API.
         variant: None is the base.
-        owner: Of the variant; ``gym`` for the base.
+        owner: The owner of the variant; ``gym`` for the base.
         created: Unix seconds.
         reads_pictures: Whether messages may have them.
     """
@@ -79,9 +79,9 @@ class Catalogue:
     """The models of one server, as each caller sees them.
 
     Args:
-        served_name: Of the base; has no colon.
+        served_name: The base's name in the API; has no colon.
         registry: The variants; None: the base alone is served.
-        base_digest: Of the base; variants of another one are not listed.
+        base_digest: The digest of the base; variants of another one are not listed.
         reads_pictures: Whether the base and its variants do.
     """
 

@@ -33,7 +33,7 @@ class Screening:
         self._classifier = classifier
 
     def refuses(self, texts: Iterable[str], user: str) -> bool:
-        """Whether a request is refused by its texts; waits for the classifier. Counts and logs it.
+        """Return whether a request is refused by its texts; waits for the classifier. Counts and logs it.
 
         Raises:
             GymError: As ``Classifier.ask`` and ``Verdict.refuses``.
@@ -70,7 +70,7 @@ class FilteredChoice(AnswerChoice):
 
     Args:
         content_filter: Supplies the refusal's text, and counts it.
-        held: Of this answer.
+        held: The held-back text of this answer.
         parser: See ``AnswerChoice``.
     """
 

@@ -182,7 +182,7 @@ def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> N
     """Refuse what would take long to compile.
 
     Args:
-        held_to: Of the request.
+        held_to: The request's grammar, if it has one.
         field: To blame.
         name: The code of the refusal.
 

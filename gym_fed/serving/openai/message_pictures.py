@@ -27,8 +27,8 @@ class MessagePictures:
     """The pictures of one request.
 
     Args:
-        messages: Of the request.
-        reader: Of the model.
+        messages: The messages of the request.
+        reader: The reader of the model.
 
     Raises:
         RequestError: For a picture that is refused by its header, and for any where the model reads none.

@@ -64,7 +64,7 @@ class Pending:
         return self._answer.body()
 
     async def arun(self) -> dict[str, Any]:
-        """As ``run``."""
+        """Like ``run``."""
         async for _ in self.achunks():
             pass
         return self._answer.body()
@@ -86,7 +86,7 @@ class Pending:
             self.end()
 
     async def achunks(self) -> AsyncGenerator[StreamChunk]:
-        """As ``chunks``; of several choices as their tokens come."""
+        """Like ``chunks``; of several choices as their tokens come."""
         events = _interleaved(self._generations)
         try:
             async for index, event in events:
@@ -169,7 +169,7 @@ class PendingRefusal(Pending):
         yield from self._answer.closing()
 
     async def achunks(self) -> AsyncGenerator[StreamChunk]:
-        """As ``chunks``."""
+        """Like ``chunks``."""
         for chunk in self.chunks():
             yield chunk
 
@@ -233,7 +233,7 @@ class PendingVectors:
         return self._body(vectors)
 
     async def arun(self) -> dict[str, Any]:
-        """As ``run``."""
+        """Like ``run``."""
         vectors = []
         try:
             for index, embedding in enumerate(self._embeddings):

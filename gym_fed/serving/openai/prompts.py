@@ -48,7 +48,7 @@ class Prompts:
     text, such as a tool's result or a quoted page, can end its message and begin another.
 
     Args:
-        tokenizer: Of the base; copies are used, because this setting would affect its other users.
+        tokenizer: The tokenizer of the base; copies are used, because this setting would affect its other users.
         vocab_size: Rows of the model's embedding: the token ids that exist.
         context: Tokens of the longest prompt; None: the engine alone judges lengths.
         tool_format: How the model writes tool calls; ``auto`` goes by its template.
@@ -119,7 +119,7 @@ class Prompts:
             messages: Validated.
             tools: As OpenAI's ``tools``; rendered by the template.
             open_call: Whether the answer has begun with what begins a call.
-            variables: Of the template besides; it has them (``TemplateNames``).
+            variables: Further variables, which the template has (``TemplateNames``).
 
         Raises:
             RequestError: For a model without a chat template, or a conversation that its template refuses.
@@ -358,7 +358,7 @@ class ContentParts:
         return found
 
     def _probe(self, role: str) -> bool:
-        """Whether a list's text is written, and nothing else of the list."""
+        """Return whether a list's text is written, and nothing else of the list."""
         row: Row = {"role": role, "content": [{"type": "text", "text": _PROBE}]}
         rows = [row]
         if role != "user":

@@ -67,7 +67,7 @@ def begin_response(
         caller: The authenticated user.
         chat: Accepts the chat request that it stands for.
         stored: Where earlier responses are, and this one goes; None: nowhere.
-        defaults: Of fields about sampling that were not given.
+        defaults: The defaults of fields about sampling that were not given.
 
     Raises:
         GymError: As ``OpenAIService.handle``; ``NOT_FOUND`` for a ``previous_response_id`` that is not stored.
@@ -141,7 +141,7 @@ def input_items(answer_id: str, messages: list[dict[str, Any]]) -> list[dict[str
     """The items before a response, those of earlier responses that it goes on from too.
 
     Args:
-        answer_id: Of the response; the ids of its items are made of it.
+        answer_id: The id of the response; the ids of its items derive from it.
         messages: The stored conversation, whose last message is the answer.
     """
     found = [item for message in messages[:-1] for item in _items(message)]

@@ -300,7 +300,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a call's arguments are whole; no beginning of an object is JSON."""
+    """Return whether a call's arguments are whole; no beginning of an object is JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):

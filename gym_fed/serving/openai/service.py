@@ -59,7 +59,7 @@ class OpenAIService:
     Args:
         engine: Generates the answers.
         catalogue: The names that can be requested.
-        tokenizer: Of the base.
+        tokenizer: The tokenizer of the base.
         vocab_size: Token ids that the model has.
         fingerprint: Names the weights of the base (``system_fingerprint``).
         max_at_once: Most answers of one request; more could never be queued together.
@@ -149,7 +149,7 @@ class OpenAIService:
 
         Args:
             url: One of ``STORED``.
-            answer_id: Of the answer.
+            answer_id: The id of the answer.
             caller: The authenticated user.
 
         Raises:

@@ -21,7 +21,7 @@ class ServedModel:
     """A model at a server.
 
     Attributes:
-        url: Of the API, with ``/v1``.
+        url: The URL of the API, with ``/v1``.
         model: What requests call it.
         key: The API key.
         is_chat: Whether it is asked by messages; False: it goes on from a text.

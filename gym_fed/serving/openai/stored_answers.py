@@ -80,7 +80,7 @@ class StoredAnswers:
 
         Args:
             caller: Whose it is.
-            answer_id: Of the answer.
+            answer_id: The id of the answer.
             body: As it is given.
             messages: The conversation up to its end, as JSON.
         """
@@ -112,8 +112,8 @@ class StoredAnswers:
 
         Args:
             caller: Who stored it.
-            answer_id: Of the answer.
-            prefix: Of the ids of this kind of answer; no other kind is found.
+            answer_id: The id of the answer.
+            prefix: The prefix of this kind of answer's ids; no other kind is found.
             param: The request's field that names it.
 
         Raises:

@@ -62,7 +62,7 @@ class Tokenizing:
 
     Args:
         catalogue: Whose models may be named; without a name the base is meant.
-        prompts: Of the base.
+        prompts: The prompts of the base.
         context: Tokens of prompt and answer together.
     """
 
@@ -121,7 +121,7 @@ def ids_that_fit(
         messages: The conversation.
         render: Makes a prompt of a part of it.
         context: Tokens of prompt and answer together; None: nothing is left out.
-        max_tokens: Of the answer; room for them is left, but at most a quarter of the context.
+        max_tokens: Most tokens of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
         RequestError: As ``render`` of the last turn.

@@ -114,7 +114,7 @@ class CallParser:
 
     @property
     def is_over(self) -> bool:
-        """Whether the one call is whole, so that nothing that follows can matter."""
+        """True if the one call is whole, so that nothing that follows can matter."""
         # Without fragments a call is passed on as a whole, though its reader may wait for what closes it.
         return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
 

@@ -49,7 +49,7 @@ class ToolTemplate:
     Args:
         render: The template.
         control: Ids of the tokenizer's control tokens, by their texts.
-        name: Of the format; ``auto`` finds it out.
+        name: The name of the format; ``auto`` detects it.
 
     Attributes:
         malformed: How many texts of answers looked like calls and are none.
@@ -214,7 +214,7 @@ class ToolTemplate:
 
 
 def _reads(form: ToolFormat, written: str) -> bool:
-    """Whether a format finds the call in what the template made of it."""
+    """Return whether a format finds the call in what the template made of it."""
     parser = CallParser(form, {"probe": None})
     found = [*parser.feed(written), *parser.end()]
     return [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)] == [
@@ -230,7 +230,7 @@ class ToolUse:
 
     Args:
         request: With or without tools.
-        template: Of the model.
+        template: The template of the model.
 
     Attributes:
         shown: The tools as a template gets them; None where ``tool_choice`` is ``none``.

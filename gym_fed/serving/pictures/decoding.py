@@ -68,7 +68,7 @@ class Picture:
         width: In pixels.
         height: In pixels.
         detail: How closely it is read.
-        digest: Of the file and detail.
+        digest: The digest of the file and detail.
         orientation: How its camera was held, as EXIF has it.
     """
 
@@ -130,7 +130,7 @@ def require_few(count: int, pixels: int) -> None:
 
     Args:
         count: Pictures so far.
-        pixels: Of all of them.
+        pixels: Pixels of all of them together.
 
     Raises:
         GymError: ``TOO_LARGE``.

@@ -79,7 +79,7 @@ class ProcessedPicture:
     Attributes:
         run: Token ids that stand for it in a prompt.
         places: Which of them take a feature.
-        inputs: Of ``get_image_features``.
+        inputs: The arguments of ``get_image_features``.
     """
 
     run: list[int]
@@ -91,8 +91,8 @@ class PictureProcessor:
     """Prepares pictures; from any thread, one at a time.
 
     Args:
-        processor: Of the model (``load_processor``); nothing else may use it.
-        family: Of the model.
+        processor: The processor of the model (``load_processor``); nothing else may use it.
+        family: The family of the model.
         image_token_id: The token that takes a feature.
 
     Raises:

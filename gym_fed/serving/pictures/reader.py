@@ -59,7 +59,7 @@ class PictureEncoder:
 
         Args:
             picture: Whose.
-            processed: Of it.
+            processed: Its tokens and input.
             owner: Whose features are found: time shows nobody what others sent.
 
         Raises:
@@ -161,8 +161,8 @@ class PictureReader:
     """Reads the pictures of one model's prompts; from any thread.
 
     Args:
-        processor: Of the model.
-        encoder: Of the model.
+        processor: The processor of the model.
+        encoder: The encoder of the model.
     """
 
     def __init__(self, processor: PictureProcessor, encoder: PictureEncoder) -> None:

@@ -46,7 +46,7 @@ class RemovedVariant:
     """What ``VariantStore.remove`` has removed.
 
     Attributes:
-        name: Of the variant.
+        name: The name of the variant.
         revisions: Their rows, the newest first; empty where the rows were damaged.
         unlinked: sha256s of the files that are gone.
         shared: sha256s of files that stay, since another variant has the same bytes.
@@ -139,7 +139,7 @@ def undo(
 
     Args:
         store: Where it is.
-        name: Of the variant.
+        name: The name of the variant.
         key: The owner's; None leaves the new revision unsigned.
         to: Which revision; None: the one before the newest.
 

@@ -52,7 +52,7 @@ class LoadQueue:
         return self._by_name.get(name)
 
     def is_current(self, load: Load) -> bool:
-        """Whether no newer row took its place, and it has not ended."""
+        """Return whether no newer row took its place, and it has not ended."""
         return self._by_name.get(load.record.name) is load
 
     def begin(self, record: VariantRecord, *, urgent: bool) -> Load:

@@ -98,7 +98,7 @@ def named_delta(
     Args:
         name: A model, ``BASE:VARIANT``, or a ``.gymdelta``.
         base: Of a ``.gymdelta``, None for the one that its manifest names; or of an adapter, which has no delta.
-        variant: Of the store, with ``name`` as its base.
+        variant: A variant of the store, with ``name`` as its base.
         store: Its folder; see ``variants_folder``.
 
     Raises:

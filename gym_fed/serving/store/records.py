@@ -30,10 +30,10 @@ class VariantRecord:
     Attributes:
         name: What it is served as.
         owner: An account's id (``c`` and 16 hex digits), or a plain user id.
-        sha256: Of its `.gymdelta`.
-        size_bytes: Of its `.gymdelta`.
+        sha256: The SHA-256 of its `.gymdelta`.
+        size_bytes: The size of its `.gymdelta`.
         base_model: The base's name, for people.
-        base_digest: Of the tensors that the delta is added to.
+        base_digest: The digest of the tensors that the delta is added to.
         revision: Goes up with every replacement.
         created_at: Unix seconds of the first revision here.
         updated_at: Unix seconds of this revision.
@@ -113,17 +113,17 @@ def _fault(record: VariantRecord) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text has a form in UTF-8: lone surrogates have none."""
+    """Return whether a text has a form in UTF-8: lone surrogates have none."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_digest(text: object) -> bool:
-    """Whether a column holds the name of an object, and nothing that a path could be made of."""
+    """Return whether a column holds the name of an object, and nothing that a path could be made of."""
     return isinstance(text, str) and _SHA256.fullmatch(text) is not None
 
 
 def is_account(owner: str) -> bool:
-    """Whether an owner is an account, whose keys can be checked against its id."""
+    """Return whether an owner is an account, whose keys can be checked against its id."""
     return _ACCOUNT.fullmatch(owner) is not None
 
 

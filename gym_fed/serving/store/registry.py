@@ -241,7 +241,7 @@ class Transaction:
         self._connection = connection
 
     def get(self, name: str) -> VariantRecord | None:
-        """As ``VariantRegistry.get``."""
+        """Like ``VariantRegistry.get``."""
         if not is_encodable(name):  # no column can hold it
             return None
         row = self._connection.execute(f"{_SELECT} WHERE name = ?", (name,)).fetchone()
@@ -301,26 +301,26 @@ class Transaction:
         return _digests(found)
 
     def is_used(self, sha256: str) -> bool:
-        """Whether a revision of any variant has this delta."""
+        """Return whether a revision of any variant has this delta."""
         return any(
             self._connection.execute(f"SELECT 1 FROM {table} WHERE sha256 = ? LIMIT 1", (sha256,)).fetchone()
             for table in ("variants", "revisions")
         )
 
     def has_keys(self, owner: str) -> bool:
-        """Whether the state of any key of an owner is known."""
+        """Return whether the state of any key of an owner is known."""
         found = self._connection.execute("SELECT 1 FROM keys WHERE owner = ? LIMIT 1", (owner,))
         return found.fetchone() is not None
 
     def key_state(self, owner: str, public_key: bytes) -> str | None:
-        """As ``VariantRegistry.key_state``."""
+        """Like ``VariantRegistry.key_state``."""
         row = self._connection.execute(
             "SELECT revoked FROM keys WHERE owner = ? AND public_key = ?", (owner, public_key.hex())
         ).fetchone()
         return None if row is None else ("revoked" if row[0] else "trusted")
 
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
-        """As ``VariantRegistry.set_key``."""
+        """Like ``VariantRegistry.set_key``."""
         key = public_key.hex()
         if not revoked and self.key_state(owner, public_key) == "revoked":
             raise GymError(

@@ -71,7 +71,7 @@ class ResidentFiles:
         return sum(1 for found in self._files.values() if found.pins)
 
     def has(self, record: VariantRecord) -> bool:
-        """Whether it can be used at once."""
+        """Return whether it can be used at once."""
         found = self._files.get(record.sha256)
         return found is not None and found.rows.get(record.name) == record
 

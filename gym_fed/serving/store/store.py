@@ -323,7 +323,7 @@ class VariantStore:
         return self._cache.poll(self._servable(name))
 
     def lacks_room(self, name: str) -> bool:
-        """Whether its load waits until variants that are in use are released."""
+        """Return whether its load waits until variants that are in use are released."""
         return self._cache.lacks_room(name)
 
     def acquire(self, name: str) -> LoadedVariant:

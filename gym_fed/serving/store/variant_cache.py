@@ -113,7 +113,7 @@ class VariantCache:
             return found
 
     def lacks_room(self, name: str) -> bool:
-        """Whether its load waits until variants that are in use are released."""
+        """Return whether its load waits until variants that are in use are released."""
         with self._changed:
             load = self._loads.find(name)
             return load is not None and load.lacks_room

@@ -41,7 +41,7 @@ def describe(
         base: What it must belong to; None: any.
         name: What it is to be served as.
         owner: Whose it is.
-        note: Of an unsigned variant.
+        note: The note, for an unsigned variant.
 
     Raises:
         GymError: ``HASH_MISMATCH``, ``SIGNATURE_INVALID``; as ``DeltaFile.open``.
@@ -108,7 +108,7 @@ def row_of(
 
 
 def admit_key(transaction: Transaction, record: VariantRecord, signed: SignedVariant | None) -> None:
-    """Whether the key may sign for the owner; the first one of a plain user id is kept as that user's.
+    """Return whether the key may sign for the owner; the first one of a plain user id is kept as that user's.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` or ``KEY_REVOKED``.
@@ -128,7 +128,7 @@ def admit_key(transaction: Transaction, record: VariantRecord, signed: SignedVar
 
 
 def check_replaceable(before: VariantRecord, new: VariantRecord, replaces: bool) -> None:
-    """Whether a row may take the place of another.
+    """Return whether a row may take the place of another.
 
     Raises:
         GymError: ``PERMISSION_DENIED``, ``FILE_EXISTS``, ``SIGNATURE_INVALID``, ``REPLAYED`` or ``STALE``.
@@ -223,7 +223,7 @@ def open_verified(
 
 
 def check_signature(record: VariantRecord, registry: VariantRegistry, *, required: bool) -> None:
-    """Whether a row is what its owner signed.
+    """Return whether a row is what its owner signed.
 
     The key must be the owner's: the one whose hash the account's id is, or one added with ``trust``
     (``VariantStore.trust``): a rotated account's newer key, or the key of a plain user id.
@@ -270,7 +270,7 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
-    """Whether a key may sign for an owner; ``state`` is what the store knows of it.
+    """Return whether a key may sign for an owner; ``state`` is what the store knows of it.
 
     Raises:
         GymError: ``KEY_REVOKED`` or ``SIGNATURE_INVALID``.

@@ -154,7 +154,7 @@ class JsonCallReader(CallReader):
         return [MoreArguments(text)] if text else []
 
     def _is_other(self) -> bool:
-        """Whether an object's first key shows that it is no call."""
+        """Return whether an object's first key shows that it is no call."""
         if not self._checked and self._name is None:
             found = _FIRST_KEY.match("".join(self._pieces[1:]))
             self._checked = found is not None or self._length > MAX_LEAD_CHARACTERS

@@ -97,7 +97,7 @@ class ToolFormat(ABC):
     """Whether ``prepare`` brings the tools into the messages, so that the template needs to know none."""
 
     def learn(self, written: str) -> bool:
-        """Whether a template writes this form.
+        """Return whether a template writes this form.
 
         Args:
             written: What it made of a call of the tool ``probe``; the caller checks that ``reader`` finds that call.
@@ -105,7 +105,7 @@ class ToolFormat(ABC):
         return True
 
     def hinted(self, shown: str) -> bool:
-        """Whether a template that shows no call describes this form; ``shown`` is its text of the tools."""
+        """Return whether a template that shows no call describes this form; ``shown`` is its text of the tools."""
         return False
 
     @abstractmethod
@@ -135,8 +135,8 @@ class ToolFormat(ABC):
         """The messages as the model's template takes them.
 
         Args:
-            rows: Of the request.
-            tools: Of the request, as templates get them.
+            rows: The rows of the request.
+            tools: The tools of the request, as templates get them.
             system: Whether the template takes a system message.
         """
         return list(rows)
