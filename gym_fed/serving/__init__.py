@@ -1,4 +1,4 @@
-"""One base model in memory, thousands of personal variants beside it.
+"""Serve one base model together with many small variants of it.
 
 with (
     VariantStore.open("variants", base=spec, layout=served.layout) as store,

@@ -1,4 +1,4 @@
-"""Loads the base that is served, and describes it as its variants know it: by the digest of its float32 weights."""
+"""Load the base model to serve, and compute the digest of its float32 weights that variants refer to."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _log = logging.getLogger(__name__)
 def load_base(
     name: str, adapters: Sequence[str], dtype: str, *, plain: bool = False
 ) -> tuple[Any, Any, BaseSpec]:
-    """The model in its serving type, its tokenizer, and its description.
+    """Load the model in its serving dtype, with its tokenizer and its ``BaseSpec``.
 
-    With ``plain`` a model that ``PlainModel`` can hold is one, and so is a tokenizer of ``PlainTokenizer``:
+    With ``plain`` the model is a ``PlainModel`` and the tokenizer a ``PlainTokenizer`` where these can hold them:
     transformers is not imported.
 
     Weights of the folder's own safetensors files are read in the serving type, and the digest is computed from the
-    files, block by block. With adapters, and where a model is not made of its files' tensors one to one, it is loaded
-    in float32 and converted afterwards, for its float32 weights are nowhere else; that takes three times the memory.
+    files, block by block. With adapters, and where the files' tensors do not map one to one to the model's, it is
+    loaded in float32 and converted afterwards, since its float32 weights exist nowhere else. That takes three times
+    the memory.
 
     Raises:
         GymError: As ``load_model``, ``require_family`` and ``end_ids``.
@@ -86,7 +87,7 @@ def load_base(
 
 
 def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtype: str) -> None:
-    """Log how much of the adapters is left in a dtype that takes some of them away."""
+    """Log how much of the adapters is left in a dtype that rounds part of them away."""
     home, chain = chain_on(name, adapters)
     tuned = model_tensors(model)
     base = mapped_base(Path(resolve(home)), tuned) if chain else None
@@ -96,7 +97,7 @@ def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtyp
 
 
 def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
-    """The model of a folder without transformers' classes; None where only those will do."""
+    """Load a folder's model without transformers' classes; None if only those can load it."""
     import torch
 
     from gym_fed.base.modeling.checkpoint import Checkpoint
@@ -122,7 +123,7 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
 
 
 def _named(model: Any, folder: Path) -> None:
-    """Give a model of given tensors what it has when it is loaded from its folder: the name, and how it generates."""
+    """Set the name and generation config of a model that was built from tensors, as loading from its folder would."""
     from transformers import GenerationConfig
 
     model.name_or_path = model.config.name_or_path = str(folder)
@@ -136,10 +137,10 @@ def _spec(model: nn.Module, digest: str, name: str) -> BaseSpec:
 
 
 def checkpoint_digest(model: nn.Module, checkpoint: Checkpoint) -> str | None:
-    """``tensors_digest`` of a model as it would be in float32, from the files that it was loaded from.
+    """Compute ``tensors_digest`` of a model as it would be in float32, from the files that it was loaded from.
 
-    None where the model is not made of the files' tensors one to one: a parameter has another name or shape, or is not
-    the file's rounded to its own type. Such a model has to be loaded in float32.
+    None where the files' tensors do not map one to one to the model's: a parameter has another name or shape, or is not
+    the file's rounded to its own dtype. Such a model has to be loaded in float32.
     """
     import torch
 

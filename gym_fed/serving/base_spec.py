@@ -1,6 +1,6 @@
-"""What a base is called by, read from the files of an ordinary model: its shapes, and the digest of its weights.
+"""The identity of a base model, read from its files: tensor shapes and the digest of its weights.
 
-A hub describes its base so at its first command, without loading torch and the model.
+A hub describes its base this way at its first command, without loading torch and the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
 
 
 def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
-    """What ``BaseSpec.of`` finds of a folder's model; None where only the loaded model shows it."""
+    """Compute the ``BaseSpec`` of a folder's model from its files; None where the model has to be loaded."""
     config = plain_config(folder)
     tensors = None if config is None else file_tensors(folder)
     if config is None or tensors is None or config.num_hidden_layers > len(tensors):
@@ -29,7 +29,7 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
 
 
 def require_all_tensors(name: str) -> None:
-    """Refuse a base that lacks a tensor, by the headers of its files; nothing is loaded.
+    """Refuse a base that lacks a tensor, by the headers of its files. Nothing is loaded.
 
     A base that is not on this machine, or whose architecture only transformers knows, is checked when it is loaded.
 

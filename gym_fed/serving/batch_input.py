@@ -19,12 +19,12 @@ SHOWN_MODELS = 20
 _KEYS = ("custom_id", "method", "url", "body")
 
 CheckBody = Callable[[str, dict[str, Any]], None]
-"""Refuses a body that its URL cannot take, by a ``GymError`` that may have a ``param``."""
+"""Checks a body for its URL; raises a ``GymError``, which may have a ``param``."""
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One line."""
+    """One line of the input."""
 
     line: int
     custom_id: str
@@ -34,7 +34,7 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """A file whose every line can be run.
+    """An input file of which every line has been checked.
 
     Attributes:
         path: The path of the file.
@@ -49,16 +49,16 @@ class BatchInput:
     models: tuple[str, ...]
 
     def requests(self) -> Iterator[BatchRequest]:
-        """The lines, read again, one at a time."""
+        """Read the requests again from the file, one at a time."""
         for number, raw in _lines(self.path):
             yield _parse(number, raw)
 
     def require_models(self, resolve: Callable[[str], object], known: Callable[[], list[str]]) -> None:
-        """Refuse an input that names a model which ``resolve`` refuses.
+        """Refuse an input that names a model which ``resolve`` does not accept.
 
         Args:
-            resolve: Refuses an unknown name.
-            known: The names that there are, for the hint.
+            resolve: Raises for an unknown name.
+            known: Returns the names that exist, for the hint.
 
         Raises:
             GymError: ``DATA_INVALID`` naming, for each such model, the first line with it.
@@ -79,7 +79,7 @@ class BatchInput:
 
 
 class _LineProblem(Exception):
-    """What is wrong with one line, and in which field."""
+    """The problem with one line, and the field that has it."""
 
     def __init__(self, field: str, text: str, custom_id: object = None) -> None:
         super().__init__(field, text)
@@ -120,7 +120,7 @@ def check_input(path: Path, check_body: CheckBody) -> BatchInput:
 
 
 def check_body(url: str, body: dict[str, Any]) -> None:
-    """Read a body as the API does; the model's name is looked up later.
+    """Validate a body as the API does; the model's name is looked up later.
 
     Raises:
         RequestError: Naming the field.
@@ -160,7 +160,7 @@ def _refused(path: Path, problems: list[str], hint: str = "fix these lines") -> 
 
 
 def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers; ``seen`` gets all bytes."""
+    """Yield the lines that are not blank, with their numbers; ``seen`` gets all bytes."""
     try:
         with path.open("rb") as file:
             number = 0

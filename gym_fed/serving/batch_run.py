@@ -1,7 +1,7 @@
-"""Runs a batch: as many requests at once as the engine takes, answers appended as they come, resumable at any point.
+"""Run a batch of requests: fill the engine's queue, append answers as they finish, and resume after a stop.
 
 A request without a seed gets one derived from the run's seed and its custom_id, so that a resumed run gives the same
-answers as an uninterrupted one. Lines are appended whole, so that the same command continues after a kill. Beside
+answers as an uninterrupted one. Whole lines are appended, so the same command continues after a kill. Next to
 ``out.jsonl`` lies ``out.jsonl.batch.json``, which records the input and the model of the answers.
 """
 
@@ -28,10 +28,10 @@ from gym_fed.serving.batch_input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""URL and body in, OpenAI's answer out; raises ``GymError``, ``BUSY`` when the queue is full."""
+"""Takes URL and body, returns OpenAI's answer; raises ``GymError``, ``BUSY`` when the queue is full."""
 
 _LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
-"""Server errors that are one request's own. Any other ends the run: the next request would meet it, too."""
+"""Server errors that concern one request only. Any other ends the run, since the next request would meet it too."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class BatchReport:
 
     Attributes:
         total: Requests of the input.
-        done: With a line, from runs before this one too.
-        failed: Of these.
-        resumed: Of these, those that had a line before this run.
+        done: Requests that have a line, including those of earlier runs.
+        failed: Of the done ones, those that failed.
+        resumed: Of the done ones, those that had a line before this run.
         prompt_tokens: Prompt tokens of this run.
         completion_tokens: Completion tokens of this run.
         seconds: Seconds that this run has taken.
@@ -62,7 +62,7 @@ class BatchReport:
 
     @property
     def seconds_left(self) -> float | None:
-        """As long as the requests until now suggest."""
+        """The estimated time left, from the pace of the requests so far."""
         answered = self.done - self.resumed
         return self.seconds / answered * (self.total - self.done) if answered else None
 
@@ -90,9 +90,9 @@ def run_batch(
 
     Args:
         given: A checked input.
-        output: Where lines go, in order of completion.
+        output: Takes the lines, in order of completion.
         answer: Called from ``at_once`` threads.
-        at_once: Requests that run or wait in the engine's queue.
+        at_once: How many requests run or wait in the engine's queue.
         seed: The seed from which requests without one get theirs.
         on_report: Called after every line, and about once a second.
         on_stop: Makes active calls of ``answer`` return soon; called when the run ends early.
@@ -157,7 +157,7 @@ def _is_own(error: BaseException) -> bool:
 
 
 def seeded(request: BatchRequest, seed: int) -> dict[str, Any]:
-    """The body, with a seed where none is given and one means something."""
+    """Return the body with a seed, unless it has one or its URL takes none."""
     if request.body.get("seed") is not None or request.url == "/v1/embeddings":
         return request.body
     digest = hashlib.sha256(f"{seed}\n{request.custom_id}".encode()).digest()
@@ -165,7 +165,7 @@ def seeded(request: BatchRequest, seed: int) -> dict[str, Any]:
 
 
 def line_of(given: BatchInput, request: BatchRequest, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's line of an answer or a refusal."""
+    """Format an answer or a refusal as a line of OpenAI's output."""
     name = hashlib.sha256(f"{given.sha256}\n{request.custom_id}".encode()).hexdigest()[:24]
     return {
         "id": f"batch_req_{name}",
@@ -176,25 +176,25 @@ def line_of(given: BatchInput, request: BatchRequest, status: int, body: dict[st
 
 
 SYNC_SECONDS = 2.0
-"""Lines reach the file at once, and the disk at most so much later: a power cut may cost that much work."""
+"""Seconds between two syncs to disk: a power cut may cost that much work."""
 
 
 class BatchOutput:
-    """Where answers go; one process at a time.
+    """The output files of a run, locked against other processes.
 
-    As a context manager it leaves no file behind where an error came before the first line.
+    As a context manager it leaves no file behind if an error occurs before the first line.
 
     Args:
         path: The path of the answers, and of failures where ``errors`` is None.
         errors: The path of the failures.
-        belongs_to: Input and model, as JSON values; an output of another run is refused, unless it has no line yet.
+        belongs_to: Input and model, as JSON values; the output of another run is refused unless it is empty.
         custom_ids: The custom ids of the input.
 
     Attributes:
-        done: Ids that have a line already.
+        done: Ids that already have a line.
 
     Raises:
-        GymError: ``FILE_EXISTS`` for answers of another run, ``STATE_CORRUPT`` for lines that no run wrote,
+        GymError: ``FILE_EXISTS`` for answers of another run, ``STATE_CORRUPT`` for lines that are not of a run,
             ``STATE_LOCKED`` when another process writes there.
     """
 
@@ -222,7 +222,7 @@ class BatchOutput:
             raise
 
     def write(self, line: dict[str, Any], *, failed: bool) -> None:
-        """Append; after this a kill of the process does not lose the line."""
+        """Append a line; it survives a kill of the process."""
         data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         file = self._failures if failed else self._answers
         while data:
@@ -233,10 +233,10 @@ class BatchOutput:
             self._sync()
 
     def pin(self, more: dict[str, Any]) -> None:
-        """Add to what the answers belong to; what is known once the model is loaded.
+        """Record a further fact about the answers, known once the model is loaded.
 
         Raises:
-            GymError: ``FILE_EXISTS`` where answers of another model stand already.
+            GymError: ``FILE_EXISTS`` if there are answers of another model already.
         """
         known = self._described()
         if more.keys() <= known.keys() and self.done:
@@ -245,7 +245,7 @@ class BatchOutput:
             self._describe({**known, **more})
 
     def close(self) -> None:
-        """What was written is on the disk."""
+        """Sync to disk and unlock."""
         if self._files:
             self._sync()
         while self._files:
@@ -260,18 +260,18 @@ class BatchOutput:
         self.close()
 
     def _remove(self) -> None:
-        """Leave nothing behind where nothing was run."""
-        if not opens_folders():  # Windows removes no open file
+        """Remove the files if nothing was run."""
+        if not opens_folders():  # Windows cannot remove an open file
             self.close()
         for path in (self.path, self.errors, self._description):
             if path is not None:
                 path.unlink(missing_ok=True)
 
     def _claim(self, belongs_to: dict[str, Any]) -> bool:
-        """Make the description, or refuse what belongs to another run.
+        """Create the description of the run, or refuse one of another run.
 
         Returns:
-            Whether another run left its description and no line: it is replaced once the files are locked.
+            True if another run left its description and no line; it is replaced once the files are locked.
         """
         if self._description.exists():
             known = self._described()
@@ -317,7 +317,7 @@ class BatchOutput:
         write_atomically(self._description, text.encode())
 
     def _open(self, path: Path, custom_ids: frozenset[str]) -> int:
-        """Lock the file, cut off a torn last line, and note what it has."""
+        """Lock the file, cut off a torn last line, and collect the ids that it has."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
         self._files.append(file)
         try:

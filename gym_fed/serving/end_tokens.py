@@ -1,4 +1,4 @@
-"""The tokens that end an answer of a model: of its files, which may say anything."""
+"""The end-of-sequence tokens of a model, validated because its files may contain anything."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """End tokens of generation_config.json, config.json and the tokenizer; each has an id, a list, or nothing.
+    """Return the end tokens of generation_config.json, config.json and the tokenizer.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for what is no token id of the model.
+        GymError: ``MODEL_INVALID`` for a value that is not a token id of the model.
     """
     folder = Path(getattr(model, "name_or_path", None) or "")
     found = _ids(model, model.config, folder / "config.json")  # transformers copies it into the other
@@ -37,7 +37,7 @@ def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
 
 
 def _vocabulary(model: Any) -> int | None:
-    """How many tokens the model reads; None where its config does not say so."""
+    """Return the size of the vocabulary; None if the config does not give it."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     size = getattr(config, "vocab_size", None)
     return size if type(size) is int else None

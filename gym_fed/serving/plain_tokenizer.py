@@ -1,8 +1,8 @@
-"""An ordinary fast tokenizer without transformers' classes: read by the library that computes them, too.
+"""A fast tokenizer on the ``tokenizers`` library, without importing transformers' classes.
 
-Their import takes as long as the rest of a start but torch's. Chat templates are rendered by transformers' functions,
-which a server imports once it answers. Tests hold all of it to transformers' tokenizer. Whatever a folder has that is
-not known here is left to transformers.
+That import takes as long as the rest of a start without torch. Chat templates are rendered by transformers' functions,
+which a server imports once it answers. Tests compare every method with transformers' tokenizer. A folder with anything
+that this module does not know is left to transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_fed.core.system_errors import is_panic
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""transformers has other classes for the tokenizers of the rest, whatever their files say."""
+"""The tokenizer classes that are read here; transformers has special code for the others, whatever their files say."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _ALLOWED = {
     *_NAMED,
@@ -34,22 +34,22 @@ _ALLOWED = {
     "padding_side",
     "tokenizer_class",
 }
-"""Keys of tokenizer_config.json, of which the last ones change nothing of what is computed here."""
+"""Known keys of tokenizer_config.json. The last ones do not change what is computed here."""
 _FOREIGN = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _TEMPLATE_FILE = "chat_template.jinja"
 _MOST_TEMPLATE_BYTES = 4 << 20
 _MOST_TOKENS = 100_000
-"""Larger ones are searched by transformers for a fault of Mistral's."""
+"""Larger tokenizers are checked by transformers for a defect of Mistral's."""
 
 
 class PlainTokenizer:
-    """Text to token ids and back, for any number of threads at once, as transformers' ``TokenizersBackend``.
+    """Convert text to token ids and back like transformers' ``TokenizersBackend``, from any number of threads.
 
     Attributes:
-        backend_tokenizer: Computes; never changed.
-        special_tokens_map: Texts of the named control tokens.
-        chat_template: Jinja, or None.
-        name_or_path: The folder.
+        backend_tokenizer: The tokenizer of the ``tokenizers`` library; never changed.
+        special_tokens_map: The texts of the named control tokens.
+        chat_template: A Jinja template, or None.
+        name_or_path: The model's folder.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PlainTokenizer:
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids, with what the tokenizer puts around a text unless ``add_special_tokens`` is False."""
+        """Return token ids; without the tokens that surround any text if ``add_special_tokens`` is False."""
         with tokenizer_errors(self):
             return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -83,34 +83,34 @@ class PlainTokenizer:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> str:
-        """The text of token ids; ``clean_up_tokenization_spaces`` is as transformers' tokenizers take it."""
+        """Return the text of token ids; ``clean_up_tokenization_spaces`` means what it does in transformers."""
         if clean_up_tokenization_spaces:
             raise NotImplementedError("spaces are never cleaned up")
         with tokenizer_errors(self):
             return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """What the vocabulary calls each."""
+        """Return the vocabulary's text for each id."""
         return [self.backend_tokenizer.id_to_token(one) for one in ids]
 
     def convert_tokens_to_ids(self, token: str | None) -> int | None:
-        """The id of a token; of an unknown one that of ``unk_token``."""
+        """Return the id of a token, or that of ``unk_token`` for an unknown one."""
         found = None if token is None else self.backend_tokenizer.token_to_id(token)
         unknown = self.special_tokens_map.get("unk_token")
         return found if found is not None or token in (None, unknown) else self.convert_tokens_to_ids(unknown)
 
     def get_vocab(self) -> dict[str, int]:
-        """All tokens by name."""
+        """Return all tokens and their ids."""
         return self.backend_tokenizer.get_vocab()
 
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """Added tokens by id."""
+        """The added tokens by id."""
         return self.backend_tokenizer.get_added_tokens_decoder()
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
-        """Ids of added tokens by text, in the order of the ids."""
+        """The ids of added tokens by text, in the order of the ids."""
         return {token.content: at for at, token in sorted(self.added_tokens_decoder.items())}
 
     @property
@@ -120,7 +120,7 @@ class PlainTokenizer:
 
     @property
     def eos_token(self) -> str | None:
-        """What ends an answer."""
+        """The token that ends an answer."""
         return self.special_tokens_map.get("eos_token")
 
     @eos_token.setter
@@ -129,24 +129,24 @@ class PlainTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        """Of ``eos_token``."""
+        """The id of ``eos_token``."""
         return self.convert_tokens_to_ids(self.eos_token)
 
     @property
     def pad_token_id(self) -> int | None:
-        """Of ``pad_token``."""
+        """The id of ``pad_token``."""
         return self.convert_tokens_to_ids(self.special_tokens_map.get("pad_token"))
 
     def warm(self) -> None:
-        """Import what renders chats, so that the first one need not wait for it."""
+        """Import the chat renderer, so that the first chat need not wait for it."""
         if self.chat_template:
             from transformers.utils import chat_template_utils  # noqa: F401
 
     def get_chat_template(self, _name: str | None = None, _tools: Any = None) -> str:
-        """The one that there is.
+        """Return the chat template.
 
         Raises:
-            ValueError: Where there is none.
+            ValueError: If there is none.
         """
         if self.chat_template is None:
             raise ValueError("this tokenizer has no chat template")
@@ -163,7 +163,7 @@ class PlainTokenizer:
         sanitize_control_tokens: bool = False,
         **variables: Any,
     ) -> Any:
-        """As transformers' tokenizers, by their functions."""
+        """Render and encode a conversation with transformers' own functions."""
         from transformers.utils import chat_template_utils as theirs
 
         template = self.get_chat_template()
@@ -192,7 +192,7 @@ class PlainTokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def _control_tokens(self, template: str) -> tuple[str, ...]:
-        """Texts that only the template may write as control tokens."""
+        """Return the texts that only the template may write as control tokens."""
         literal = literal_text(template)
         return tuple(
             token.content
@@ -201,7 +201,7 @@ class PlainTokenizer:
         )
 
     def _encode_without_added_tokens(self, text: str) -> list[int]:
-        """Of a text whose control tokens are plain text; ``encode_marked_chat`` calls it."""
+        """Encode a text whose control tokens are plain text; ``encode_marked_chat`` calls it."""
         backend = self.backend_tokenizer
         with tokenizer_errors(self):
             if backend.normalizer is not None:
@@ -213,11 +213,11 @@ class PlainTokenizer:
 
 
 def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
-    """Of a model folder; None for every tokenizer that transformers has to load.
+    """Load the tokenizer of a model folder; None if transformers has to load it.
 
     Args:
-        folder: The folder.
-        architecture: transformers' name of the model's class.
+        folder: The model's folder.
+        architecture: The name of the model's class in transformers.
     """
     if architecture not in _ARCHITECTURES or any((folder / name).exists() for name in _FOREIGN):
         return None
@@ -248,10 +248,10 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The chat template.
+    """Read the chat template.
 
     Raises:
-        ValueError: For several, and for one that is too large.
+        ValueError: If there are several, or one is too large.
     """
     file = folder / _TEMPLATE_FILE
     if file.is_file():
@@ -270,13 +270,13 @@ def _backend(file: Path) -> Tokenizer | None:
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(
             error
-        ):  # the library raises bare ones; transformers reports it
+        ):  # the library raises bare exceptions; transformers reports the reason
             return None
         raise
 
 
 def _is_ordinary(backend: Tokenizer, control: Sequence[str]) -> bool:
-    """Return whether transformers would use it as it is."""
+    """Return whether transformers would use the tokenizer unchanged."""
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     return (
         backend.truncation is None

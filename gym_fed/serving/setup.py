@@ -1,4 +1,4 @@
-"""Assembles a server's parts: the base in memory, its variants, the engine and the service over them.
+"""Assemble the parts of a server: the base in memory, its variants, the engine and the service.
 
 with open_serving(ServingConfig(base="gym-nano", variants="variants")) as serving:
     serving.service.handle("/v1/chat/completions", {"model": serving.served_name, "messages": [...]}, LOCAL)
@@ -43,14 +43,14 @@ class Serving:
     """The parts of a running server; close it, or use it as a context manager.
 
     Attributes:
-        config: As given.
+        config: The config that it was opened with.
         served_name: The base's name in the API.
-        base: Describes the base as its variants know it: the float32 weights' digest.
+        base: The identity of the base, with the digest of its float32 weights.
         tokenizer: The tokenizer of the base, with the template of the config.
         served: The model.
         engine: Generates the answers.
-        store: The variants; None: only the base.
-        service: OpenAI's API over all of it.
+        store: The variants; None: only the base is served.
+        service: OpenAI's API over the engine.
         usage_log: Records who used how many tokens.
         content_filter: Refuses requests and answers; None where it is off.
     """
@@ -168,7 +168,7 @@ def _served_name(config: ServingConfig) -> str:
 
 
 def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
-    """Refuse one without room for the shortest prompt and answer: it would refuse every request."""
+    """Refuse a cache too small for the shortest prompt and answer, since it would refuse every request."""
     if config.kv_cache_size < 2 * bytes_per_token:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -178,7 +178,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
 
 
 def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
-    """The file of the base's packed layers, which later starts map."""
+    """The file of the base's packed layers, which later starts map into memory."""
     from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
 
     if config.base_format not in KEPT_FORMATS or not config.packed_size:
@@ -187,7 +187,7 @@ def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
 
 
 def _max_at_once(config: EngineConfig) -> int:
-    """Requests that one user can have queued on an otherwise idle server."""
+    """Return how many requests one user can have queued on an otherwise idle server."""
     return config.max_concurrent + min(config.max_queued, config.max_queued_per_user)
 
 
@@ -232,10 +232,10 @@ FILE = "generation_config.json"
 
 
 def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
-    """The fields of a request by their names: those that ``config`` sets, then those of generation_config.json.
+    """Collect default sampling fields: those that ``config`` sets, then those of generation_config.json.
 
-    An adapter's folder without such a file has that of its base. A file that says ``do_sample: false`` means
-    temperature 0. What is in neither is left out: it is OpenAI's default.
+    An adapter's folder without such a file uses that of its base. ``do_sample: false`` means temperature 0. Fields that
+    neither sets are left out, so OpenAI's defaults apply.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a value of the file that no request may have; as ``resolve`` for the base.
@@ -263,13 +263,13 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
 
 
 def _file_of(folder: Path) -> Path | None:
-    """Of a model, of an adapter, or of the base that an adapter stands on; None where nobody wrote one."""
+    """Find the file of a model, an adapter, or the base of an adapter; None if there is none."""
     for _ in range(MAX_ADAPTERS):
         if (file := folder / FILE).is_file():
             return file
         adapter = folder / "adapter_config.json"
         base = read_object(adapter).get("base_model_name_or_path") if adapter.is_file() else None
         if not isinstance(base, str) or not base:
-            return None  # of an adapter that names no base, loading says so
+            return None  # loading reports an adapter that names no base
         folder = Path(resolve(base))
     return None

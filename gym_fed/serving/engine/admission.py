@@ -1,4 +1,4 @@
-"""Who runs next: the least served user's request, when its variant is in memory and the KV cache has room for it."""
+"""Admission of waiting requests: the least served user's first, once its variant is loaded and KV blocks are free."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("gym_fed")
 
 _MOST_LOADING = 64
-"""Variants that are loading at once; more would evict one another."""
+"""Most variants that load at once; more would evict one another."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
-"""How long other requests may bypass one whose variant finds no room because theirs are in use. After
-that no other request with a variant is admitted first, or the one might starve. A slow load may always be bypassed."""
+"""How long other requests may bypass one whose variant finds no room because theirs are in use. After that no other
+request with a variant is admitted before it, so that it cannot starve. A slow load may always be bypassed."""
 
 
 class AdmissionQueue:
@@ -34,8 +34,8 @@ class AdmissionQueue:
 
     Args:
         tokens: The token counters of all users.
-        source: Supplies variants.
-        kv: Supplies caches.
+        source: Loads variants.
+        kv: Allocates KV caches.
         fail: Ends a request whose variant cannot be loaded.
     """
 
@@ -76,7 +76,7 @@ class AdmissionQueue:
         return admitted
 
     def release(self, request: ScheduledRequest) -> None:
-        """Unpin its variant. An error of the source is logged: it must not fail the running answers."""
+        """Unpin its variant. An error of the source is logged, since it must not fail the running answers."""
         variant, request.variant = request.variant, None
         if variant is None or self._source is None:
             return
@@ -86,7 +86,7 @@ class AdmissionQueue:
             log.exception("variant %s could not be released", variant.name)
 
     def _next(self, absent: dict[str, bool]) -> ScheduledRequest | None:
-        """The next request whose variant is in memory; none bypasses one that waits for KV cache."""
+        """Return the next request whose variant is in memory; none may bypass a request that waits for KV blocks."""
         makes_room = False
         for request in self.waiting.by_priority():
             pinned = request.variant is not None  # it was preempted
@@ -127,9 +127,9 @@ class AdmissionQueue:
         return now - request.bypassed_since > _BYPASS_TIMEOUT_SECONDS
 
     def _pin(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Return whether its variant is in memory; then it is pinned.
+        """Pin its variant, and return whether it is in memory.
 
-        ``absent`` collects the variants of this step that are not in memory; their values: whether they lack room.
+        ``absent`` collects the variants of this step that are not in memory, and whether they lack room.
         """
         name = request.variant_name
         if name is None:
@@ -160,12 +160,12 @@ _HEADROOM = 16
 
 
 class KVCacheManager:
-    """Gives requests their caches; for the engine's thread.
+    """Allocates and frees the KV blocks of requests, on the engine's thread.
 
     Args:
         pool: The pool that all requests share.
-        prefix_cache: Whether a request uses the blocks of an earlier one with the same beginning; ``shared``: also of
-            another user's.
+        prefix_cache: Whether a request reuses the blocks of an earlier one with the same prefix; ``shared``: also
+            across users.
     """
 
     def __init__(self, pool: KVPool, *, prefix_cache: bool | Literal["shared"]) -> None:
@@ -175,11 +175,11 @@ class KVCacheManager:
 
     @property
     def bytes_used(self) -> int:
-        """Of the blocks that requests hold."""
+        """Bytes of the blocks that requests hold."""
         return self._pool.bytes_used
 
     def allocate(self, request: ScheduledRequest) -> bool:
-        """Give a request its cache, which may begin with blocks that are computed already; False: no room yet."""
+        """Give a request its cache, which may begin with cached blocks; False if there is no room yet."""
         ids = request.ids
         if (
             self._prefixes is None or request.hidden is not None
@@ -194,19 +194,19 @@ class KVCacheManager:
         return True
 
     def share(self, request: ScheduledRequest) -> None:
-        """Let later requests of the same scope find what the request has computed."""
+        """Make the request's computed blocks available to later requests of the same scope."""
         if self._prefixes is not None and request.cache is not None:
-            # The newest token was sampled, and may not be computed.
+            # The newest token was sampled and may not have been computed.
             self._prefixes.insert(self._scope(request), request.ids[:-1], request.cache, request.pictures)
 
     def free(self, request: ScheduledRequest) -> None:
-        """Take its blocks back."""
+        """Return its blocks to the pool."""
         if request.cache is not None:
             request.cache.release()
             request.cache = None
 
     def _scope(self, request: ScheduledRequest) -> Hashable:
-        """Nothing is shared between variants, even of the same file, nor between users unless the server says so."""
+        """Return the scope of sharing: one variant by name and file, and one user unless users share."""
         digest = None if request.variant is None else request.variant.delta_sha256
         user = None if self._shared else (request.user, request.key_digest)
         return digest, request.variant_name, user, request.cache_key

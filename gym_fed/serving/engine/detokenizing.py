@@ -1,4 +1,4 @@
-"""Streaming detokenization: never half a character, never a special token, never part of a stop text."""
+"""Streaming detokenization that never emits half a character, a special token or part of a stop text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 4
 
 
 class TextDecoder:
-    """Decodes ids of one tokenizer; shared between requests.
+    """Decodes token ids of one tokenizer; shared between requests.
 
     Args:
         tokenizer: A tokenizer of ``transformers``, or a ``PlainTokenizer``.
@@ -40,10 +40,10 @@ class TextDecoder:
         self._anchor_text = self.text(self._anchor, special=True)
 
     def text(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of the ids, without the clean-up of spaces; ``special``: with special tokens.
+        """Decode the ids without cleaning up spaces; ``special``: include special tokens.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for a text that the library cannot compute.
+            GymError: ``MODEL_INVALID`` for a text that the library cannot decode.
         """
         with tokenizer_errors(self._tokenizer):
             if self._backend is not None:
@@ -55,7 +55,7 @@ class TextDecoder:
             )
 
     def token(self, token_id: int) -> str:
-        """One token's text in the middle of a line (some tokenizers drop a first space), special ones too."""
+        """Decode one token as in the middle of a line (some tokenizers drop a first space), special tokens included."""
         found = self._texts.get(token_id)
         if found is None:
             found = self.text([*self._anchor, token_id], special=True)[len(self._anchor_text) :]
@@ -63,7 +63,7 @@ class TextDecoder:
         return found
 
     def stream(self, prompt_ids: Sequence[int], shown: Collection[int] = ()) -> TextStream:
-        """A stream that continues this prompt: the texts of prompt and answer join to the text of all their tokens.
+        """Open a stream whose text continues the prompt's, as if all tokens were decoded together.
 
         Args:
             prompt_ids: The prompt.
@@ -73,7 +73,7 @@ class TextDecoder:
 
 
 class TextStream:
-    """One answer's text. With each new token a window of the last ones is decoded, and its new text is returned."""
+    """Decodes one answer as it grows: each new token is decoded with a window of the last ones."""
 
     def __init__(
         self, decoder: TextDecoder, prompt_ids: Sequence[int], special: Collection[int] = ()
@@ -83,13 +83,15 @@ class TextStream:
         for kept in range(_KEPT, _WINDOW):
             self._window = list(prompt_ids[-kept:])
             shown = decoder.text(self._window)
-            if not shown.startswith(_UNKNOWN) or kept >= len(prompt_ids):  # it does not begin in a character
+            if not shown.startswith(_UNKNOWN) or kept >= len(
+                prompt_ids
+            ):  # it does not begin inside a character
                 break
         self._shown = shown.rstrip(_UNKNOWN)
         self._unsettled = 0  # last tokens of the window that may be half a character
 
     def push(self, token_id: int) -> str:
-        """The text that this token makes certain."""
+        """Add a token, and return the text that is now certain."""
         if token_id in self._special:
             return self._push_special(token_id)
         self._window.append(token_id)
@@ -106,19 +108,19 @@ class TextStream:
         settled = self._decoder.text(self._window[: -self._unsettled])
         new = settled[len(self._shown) :]
         self._shown = settled
-        if len(self._window) > 2 * _WINDOW:  # nothing but bytes that are no characters
+        if len(self._window) > 2 * _WINDOW:  # nothing but bytes that are not characters
             self._window = self._window[-_LONGEST_CHARACTER:]
             self._shown = self._decoder.text(self._window[: -self._unsettled])
         return new
 
     def finish(self) -> str:
-        """The held-back text; half a character at the very end is dropped."""
+        """Return the held-back text; half a character at the very end is dropped."""
         return (
             self._decoder.text(self._window).rstrip(_UNKNOWN)[len(self._shown) :] if self._unsettled else ""
         )
 
     def _push_special(self, token_id: int) -> str:
-        """A special token's text; half a character before it is dropped."""
+        """Return a special token's text; half a character before it is dropped."""
         before = self.finish()
         self._unsettled = 0
         self._window.append(token_id)
@@ -144,7 +146,7 @@ class StopTexts:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """The text that may be shown; once ``matched``, that was the last."""
+        """Add text, and return what may be shown; once ``matched``, that was the last."""
         if not self._stops:
             return text
         if not text:
@@ -164,6 +166,6 @@ class StopTexts:
         return held
 
     def finish(self) -> str:
-        """The held-back text, which nothing can complete any more."""
+        """Return the held-back text, which nothing can complete any more."""
         held, self._held = self._held, ""
         return held

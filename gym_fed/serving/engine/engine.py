@@ -43,7 +43,7 @@ log = logging.getLogger("gym_fed")
 
 _VARIANT_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 1.0
-"""After so long without requests the engine releases the last step's variants: the source decides which to keep."""
+"""Idle seconds after which the engine releases the last step's variants, so that the source may evict them."""
 
 
 class Engine:
@@ -100,7 +100,7 @@ class Engine:
         return sequence.generation
 
     def require_room(self, prompt_ids: list[int], user: str) -> None:
-        """Refuse what ``submit`` would for its length or for the queue's, before more is computed for it.
+        """Refuse a request that ``submit`` would refuse for its length or a full queue, before its inputs are computed.
 
         Raises:
             GymError: As ``submit``.
@@ -111,8 +111,8 @@ class Engine:
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Queue requests of one user that enter the same step.
 
-        An idle engine without ``step_stretch`` and ``prefix_cache`` makes the same batches of them in every run,
-        whatever the time that anything takes.
+        An idle engine without ``step_stretch`` and ``prefix_cache`` batches them the same way in every run, whatever
+        the timings are.
 
         Raises:
             GymError: As ``submit``, with none of them queued.
@@ -128,7 +128,7 @@ class Engine:
         return sequence
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
-        """Queue the embedding of a text. It waits in the same queue as answers.
+        """Queue the embedding of a text, in the same queue as answers.
 
         Raises:
             GymError: As ``submit``.
@@ -147,7 +147,7 @@ class Engine:
         return self._thread.is_alive() and queue.broken is None and not queue.closing and self._loop.healthy
 
     def stats(self) -> EngineStats:
-        """Counters and gauges of the engine."""
+        """Return the counters and gauges of the engine."""
         counters = self._counters
         return EngineStats(
             healthy=self.healthy,
@@ -178,7 +178,7 @@ class Engine:
         )
 
     def retry_after_seconds(self) -> int:
-        """Expected wait of a new request, in whole seconds."""
+        """Estimate the wait of a new request, in whole seconds."""
         return self._queue.retry_after_seconds()
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class Engine:
         self._loop.end_all(self._queue.shut(error), error)
 
     def _take(self) -> bool:
-        """Take over new requests and cancellations, waiting for them when idle; False to end."""
+        """Take over new requests and cancellations, waiting for them when idle; False if the engine closes."""
         if self._loop.idle:
             if not self._queue.wait(_IDLE_SECONDS):
                 self._loop.release_variants()
@@ -225,7 +225,7 @@ class Engine:
 
 
 class InputProcessor:
-    """Makes sequences of one model's requests.
+    """Validates requests and turns them into sequences.
 
     Args:
         tokenizer: The tokenizer of the model.
@@ -233,7 +233,7 @@ class InputProcessor:
         limits: The limits of the model and its KV cache.
         end_ids: Tokens that end an answer.
         source: Supplies variants; None: only the base is served.
-        queue: Has room for the request, or refuses it before a grammar is compiled and a variant loaded.
+        queue: Refuses a request that has no room before a grammar is compiled and a variant loaded.
         config: The engine's config, for speculative decoding.
     """
 
@@ -255,7 +255,7 @@ class InputProcessor:
         self._guides_lock = threading.Lock()
 
     def sequence(self, request: GenerationRequest) -> GenerationSequence:
-        """Of a request for an answer; its variant begins to load.
+        """Create the sequence of a request for an answer; its variant begins to load.
 
         Raises:
             GymError: As ``Engine.submit``.
@@ -278,7 +278,7 @@ class InputProcessor:
         )
 
     def embedding(self, prompt_ids: list[int], variant: str | None, user: str) -> EmbeddingSequence:
-        """Of a request for an embedding; its variant begins to load.
+        """Create the sequence of a request for an embedding; its variant begins to load.
 
         Raises:
             GymError: As ``Engine.submit``.

@@ -1,4 +1,4 @@
-"""The caller's handle of one answer or one embedding: its events, its result, and how to cancel it."""
+"""The caller's handles of an answer and of an embedding: events, result and cancellation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class Generation:
-    """One answer in progress. Events are kept until they are read, so a slow reader delays nobody.
+    """One answer in progress. Events are kept until they are read, so a slow reader delays nobody else.
 
     ``for event in generation`` or ``async for event in generation`` (one reader): the last event has a
     ``finish_reason``. An answer that fails raises its ``GymError`` there and in ``result``.
@@ -34,11 +34,13 @@ class Generation:
         self._on_cancel: Callable[[], None] | None = None  # set by the engine
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # for the reader of events
-        self._ended = threading.Condition(lock)  # for callers of ``result``: not woken by every token
+        self._ended = threading.Condition(
+            lock
+        )  # for callers of ``result``, which are not woken by every token
         self._events: deque[Event] = deque()
         self._completion: CompletionOutput | None = None
         self._error: GymError | None = None
-        self._error_raised = False  # in the reader of events
+        self._error_raised = False  # by the reader of events
         self._wakers: list[_Waker] = []
 
     @property
@@ -46,7 +48,7 @@ class Generation:
         return self._completion is not None or self._error is not None
 
     def cancel(self) -> None:
-        """Cancel it: within one step its place is free, and it ends with ``cancelled``. Safe to call at any time."""
+        """Cancel the answer: it ends with ``cancelled`` within one step. Safe to call at any time."""
         if self._on_cancel is not None and not self.done:
             self._on_cancel()
 
@@ -153,12 +155,12 @@ def _set(wakers: list[_Waker]) -> None:
     for loop, waker in wakers:
         try:
             loop.call_soon_threadsafe(waker.set)
-        except RuntimeError:  # its event loop was closed: there is no reader any more
+        except RuntimeError:  # its event loop was closed, so there is no reader any more
             continue
 
 
 class PendingEmbedding:
-    """One embedding in progress: ``[hidden] float32``, the mean of the text's last hidden states, of length 1.
+    """One embedding in progress: ``[hidden] float32``, the normalised mean of the text's last hidden states.
 
     Args:
         future: Set by the engine; cancelling it cancels the request.
@@ -172,11 +174,11 @@ class PendingEmbedding:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Cancel it: within one step its place is free. Safe to call at any time."""
+        """Cancel the embedding: its place is free within one step. Safe to call at any time."""
         self._future.cancel()
 
     def result(self, timeout: float | None = None) -> Tensor:
-        """Wait for it.
+        """Wait for the embedding.
 
         Raises:
             GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (it continues);

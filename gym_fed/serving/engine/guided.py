@@ -1,4 +1,4 @@
-"""Guided decoding: before each token, those that cannot continue what the answer is held to are masked out.
+"""Guided decoding: before each token, mask out those that cannot continue the answer's grammar.
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
 is refused, never relaxed. White space between two parts of a JSON value is a space, or a line break and an indent, so
@@ -17,12 +17,13 @@ from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 MOST_ITEMS = 200
-"""Of Earley's parser at one byte, of a grammar in Lark's notation or GBNF: an ambiguous one has ever more, and each
-mask takes longer. Schemas are not ambiguous, and an object of many optional names has many: llguidance's own bound."""
+"""Most items of Earley's parser at one byte, for a grammar in Lark's notation or GBNF. An ambiguous grammar has ever
+more of them, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so llguidance's
+own bound applies to them."""
 
 
 class GuideFactory:
-    """Makes guides for one tokenizer; the first one takes a moment.
+    """Compiles grammars for one tokenizer; the first one takes a moment.
 
     Args:
         tokenizer: A fast tokenizer of ``transformers``, or a ``PlainTokenizer``.
@@ -35,12 +36,12 @@ class GuideFactory:
             raise _refused(tokenizer, "it has no end token")
         try:
             self._tokenizer = _of_llguidance(tokenizer, max(vocab_size, len(tokenizer)), sorted(end_ids))
-        except Exception as error:  # the library raises its own kinds for its own reasons
+        except Exception as error:  # the library raises its own exceptions
             raise _refused(tokenizer, str(error).splitlines()[0] if str(error) else repr(error)) from error
         self._vocab_size = vocab_size
 
     def guide(self, grammar: Grammar) -> Guide:
-        """A guide for one answer.
+        """Compile the guide of one answer.
 
         Raises:
             GymError: As ``compiled``, with the reason.
@@ -61,7 +62,7 @@ class Guide:
     Args:
         matcher: llguidance's matcher.
         vocab_size: Width of the logits.
-        words: What errors call the grammar.
+        words: The name of the grammar in errors.
     """
 
     def __init__(self, matcher: Any, vocab_size: int, words: str) -> None:
@@ -72,7 +73,7 @@ class Guide:
         self._first: bytes | None = first
 
     def _try_a_token(self, matcher: Any, first: bytes) -> None:
-        """Refuse grammars at submission that prove too complex, or allow nothing, only when they are used."""
+        """Refuse at submission a grammar that is too complex, or allows nothing, which shows only when it is used."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
             trial.consume_token(int(self._unpacked(first).argmin()))
@@ -83,7 +84,7 @@ class Guide:
             raise not_enforced(self._words, matcher.get_error())
 
     def banned(self) -> Any:
-        """Tokens that may not come next: ``[vocab] bool`` of numpy.
+        """Return the tokens that may not come next: a ``[vocab] bool`` array of numpy.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -103,7 +104,7 @@ class Guide:
         return found
 
     def push(self, token_id: int) -> None:
-        """Advance by the chosen token.
+        """Advance by the sampled token.
 
         Raises:
             GymError: ``DATA_INVALID`` when the grammar has become too complex.
@@ -123,7 +124,7 @@ class Guide:
 
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
-    """``Guide.banned`` of each, or its ``GymError``, under the same key."""
+    """Return ``Guide.banned`` of each, or its ``GymError``, under the same key."""
     found: dict[int, Any] = {}
     for key, guide in guides.items():
         try:
@@ -182,15 +183,15 @@ _WORDS = {
 
 
 def said_of(grammar: Grammar) -> str:
-    """What errors call it."""
+    """Return the name of a grammar's kind in errors."""
     return _WORDS[grammar.kind][0]
 
 
 def compiled(grammar: Grammar) -> str:
-    """What llguidance's matcher takes.
+    """Translate a grammar to the form that llguidance's matcher takes.
 
     Raises:
-        GymError: ``DATA_INVALID`` for what cannot be enforced, ``TOO_LARGE`` for what is too long.
+        GymError: ``DATA_INVALID`` for a grammar that cannot be enforced, ``TOO_LARGE`` for one that is too long.
     """
     words, most = _WORDS[grammar.kind]
     if len(grammar.text) > most:
@@ -199,12 +200,12 @@ def compiled(grammar: Grammar) -> str:
         )
     try:
         return _MAKERS[grammar.kind](grammar.text)
-    except (ValueError, RecursionError) as error:  # also nested too deep for the library
+    except (ValueError, RecursionError) as error:  # also nested too deeply for the library
         raise not_enforced(words, str(error)) from error
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """For what llguidance refuses. Of a pattern it quotes the place first, and names the fault later."""
+    """Return the error for what llguidance refuses. For a pattern it quotes the place first, then the fault."""
     lines = reason.splitlines() or ["no reason given"]
     said = next((line for line in lines if line.startswith("error: ")), lines[0])
     return GymError(
@@ -237,7 +238,7 @@ def _of_pattern(text: str) -> str:
 
 
 def _of_choices(text: str) -> str:
-    """Of a JSON list of texts. They are one terminal: as rules their number would be bounded."""
+    """Translate a JSON list of texts. They are one terminal, since the number of rules is bounded."""
     from llguidance import LLMatcher
 
     texts = " | ".join(map(json.dumps, json.loads(text)))
@@ -246,14 +247,14 @@ def _of_choices(text: str) -> str:
 
 
 def _of_notation(text: str) -> str:
-    """Of Lark's notation, or of GBNF (llama.cpp's EBNF), whose first rule is ``root``."""
+    """Translate Lark's notation, or GBNF (llama.cpp's EBNF), whose first rule is ``root``."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if _LARK.search(text) is None:
         try:
             text = gbnf_to_lark(_GBNF_PIECE.sub(_without_start, text))
-        except Exception as error:  # the converter raises its own kinds for its own reasons
+        except Exception as error:  # the converter raises its own exceptions
             raise ValueError(str(error) or repr(error)) from error
     found: str = LLMatcher.grammar_from_lark(text)
     return found
@@ -271,12 +272,12 @@ _GBNF_PIECE = re.compile(
 
 
 def _without_start(piece: re.Match[str]) -> str:
-    """Rules of GBNF called ``start`` get another name: in Lark's notation that is the first rule's."""
+    """Rename GBNF rules called ``start``, which is the name of the first rule in Lark's notation."""
     return piece[0] if piece["text"] else "start-of-gbnf"
 
 
 def _of_calls(text: str) -> str:
-    """Of ``{"lark": ..., "schemas": {name: schema}}``; see ``ToolTemplate.grammar``."""
+    """Translate ``{"lark": ..., "schemas": {name: schema}}``; see ``ToolTemplate.grammar``."""
     value = json.loads(text)
     grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": value["lark"]}]
     for name, schema in value["schemas"].items():

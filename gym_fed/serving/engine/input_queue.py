@@ -1,4 +1,4 @@
-"""What enters the engine: new requests and cancellations, put in by any thread and taken out by the engine's own.
+"""The queue between callers' threads and the engine's thread: new requests and cancellations.
 
 A request beyond ``max_queued`` is refused here, with the seconds after which to try again.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST_RETRY = 600
 _PAUSE_SECONDS = 0.001
-"""What a request that comes alone waits for others."""
+"""Seconds that a request to an idle engine waits for others of the same burst."""
 _BURST_SECONDS = 0.008
 
 
@@ -29,13 +29,13 @@ class InputQueue:
     """Requests and cancellations that the engine's thread has not taken yet.
 
     Args:
-        config: How many may wait.
-        loop: Those that wait and run there count too.
-        counters: From them the seconds of a refusal are estimated.
+        config: Limits how many may wait.
+        loop: Its waiting and running requests count, too.
+        counters: Used to estimate the seconds of a refusal.
 
     Attributes:
         refused: Requests that were refused because too many waited.
-        closing: Whether nothing is taken any more.
+        closing: Whether all new requests are refused.
         broken: Why the engine's loop ended, if it broke.
     """
 
@@ -54,8 +54,10 @@ class InputQueue:
         return len(self._arrived)
 
     def require_room(self, user: str) -> None:
-        """Raises:
-        GymError: ``BUSY`` or ``UNAVAILABLE``.
+        """Refuse a new request if too many wait.
+
+        Raises:
+            GymError: ``BUSY`` or ``UNAVAILABLE``.
         """
         with self._changed:
             self._check_room(user, 1)
@@ -72,19 +74,19 @@ class InputQueue:
             self._changed.notify_all()
 
     def cancel(self, request: ScheduledRequest) -> None:
-        """Have a request ended that was put in before."""
+        """Cancel a request that was put in before."""
         with self._changed:
             self._cancelled.append(request)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Refuse all that comes, and end the engine's thread."""
+        """Refuse all new requests, and end the engine's thread."""
         with self._changed:
             self.closing = True
             self._changed.notify_all()
 
     def retry_after_seconds(self) -> int:
-        """Expected wait of a new request: the mean time of the last answers divided by how many run at once."""
+        """Estimate the wait of a new request: the mean time of the last answers divided by how many run at once."""
         seconds = self._counters.seconds_a_request()
         if seconds is None:
             return 1
@@ -117,10 +119,10 @@ class InputQueue:
             return self._changed.wait_for(self._ready, timeout)
 
     def gather(self) -> None:
-        """Wait while requests come one upon the other, a few milliseconds at most.
+        """Wait while requests arrive in quick succession, for a few milliseconds at most.
 
-        An idle engine that takes the first of a burst alone would read the others' prompts in small pieces beside its
-        answer, and every answer would take longer.
+        An idle engine that took the first of a burst alone would prefill the others in small chunks while it decodes,
+        and every answer would take longer.
         """
         until = time.monotonic() + _BURST_SECONDS
         with self._changed:
@@ -141,7 +143,7 @@ class InputQueue:
         return cancelled
 
     def shut(self, error: GymError | None) -> list[ScheduledRequest]:
-        """Refuse all that comes, because of ``error`` if there is one. Returns what the loop never got."""
+        """Refuse all new requests, because of ``error`` if there is one. Returns those that the loop never got."""
         with self._changed:
             self.closing, self.broken = True, error
             arrived, self._arrived = self._arrived, []

@@ -1,4 +1,4 @@
-"""What a model and its engine allow a request, checked at its submission. No torch."""
+"""The limits of a model and its engine, checked when a request is submitted. No torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_LOGPROBS = 20
 
 @dataclass(frozen=True)
 class Limits:
-    """What a model and its engine allow a request.
+    """The limits that a model and its engine set for a request.
 
     Attributes:
         context: Most tokens of prompt and answer together.
@@ -35,9 +35,11 @@ class Limits:
     kv_bytes: int
 
     def check_prompt(self, ids: list[int], pictures: Sequence[PlacedPicture] = ()) -> None:
-        """Raises:
-        GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE`` where
-            no token of an answer would fit.
+        """Validate a prompt.
+
+        Raises:
+            GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE``
+                    where no token of an answer would fit.
         """
         if not ids:
             raise GymError(ErrorCode.USAGE, "the prompt is empty", "give at least one token")
@@ -61,10 +63,10 @@ class Limits:
             raise GymError(ErrorCode.USAGE, "a picture ends beyond its prompt")
 
     def answer_tokens(self, request: GenerationRequest) -> int:
-        """Most tokens of this answer: ``max_tokens``, or what context and KV cache have left.
+        """Return the most tokens of this answer: ``max_tokens``, or what context and KV cache have left.
 
         Raises:
-            GymError: ``TOO_LARGE`` where prompt and answer need more KV cache than there is.
+            GymError: ``TOO_LARGE`` if prompt and answer need more KV cache than there is.
         """
         left = self.context - len(request.prompt_ids)
         wanted = request.sampling.max_tokens
@@ -75,8 +77,10 @@ class Limits:
         return tokens
 
     def check_kv_cache(self, prompt: int, answer: int) -> None:
-        """Raises:
-        GymError: ``TOO_LARGE`` where that is more KV cache than there is.
+        """Refuse a request that could never fit into the KV cache.
+
+        Raises:
+            GymError: ``TOO_LARGE``.
         """
         need = (prompt + answer) * self.kv_bytes_per_token
         if need > self.kv_bytes:
@@ -89,8 +93,10 @@ class Limits:
             )
 
     def check_sampling(self, params: SamplingParams) -> None:
-        """Raises:
-        GymError: ``USAGE`` naming the first invalid parameter.
+        """Validate sampling parameters.
+
+        Raises:
+            GymError: ``USAGE`` naming the first invalid parameter.
         """
         known = params.logit_bias
         rules: tuple[tuple[str, Any, bool, str], ...] = (
@@ -184,7 +190,7 @@ def _whole(value: Any) -> bool:
 
 
 def context_length(config: Any, wanted: int | None) -> int:
-    """Tokens of a context: the model's own, or fewer.
+    """Return the context length: the model's own, or a smaller one that was configured.
 
     Args:
         config: The config of a transformers model.

@@ -1,6 +1,6 @@
-"""The engine's loop: admit requests, run one forward for all that run, sample a token for each that decodes.
+"""The engine's loop: admit requests, run one forward for all that run, and sample a token for each that decodes.
 
-One thread runs it. ``admission`` decides who runs, ``scheduler`` what they run in a step.
+One thread runs it. ``admission`` decides who runs, and ``scheduler`` what they run in a step.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class EngineLoop:
         self._admission.put(request)
 
     def release_variants(self) -> None:
-        """Called when idle: drop the references to the last step's variants."""
+        """Drop the references to the last step's variants; called when idle."""
         self._model.release_variants()
 
     def cancel(self, request: ScheduledRequest) -> None:
@@ -116,9 +116,9 @@ class EngineLoop:
         return True
 
     def end_all(self, arrived: list[ScheduledRequest], error: GymError | None) -> None:
-        """Cancel every request, or fail it, also those in ``arrived``; no step may follow.
+        """Cancel or fail every request, also those in ``arrived``; no step may follow.
 
-        Every caller gets an answer, whatever breaks here.
+        Every caller gets an answer even if ending a request fails.
         """
         for request in [*self._scheduler.running, *self._admission.waiting, *arrived]:
             if error is None:
@@ -135,7 +135,9 @@ class EngineLoop:
             for row, chunk in zip(step.rows, step.chunks, strict=True)
             if chunk.wants_logits and isinstance(row, GenerationSequence)
         ]
-        masks: Future[dict[int, Any]] | None = None  # made beside the forward, which releases Python's lock
+        masks: Future[dict[int, Any]] | None = (
+            None  # computed in parallel with the forward, which releases the GIL
+        )
         guides = {place: row.guide for place, (row, _) in enumerate(wanted) if row.guide is not None}
         if guides:
             masks = self._guides.submit(banned_by, guides)
@@ -196,7 +198,7 @@ class EngineLoop:
         except Exception as failure:  # noqa: BLE001 - logged; it fails this request alone
             self._report_failure(row, failure)
 
-    # A request stops to run.
+    # Ending and preempting requests.
 
     def _preempt(self, request: ScheduledRequest) -> None:
         self._counters.preemptions += 1
@@ -223,7 +225,7 @@ class EngineLoop:
         self._fail(request, internal_error("the request", failure))
 
     def _end(self, request: ScheduledRequest, reason: str | None) -> None:
-        """Free its place and its variant, before the caller gets the result."""
+        """Free its place and its variant before the caller gets the result."""
         if request.ended:
             return
         request.ended = True
@@ -242,11 +244,11 @@ class EngineLoop:
 
 
 class ModelRunner:
-    """Forwards of one model.
+    """Runs forwards of one model.
 
     Args:
         model: The base, ready for multi-variant steps.
-        counters: Failed steps are counted there.
+        counters: Counts failed steps.
     """
 
     def __init__(self, model: MultiVariantModel, counters: Counters) -> None:
@@ -254,9 +256,9 @@ class ModelRunner:
         self._counters = counters
 
     def forward(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
-        """Logits of the chunks that want them, and the errors of failed chunks, by place (their logits are 0).
+        """Compute the logits of chunks, and the errors of failed chunks by index (their logits are 0).
 
-        A failed step leaves the caches unchanged. So each chunk is tried alone, and only the cause fails.
+        A failed step leaves the caches unchanged. So each chunk is tried alone, and only the culprit fails.
         """
         counters = self._counters
         try:
@@ -293,7 +295,7 @@ class ModelRunner:
 
 
 def internal_error(what: str, error: Exception) -> GymError:
-    """For an error that nobody foresaw; the caller has logged it."""
+    """Return the error for an unexpected exception; the caller has logged it."""
     return GymError(ErrorCode.INTERNAL, f"{what} failed: {error!r}", "the log has the trace; try again")
 
 
@@ -302,7 +304,7 @@ class _VerifiedRow:
     sequence: GenerationSequence
     proposal: list[int]
     first: int
-    """Its first row of logits."""
+    """The first row of its logits."""
 
 
 def sample_step(
@@ -316,13 +318,13 @@ def sample_step(
 
     Args:
         logits: ``[rows, vocab] float32``: the ``Chunk.rows`` of every chunk, in order.
-        wanted: Sequences and their chunks, whose last tokens are proposals where ``num_logits`` is more than one.
-        banned: What the guides forbid as the next token, by place in ``wanted``.
-        token_text: For the texts of logprobs.
-        push: Takes a sequence's next token, or why there is none.
+        wanted: Sequences and their chunks. The last tokens of a chunk are proposals if ``num_logits`` is more than one.
+        banned: The tokens that guides forbid, by index in ``wanted``.
+        token_text: Returns a token's text, for logprobs.
+        push: Takes a sequence's next token, or the error in its place.
 
     Returns:
-        Proposed tokens, and how many of them were sampled.
+        The number of proposed tokens, and how many of them were sampled.
     """
     active: list[_VerifiedRow] = []
     start = proposed = correct = accepted = 0
@@ -356,7 +358,7 @@ def sample_step(
 def _choose(
     logits: Any, rows: list[_VerifiedRow], banned: dict[int, Any], token_text: Callable[[int], str]
 ) -> list[SampledToken | GymError]:
-    """A sampled token or a ``GymError`` for each row."""
+    """Sample a token, or return a ``GymError``, for each row."""
     errors = {place: mask for place, mask in banned.items() if isinstance(mask, GymError)}
     chosen = choose(
         logits,

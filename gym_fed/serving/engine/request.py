@@ -1,6 +1,6 @@
 """Requests to the engine, their events and results.
 
-No torch: API and batch runner use it too.
+No torch: the API and the batch runner use them, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "calls"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer is held to, token by token.
+    """A grammar that constrains an answer token by token.
 
     Attributes:
         kind: ``json_schema``: a JSON value that the schema allows, an object where it is ``{}``. ``regex``: a text that
-            the pattern matches, whole. ``choice``: one of some texts. ``grammar``: a text of the grammar. ``calls``:
-            text and calls of tools, as ``gym_fed.serving.engine.guided`` describes them.
-        text: The schema; the pattern; a JSON list of texts; Lark's notation or GBNF.
+            matches the whole pattern. ``choice``: one of several texts. ``grammar``: a text of the grammar. ``calls``:
+            text and tool calls, as ``gym_fed.serving.engine.guided`` describes them.
+        text: The schema, the pattern, a JSON list of texts, or a grammar in Lark's notation or GBNF.
     """
 
     kind: GrammarKind
@@ -34,28 +34,28 @@ class Grammar:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled, and when to stop. The defaults are OpenAI's.
+    """Sampling parameters and stop conditions. The defaults are OpenAI's.
 
     Attributes:
         max_tokens: Most tokens of the answer; None: as many as the context has left.
-        min_tokens: Before so many tokens nothing that ends the answer by its id is sampled.
-        temperature: 0 takes the likeliest token.
+        min_tokens: The answer cannot end at a token id before it has this many tokens.
+        temperature: 0 is greedy.
         top_p: Nucleus sampling: the likeliest tokens that together have this probability.
         top_k: Sample among this many likeliest tokens; 0: all.
         min_p: Sample among tokens at least this fraction as likely as the likeliest one.
-        presence_penalty: Subtracted from the logit of each token that the answer has already.
-        frequency_penalty: Subtracted once for every time that the answer has the token.
+        presence_penalty: Subtracted once from the logit of each token that the answer already has.
+        frequency_penalty: Subtracted once for each occurrence of the token in the answer.
         repetition_penalty: Divides the logits of tokens in prompt and answer (Keskar et al. 2019); 1 is none.
         logit_bias: Added to the logits of these tokens.
-        seed: Makes sampling repeatable whatever else is in the batch. (Of a float32 model; in bfloat16 the rounding
-            of another batch size may change close calls.) None: random.
+        seed: Makes sampling repeatable whatever else is in the batch. (In bfloat16 the rounding of another batch size
+            may still change close calls.) None: random.
         stop: The answer ends before the first of these texts.
-        stop_token_ids: The answer ends at any of these, besides the model's own end tokens.
+        stop_token_ids: The answer ends at any of these, in addition to the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
-        logprobs: None: none; n: of each sampled token, and of the n likeliest.
+        logprobs: None: none; n: those of each sampled token and of the n likeliest.
         json_schema: The answer is a JSON value that this schema (as JSON text) allows; ``{}`` allows any object.
-        grammar: What the answer is held to; not together with ``json_schema``.
-        shown_token_ids: Control tokens whose text is part of the answer's.
+        grammar: Constrains the answer; not together with ``json_schema``.
+        shown_token_ids: Control tokens whose text is part of the answer's text.
     """
 
     max_tokens: int | None = None
@@ -79,7 +79,7 @@ class SamplingParams:
 
     @property
     def held_to(self) -> Grammar | None:
-        """``grammar``, or that of ``json_schema``."""
+        """The grammar, or that of ``json_schema``."""
         return self.grammar if self.json_schema is None else Grammar("json_schema", self.json_schema)
 
 
@@ -91,10 +91,10 @@ class GenerationRequest:
         prompt_ids: At least one token.
         sampling: How its tokens are sampled.
         variant: Name of a variant; None: the base.
-        user: To whom its tokens are charged: the queue is fair between users, not between requests.
-        cache_key: It takes KV blocks only of requests with the same one.
-        pictures: In the prompt, in order.
-        key_digest: The key digest of the user's API key. Another key of the same name takes none of its KV blocks.
+        user: The user that its tokens are charged to: the queue is fair between users, not between requests.
+        cache_key: KV blocks are reused only between requests with the same key.
+        pictures: The pictures in the prompt, in order.
+        key_digest: The digest of the user's API key. Requests with another key share no KV blocks with it.
         request_id: Its name in logs.
     """
 
@@ -116,7 +116,7 @@ class TokenLogprob:
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
-    """The likeliest tokens of the same place, likeliest first: id, text, logprob."""
+    """The likeliest tokens at the same position, likeliest first: id, text, logprob."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,13 @@ class CompletionOutput:
 
     Attributes:
         text: Without end tokens and stop texts.
-        token_ids: As chosen, the end token too.
+        token_ids: As sampled, including the end token.
         finish_reason: ``stop``, ``length`` or ``cancelled``.
         logprobs: One per token, where they were requested.
         prompt_tokens: Length of the prompt.
         seconds_to_first_token: From submission.
         seconds: From submission to the end.
-        cached_tokens: Tokens of the prompt whose keys and values were there from an earlier request.
+        cached_tokens: Tokens of the prompt that were in the prefix cache.
     """
 
     text: str

@@ -1,7 +1,7 @@
-"""From logits to sampled tokens, for all rows of a step together, in as few operations as their settings allow.
+"""Sampling of the tokens of a step, all rows together, in as few operations as their settings allow.
 
-Temperature, top-k, top-p, min-p and the repetition penalty are ``logits_processors``. Presence and frequency penalties
-and the bias are OpenAI's: added to the logits before the temperature, the penalties for tokens of the answer only.
+Presence and frequency penalties and the bias are OpenAI's: they are added to the logits before the temperature, and the
+penalties count tokens of the answer only.
 
 Sampling is an exponential race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): the token with the
 smallest ``exponential noise / probability`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the
@@ -33,7 +33,7 @@ _COLDEST = 1e-4
 
 _BLOCK = 128
 _SMALLEST_NOISE = 1e-300
-"""Above 0, so that what has no share never wins."""
+"""Above 0, so that a token of probability 0 never wins."""
 
 
 class RowSampler:
@@ -59,7 +59,7 @@ class RowSampler:
         self.shaped = self._penalised or self._repetition or bool(params.logit_bias or params.min_tokens)
 
     def shape(self, scores: Tensor) -> None:
-        """Penalties and bias, in place, on ``[vocab] float32``."""
+        """Apply penalties and bias in place to ``[vocab] float32``."""
         if self._repetition:
             ids = torch.tensor(list(self._seen), dtype=torch.int64, device=scores.device)
             scores.copy_(repetition_penalty(self._params.repetition_penalty, ids, scores))
@@ -73,12 +73,12 @@ class RowSampler:
             scores[self._ends] = -math.inf
 
     def noise(self, size: int) -> Tensor:
-        """The next exponential random numbers, ``[size] float64``."""
+        """Return the next exponential random numbers, ``[size] float64``."""
         drawn = torch.rand(size, generator=self._generator, dtype=torch.float64)
         return drawn.neg_().log1p_().neg_().clamp_(min=_SMALLEST_NOISE)
 
     def push(self, token_id: int) -> None:
-        """Note the sampled token."""
+        """Record the sampled token."""
         self._tokens_before_end -= 1
         if self._penalised and self._added is not None:
             params = self._params
@@ -91,7 +91,7 @@ class RowSampler:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of logits: its sampler, and the tokens that its guide forbids (``[vocab] bool``), if it has one."""
+    """One row of logits: its sampler, and the tokens that its guide forbids (``[vocab] bool``), if any."""
 
     sampler: RowSampler
     banned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
@@ -99,7 +99,7 @@ class Row:
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A row's next token, or why there is none."""
+    """A row's next token, or the error in its place."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -110,9 +110,9 @@ def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]
     """Sample one token per row.
 
     Args:
-        logits: ``[rows, vocab] float32``; left as they are.
-        rows: In the same order.
-        token_text: For the texts of logprobs.
+        logits: ``[rows, vocab] float32``; not modified.
+        rows: One per row of logits.
+        token_text: Returns a token's text, for logprobs.
     """
     ids, peaks = _best(logits)
     errors: dict[int, GymError] = {
@@ -176,8 +176,8 @@ def _choose_specially(
 
 
 def _best(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Each row's likeliest token (the first of equals) and its logit; NaN where there is one."""
-    if logits.device.type == "cpu":  # numpy's search is ten times faster than torch's
+    """Return each row's likeliest token (the first of equals) and its logit; NaN where there is one."""
+    if logits.device.type == "cpu":  # numpy's argmax is ten times faster than torch's
         array = logits.numpy()
         places = array.argmax(axis=-1)
         return places.tolist(), array[np.arange(len(array)), places].tolist()
@@ -185,7 +185,7 @@ def _best(logits: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
-    """The same on any device; which of equals torch's own search finds is not defined on CUDA."""
+    """The same on any device; torch's own argmax does not define which of equals it returns on CUDA."""
     values = logits.amax(dim=-1)
     hits = (logits == values[:, None]) | logits.isnan()
     places = torch.arange(logits.shape[1], device=logits.device)
@@ -194,16 +194,16 @@ def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
 
 
 def noise_size(vocabulary: int) -> int:
-    """Random numbers that one draw takes."""
+    """Return how many random numbers one draw takes."""
     return -(-vocabulary // _BLOCK) + _BLOCK
 
 
 def _draw(scores: Tensor, noise: Tensor) -> list[int]:
-    """One token a row: the winner of the race of blocks, then of the race in its block.
+    """Draw one token per row: the winner of the race of blocks, then of the race in its block.
 
     Args:
-        scores: ``[rows, vocab] float32``; -inf where a token is out.
-        noise: ``[rows, noise_size(vocab)] float64``, exponential: of the blocks, then of the places in a block.
+        scores: ``[rows, vocab] float32``; -inf for excluded tokens.
+        noise: ``[rows, noise_size(vocab)] float64``, exponential: for the blocks, then for the places in a block.
     """
     probabilities = torch.softmax(scores, dim=-1)
     blocks = functional.pad(probabilities, (0, -probabilities.shape[1] % _BLOCK)).view(
@@ -251,16 +251,16 @@ def _nothing_left() -> GymError:
 
 
 _NUCLEUS = 256
-"""Likeliest tokens among which a nucleus is looked for first."""
+"""How many of the likeliest tokens are searched for a nucleus first."""
 
 
 Warper = Callable[[Tensor], Tensor]
-"""Takes ``scores [rows, vocab]``, and returns others."""
+"""Maps ``scores [rows, vocab]`` to new scores."""
 
 
 @lru_cache(maxsize=256)
 def warpers(settings: tuple[float, int, float, float]) -> tuple[Warper, ...]:
-    """Of temperature, top-k, top-p and min-p, in transformers' order."""
+    """Return the warpers for temperature, top-k, top-p and min-p, in transformers' order."""
     temperature, top_k, top_p, min_p = settings
     wanted: list[Warper] = []
     if temperature != 1.0:
@@ -275,7 +275,7 @@ def warpers(settings: tuple[float, int, float, float]) -> tuple[Warper, ...]:
 
 
 def repetition_penalty(penalty: float, ids: Tensor, scores: Tensor) -> Tensor:
-    """The penalty of Keskar et al. 2019, section 4.1, on ``scores [vocab]`` of token ids ``[seen]``, each once."""
+    """Apply the penalty of Keskar et al. 2019, section 4.1, to ``scores [vocab]`` for ids ``[seen]``, each once."""
     ids = ids[ids < len(scores)]  # an embedding may have more rows than the head
     found = scores[ids]
     return scores.index_copy(0, ids, torch.where(found < 0, found * penalty, found / penalty))
@@ -303,13 +303,13 @@ def _top_p(top_p: float, scores: Tensor) -> Tensor:
         if not bool(large.all()):
             kept[~large] = _top_p(top_p, scores[~large])
         return kept
-    # A token stays if those before it do not make up top_p yet.
+    # A token stays if the tokens before it have less than top_p together.
     values[:, 1:].masked_fill_(sums[:, :-1] >= top_p, -math.inf)
     return torch.full_like(scores, -math.inf).scatter_(1, places, values)
 
 
 def _top_p_of_all(top_p: float, scores: Tensor) -> Tensor:
-    """By the sums of the least likely tokens; the likeliest stays, whatever they are."""
+    """Nucleus sampling by sums over the sorted vocabulary; the likeliest token always stays."""
     values, places = scores.sort(dim=-1)
     gone = values.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
     gone[:, -1] = False
@@ -317,5 +317,5 @@ def _top_p_of_all(top_p: float, scores: Tensor) -> Tensor:
 
 
 def _min_p(min_p: float, scores: Tensor) -> Tensor:
-    """As transformers' ``MinPLogitsWarper``, which sorts the vocabulary for it."""
+    """Min-p sampling like transformers' ``MinPLogitsWarper``, which sorts the vocabulary for it."""
     return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + math.log(min_p), -math.inf)

@@ -1,8 +1,12 @@
-"""What runs in a step: every request in decode, and as much prefill as the step's tokens and time allow.
+"""The scheduler: every request in decode, and as much prefill as a step's token budget and time allow.
 
-Where a request in decode needs a KV block and none is left, another one is preempted: it gives its blocks back, waits
-at the front of its user's queue, and its tokens so far are computed again later. So its answer goes on as if nothing
-had happened.
+If a request in decode needs a KV block and none is left, another request is preempted: it returns its blocks, waits at
+the front of its user's queue, and its tokens so far are computed again later. The answer itself does not change.
+
+Users are served fairly by the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
+2024, algorithm 2). Each user has a counter of the tokens computed for them; an answer's token counts as two of a
+prompt. The waiting user with the smallest counter is next. A user who returns after a pause starts at the smallest
+counter of the present users, so that absence earns no credit. No torch.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ class TokenCounters:
         self._present[user] += 1
 
     def leave(self, user: str) -> None:
-        """Count the end of one of their requests."""
+        """Count the end of one request of ``user``."""
         self._present[user] -= 1
         if self._present[user] <= 0:
             del self._present[user]
@@ -55,12 +59,12 @@ class TokenCounters:
         self._served[user] = self._served.get(user, 0) + tokens
 
     def served(self, user: str) -> int:
-        """Weighted tokens; comparable between present users."""
+        """Return the weighted tokens of ``user``; comparable between present users."""
         return self._served.get(user, 0)
 
 
 class FairQueue:
-    """Waiting requests, in each user's own order."""
+    """Waiting requests, a queue per user."""
 
     def __init__(self, tokens: TokenCounters) -> None:
         self._tokens = tokens
@@ -75,11 +79,11 @@ class FairQueue:
             yield from list(queue)
 
     def count(self, user: str) -> int:
-        """Waiting requests of one user."""
+        """Count the waiting requests of one user."""
         return len(self._queues.get(user, ()))
 
     def put(self, request: ScheduledRequest, *, front: bool = False) -> None:
-        """Append to its user's queue, or put it at its front."""
+        """Append to its user's queue, or put it at the front."""
         queue = self._queues.setdefault(request.user, deque())
         if front:
             queue.appendleft(request)
@@ -88,7 +92,7 @@ class FairQueue:
         self._length += 1
 
     def remove(self, request: ScheduledRequest) -> bool:
-        """Remove it; returns whether it was waiting."""
+        """Remove a request; returns whether it was waiting."""
         queue = self._queues.get(request.user)
         if queue is None or request not in queue:
             return False
@@ -99,7 +103,7 @@ class FairQueue:
         return True
 
     def by_priority(self) -> Iterator[ScheduledRequest]:
-        """All waiting requests, the least served user's first; among equals, of the user with fewest running."""
+        """Iterate over waiting requests, the least served user's first; ties go to the user with fewest running."""
         users = list(self._queues)  # by arrival: the sort is stable
         users.sort(key=lambda user: (self._tokens.served(user), self._tokens.running[user]))
         for user in users:
@@ -108,13 +112,13 @@ class FairQueue:
 
 @dataclass
 class ScheduledStep:
-    """The chunks of a step and their requests; those in decode come first.
+    """The chunks of one step and their requests; those in decode come first.
 
     Attributes:
-        rows: Requests.
+        rows: The requests.
         chunks: One chunk for each request.
         decode_rows: Requests in decode.
-        decode_tokens: Newest tokens of requests in decode, and proposed ones.
+        decode_tokens: The newest tokens of requests in decode, and proposed ones.
         prefill_tokens: Prefilled tokens of prompts, and of preempted requests.
     """
 
@@ -126,12 +130,12 @@ class ScheduledStep:
 
 
 class Scheduler:
-    """The running requests.
+    """Chooses what the running requests compute in each step.
 
     Args:
         config: Limits of a step.
         tokens: The token counters of all users; the least served user's prompt is prefilled first.
-        preempt: Takes a request out of ``running`` and its cache from it.
+        preempt: Removes a request from ``running``, and takes its cache.
     """
 
     def __init__(
@@ -144,7 +148,7 @@ class Scheduler:
         self._preempt = preempt
 
     def schedule(self) -> ScheduledStep:
-        """The next step; at least one chunk, where any request runs."""
+        """Return the next step; it has at least one chunk if any request runs."""
         for row in list(self.running):
             if row.cache is not None and _decodes(row):
                 self._make_room(row)
@@ -166,7 +170,7 @@ class Scheduler:
         return step
 
     def _decode(self, step: ScheduledStep, row: GenerationSequence, left: int) -> int:
-        """Add its newest token and proposed ones; returns how many these are."""
+        """Add its newest token and proposed ones; returns the number of proposed tokens."""
         assert row.cache is not None
         proposal = row.propose(left)
         if proposal and not row.cache.reserve(1 + len(proposal)):
@@ -195,7 +199,7 @@ class Scheduler:
             step.prefill_tokens += len(ids)
 
     def _make_room(self, row: ScheduledRequest) -> None:
-        """Reserve a block for its next token, if it needs one, at the cost of others or of itself."""
+        """Reserve a block for its next token, if it needs one, by preempting others or itself."""
         while row.cache is not None and not row.cache.reserve(1):
             victim = self._victim()
             if victim is None:
@@ -203,7 +207,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _victim(self) -> ScheduledRequest | None:
-        """The newest request of the user whose requests hold most blocks; never the oldest of all, so that one ends."""
+        """Choose whom to preempt: the newest request of the user with most blocks, but never the oldest of all."""
         held: Counter[str] = Counter()
         for row in self.running:
             assert row.cache is not None
@@ -219,40 +223,44 @@ def _decodes(row: ScheduledRequest) -> bool:
 _SMOOTHING = 0.3
 """Weight of the newest measurement."""
 _OUTLIER = 2.0
-"""A measurement counts as no more than so many times the average, and no less than its inverse."""
+"""A measurement is clipped to this many times the average, and to its inverse."""
 _LEAST = 5
-"""Prompt tokens of every step with prefill, so that a prompt is always read."""
+"""Least prompt tokens of a step with prefill, so that prompts always progress."""
 _FIRST = 16
-"""Of the first one, when nothing is known."""
+"""Prompt tokens of the first step with prefill, before anything was measured."""
 _GROWTH = 2.0
-"""A step has at most so many times the prompt tokens of the one before."""
+"""A step has at most this many times the prompt tokens of the one before."""
 _STALE = 16
-"""After so many steps with prefill one without is measured again."""
+"""Remeasure a decode-only step every N steps with prefill."""
 
 
 class StepCost:
-    """Measures steps.
+    """Learns how long steps take, to bound how much prefill may delay running answers.
+
+    A step with prefill may take ``stretch`` times as long as the same step without it. The decode-only time and the
+    cost of a prompt token are measured continuously. Where several prompts wait, their answers will soon lengthen the
+    steps anyway, and a step with prefill may take that long, too.
 
     Args:
-        stretch: How many times as long as without prefill a step with it may take; None: any time.
+        stretch: How many times as long a step may take because of prefill; None: no limit.
     """
 
     def __init__(self, stretch: float | None) -> None:
         self._stretch = stretch
         self._decode: dict[int, float] = {}
-        """Seconds of a step that only decodes, by its tokens."""
+        """Seconds of a decode-only step, by its number of tokens."""
         self._per_token = 0.0
         """Seconds that a prompt token adds to such a step."""
         self._last = 0
         self._since = 0
 
     def prefill_tokens(self, decode_tokens: int, most: int, joining: int = 1) -> int:
-        """Prompt tokens of a step that decodes so many tokens, at most ``most``; 0 where it is measured without.
+        """Return how many prompt tokens a step may prefill; 0 to measure a step without prefill.
 
         Args:
             decode_tokens: Tokens that the running answers decode in the step.
-            most: Whatever the time.
-            joining: Answers that begin when their prompts are read; all but one count as if they ran.
+            most: The budget of the step.
+            joining: Answers that begin once their prompts are prefilled; all but one count as running.
         """
         if self._stretch is None or not decode_tokens:
             return most
@@ -268,7 +276,7 @@ class StepCost:
         return min(most, max(_LEAST, int(fitting)))
 
     def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:
-        """Learn from a step that succeeded."""
+        """Update the estimates from a step that succeeded."""
         if self._stretch is None or not decode_tokens:
             return
         if not prefill_tokens:

@@ -1,4 +1,4 @@
-"""One request inside the engine: its prefill and decode state, and when it is done."""
+"""The state of a request inside the engine: its prefill and decode progress, and when it is done."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ if TYPE_CHECKING:
 
 
 class ScheduledRequest:
-    """State that an answer and an embedding share; after submission only the engine's thread touches it.
+    """State that answers and embeddings share; after submission only the engine's thread touches it.
 
     Args:
-        user: To whom the fair queue charges its tokens.
+        user: The user that the fair queue charges its tokens to.
         variant_name: None: the base.
         prompt_ids: At least one token.
     """
 
     hidden: HiddenMean | None = None
-    """Collects the last hidden states of its tokens."""
+    """Collects the last hidden states of its tokens, for an embedding."""
 
     cache_key = key_digest = ""
-    """It takes KV blocks only of requests with the same ones; the digest is of the user's API key."""
+    """KV blocks are reused only between requests with equal keys; the digest is of the user's API key."""
 
     pictures: tuple[PlacedPicture, ...] = ()
-    """In its prompt."""
+    """The pictures in its prompt."""
 
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user, self.variant_name, self.prompt_ids = user, variant_name, prompt_ids
         self.ids = list(prompt_ids)
-        """Prompt, and the answer so far."""
+        """The prompt, and the answer so far."""
         self.variant: LoadedVariant | None = None
-        """Pinned: from its admission to its end, also while it is preempted."""
+        """Pinned from admission to the end, also while it is preempted."""
         self.cache: KVCache | None = None
-        """While it runs."""
+        """Set while it runs."""
         self.arrival = 0
         """Its number in the order of submission."""
         self.cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache."""
         self.bypassed_since = 0.0
-        """When it was first at the head of the queue without room for its variant."""
+        """When it first reached the head of the queue without room for its variant."""
         self.started = 0.0
         """When it was first admitted."""
         self.ended = False
 
     @property
     def most_tokens(self) -> int:
-        """Tokens that it may have at most."""
+        """The most tokens that prompt and answer may have."""
         return len(self.prompt_ids)
 
     @property
     def remaining(self) -> int:
-        """Tokens so far that are not in its cache."""
+        """The number of tokens that are not in its cache yet."""
         return len(self.ids) - (0 if self.cache is None else self.cache.length)
 
     def restart(self) -> None:
-        """It is preempted: what its cache holds must be computed again."""
+        """Reset it after preemption: what its cache held must be computed again."""
         if self.hidden is not None:
             self.hidden = HiddenMean()
 
@@ -84,15 +84,15 @@ class ScheduledRequest:
 
 
 class GenerationSequence(ScheduledRequest):
-    """State of one generation.
+    """The state of one answer.
 
     Args:
-        generation: The caller's end.
+        generation: The caller's handle.
         decoder: The decoder of the tokenizer.
         max_tokens: Most tokens of the answer.
         end_ids: Tokens that end it.
         guide: The guide of its grammar, if it has one.
-        speculative_tokens: Most tokens of a proposal (``ngram``); 0: nothing is proposed.
+        speculative_tokens: Most tokens of an n-gram proposal; 0 turns proposals off.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class GenerationSequence(ScheduledRequest):
 
     @property
     def decoding(self) -> bool:
-        """True if all but its newest token, which was sampled, is in its cache."""
+        """True if all but its newest token, which was sampled, are in its cache."""
         return bool(self.token_ids) and self.remaining == 1
 
     @property
@@ -134,13 +134,13 @@ class GenerationSequence(ScheduledRequest):
         return len(self.prompt_ids) + self.max_tokens
 
     def propose(self, most: int) -> list[int]:
-        """Tokens that may come next, to be checked by a step."""
+        """Propose tokens that may come next, for a step to verify."""
         if self._proposer is None:
             return []
         return self._proposer.propose(min(most, self.max_tokens - len(self.token_ids) - 1))
 
     def verified(self, proposed: int, accepted: int) -> None:
-        """Note how many of the proposed tokens were sampled; forget the others."""
+        """Record how many of the proposed tokens were sampled, and drop the others."""
         if self._proposer is not None:
             self._proposer.observe(proposed, accepted)
         if self.cache is not None:
@@ -154,7 +154,7 @@ class GenerationSequence(ScheduledRequest):
         self.deliver()
 
     def push(self, sampled: SampledToken, now: float) -> FinishReason | None:
-        """Take its next token and report text that is safe to show. Returns why it is done, if it is.
+        """Add its next token and report text that is safe to show. Returns the finish reason, if it is done.
 
         Raises:
             GymError: Raised by the guide.
@@ -186,7 +186,7 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
-        """Make the last event, for ``deliver``. Returns the reason: the held-back text may have a stop text."""
+        """Make the last event, for ``deliver``. The returned reason accounts for a stop text in the held-back text."""
         if not self._stops.matched:
             text += self._stops.push(self._text.finish())
             if not self._stops.matched:
@@ -221,10 +221,10 @@ class GenerationSequence(ScheduledRequest):
 
 
 class EmbeddingSequence(ScheduledRequest):
-    """State of one embedding.
+    """The state of one embedding.
 
     Args:
-        future: The caller's end.
+        future: The caller's handle.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class EmbeddingSequence(ScheduledRequest):
         self.hidden = HiddenMean()
 
     def deliver(self) -> None:
-        """Report the vector: the prefill is done."""
+        """Report the vector; the prefill is done."""
         assert self.hidden is not None
         if self.future.set_running_or_notify_cancel():
             self.future.set_result(self.hidden.unit())
@@ -253,11 +253,11 @@ _SHORTEST = 2
 
 
 class NgramProposer:
-    """Proposes tokens of one answer.
+    """Proposes tokens for one answer by looking up its last n-gram in prompt and answer (prompt lookup decoding).
 
     Args:
         ids: Prompt and answer; the sequence's own list, which grows.
-        most: Tokens of a proposal.
+        most: Most tokens of a proposal.
     """
 
     def __init__(self, ids: list[int], most: int) -> None:
@@ -265,11 +265,11 @@ class NgramProposer:
         self._most = most
         self._width = most
         self._after: dict[tuple[int, ...], int] = {}
-        """By n-gram: the place after its last occurrence."""
+        """The position after the last occurrence of each n-gram."""
         self._indexed = 0
 
     def propose(self, most: int) -> list[int]:
-        """The likely next tokens, at most ``most``; empty where the last ones are new."""
+        """Return the likely next tokens, at most ``most``; empty if the last n-gram is new."""
         ids, after = self._ids, self._after
         for end in range(max(_SHORTEST, self._indexed), len(ids)):
             for size in range(_SHORTEST, min(_LONGEST, end) + 1):
@@ -286,5 +286,5 @@ class NgramProposer:
         return []
 
     def observe(self, proposed: int, accepted: int) -> None:
-        """Propose more where all was right, and fewer where it was not."""
+        """Propose more if all were right, and fewer if not."""
         self._width = min(self._most, 2 * self._width) if accepted == proposed else max(1, accepted)

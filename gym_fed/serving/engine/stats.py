@@ -14,7 +14,7 @@ _RECENT = 32
 
 @dataclass(frozen=True)
 class Histogram:
-    """Observations by size.
+    """A histogram of observations.
 
     Attributes:
         bounds: Upper bounds of the buckets, in seconds.
@@ -33,7 +33,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment; counters are since its start.
+    """A snapshot of the engine; counters are since its start.
 
     Attributes:
         healthy: Whether its loop is alive and its last steps did not all fail.
@@ -41,22 +41,22 @@ class EngineStats:
         queued: Waiting requests.
         finished: Requests by how they ended: stop, length, cancelled, error.
         refused: Requests that were refused because too many waited.
-        prompt_tokens: Tokens of prefill, those included that a preemption made necessary.
-        generated_tokens: Tokens of decode.
+        prompt_tokens: Prefilled tokens, including those computed again after a preemption.
+        generated_tokens: Sampled tokens.
         embeddings: Finished embeddings.
         steps: Forwards of the model.
         failed_steps: Forwards that raised.
         forwards: Forwards by what computed them (``MultiVariantModel.forwards``): ``decoder``, ``transformers``.
         rows: Chunks of all steps together; a step has one for each of its requests.
-        rows_with_variants: Of these, for a variant.
+        rows_with_variants: Of the rows, those for a variant.
         sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
         packed_products: How often other packed deltas of a layer were, by form (``MultiVariantModel.packed_products``).
-        busy_seconds: Spent in steps, admission included.
-        model_seconds: Spent in the forwards alone.
-        preemptions: How often a running request gave its KV blocks to others, to be computed again.
+        busy_seconds: Seconds in steps, admission included.
+        model_seconds: Seconds in the forwards alone.
+        preemptions: How often a running request gave up its KV blocks, to be computed again.
         cached_tokens: Tokens of prompts that were in the prefix cache.
         proposed_tokens: Tokens that speculative decoding proposed.
-        accepted_tokens: Of these, those that were sampled.
+        accepted_tokens: Of the proposed tokens, those that were sampled.
         kv_bytes_used: Bytes of the KV blocks that running requests hold.
         kv_bytes_limit: ``kv_cache_size``.
         first_token: Seconds from submission to the first token.
@@ -134,6 +134,6 @@ class Counters:
         self._services.append(time.monotonic() - started)
 
     def seconds_a_request(self) -> float | None:
-        """Mean time from a request's first step to its end, of the last 32; None before there is one."""
+        """Mean time from a request's first step to its end, over the last 32; None before the first."""
         services = tuple(self._services)
         return sum(services) / len(services) if services else None

@@ -184,7 +184,7 @@ class Rules:
         return next((rule.category for rule in self._rules if rule.pattern.search(folded)), None)
 
     def find_within(self, folded: str, begins: int, ends_after: int, until: int) -> str | None:
-        """Like ``find``, in a folded text, of a match that begins at ``begins`` or later and ends between two places."""
+        """Find a match in a folded text that begins at ``begins`` or later and ends in ``(ends_after, until]``."""
         for rule in self._rules:
             place = begins
             while (found := rule.pattern.search(folded, place)) is not None:

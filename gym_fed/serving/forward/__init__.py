@@ -1,1 +1,1 @@
-"""One forward pass for rows of different variants: caches, attention, and what each variant adds to a module."""
+"""The multi-variant forward: KV caches, attention, and the terms that each variant adds at a module."""

@@ -1,4 +1,4 @@
-"""The active variants of a step: distinct variants, numbered, and what they add at each module."""
+"""The active variants of a step: the distinct variants, numbered, and the terms that they add at each module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gym_fed.serving.forward.variant_weights import (
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Packed deltas of a matrix, all of one form.
+    """The packed deltas of a matrix that have the same form.
 
     ``place`` maps a variant's number in ``ActiveVariants`` (or -1) to its number in ``batch``.
     """
@@ -41,7 +41,7 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Low-rank deltas of a matrix: by variant ``a`` ``[rank, in]`` and ``b`` ``[rank, out]``, contiguous."""
+    """The low-rank deltas of a matrix: ``a`` ``[rank, in]`` and ``b`` ``[rank, out]`` by variant, contiguous."""
 
     form: ClassVar[str] = ResidentFactors.form
 
@@ -49,7 +49,7 @@ class Factors:
 
     @cached_property
     def stacked(self) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """All of them, ``[R, in]`` and ``[R, out]``, and the variant of each rank."""
+        """Concatenate them to ``[R, in]`` and ``[R, out]``, with the variant of each rank."""
         a, b = (torch.cat(factors) for factors in zip(*self.pairs.values(), strict=True))
         return a, b, tuple(v for v, (own, _) in self.pairs.items() for _ in range(len(own)))
 
@@ -62,15 +62,15 @@ class ModulePlan:
     factors: Factors | None
     dense: dict[int, DenseWeight]
     vectors: Tensor | None
-    """Deltas of a norm's weight, ``[variants, size]`` float32; zero for those that have none."""
+    """Deltas of a norm's weight, ``[variants, size]`` float32; zero for variants without one."""
     biases: Tensor | None
-    """Of a bias, likewise."""
+    """Deltas of a bias, likewise."""
     lookups: dict[int, VariantWeight]
-    """Of an embedding: what is decoded variant by variant."""
+    """Deltas of an embedding that are decoded variant by variant."""
 
 
 class ActiveVariants:
-    """Distinct variants of a step, numbered from 0; a module's plan is made on first use."""
+    """The distinct variants of a step, numbered from 0; a module's plan is made on first use."""
 
     def __init__(self, variants: Sequence[LoadedVariant], layout: ModelLayout, bulk_rows: int) -> None:
         self.variants = tuple(variants)
@@ -79,10 +79,10 @@ class ActiveVariants:
         self._layout = layout
         self._plans: dict[str, ModulePlan | None] = {}
         self.bound: dict[tuple[str, str], Any] = {}
-        """What ``bound_terms`` made of them, by first module and path."""
+        """The results of ``bound_terms`` by first module and path."""
 
     def plan(self, target: TargetModule) -> ModulePlan | None:
-        """None where no variant changes this module."""
+        """Return the terms at a module; None if no variant changes it."""
         try:
             return self._plans[target.module]
         except KeyError:

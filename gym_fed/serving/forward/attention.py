@@ -1,6 +1,6 @@
-"""Attention of a packed step: every request's tokens attend to that request's own blocks, and to nothing else.
+"""Attention of a packed step, in which every request's tokens attend to that request's own blocks only.
 
-``attend`` is the one entry: native code on the CPU, and torch for what that lacks (capped scores, sinks, a GPU).
+``attend`` is the entry point: native code on the CPU, and torch for what that lacks (capped scores, sinks, a GPU).
 ``packed_attention`` registers it with transformers' ``AttentionInterface``. A name without a mask function gets no mask
 from the model (``masking_utils``), so this module applies causality and sliding windows itself, one request at a time.
 """
@@ -47,10 +47,10 @@ _KNOWN = frozenset(
 
 @dataclass
 class PackedTokens:
-    """Where each request's tokens are in the packed sequence, and its cache; all caches are of one pool."""
+    """The position of each request's tokens in the packed sequence, and its cache; all caches are of one pool."""
 
     spans: Sequence[tuple[int, int, KVCache]]
-    """First token, token after the last, cache; in order, without gaps. Room in the caches is reserved already."""
+    """First token, token after the last, and cache; in order, without gaps. Room in the caches is already reserved."""
 
     windows: dict[int, int | None] = field(default_factory=dict)
     """Sliding window that the model passed for every layer that attended."""
@@ -58,17 +58,17 @@ class PackedTokens:
     masks: Masks = field(default_factory=dict)
 
     batch: BatchAttention | None = None
-    """In the place of ``spans``."""
+    """Replaces ``spans`` for evaluation, where no request waits."""
 
     pictures: EmbeddedRows | None = None
-    """What pictures give to tokens in the place of their embeddings."""
+    """The picture features that replace the embeddings of tokens."""
 
     plain: bool = True
-    """Whether no layer capped its scores, had sinks, or a sliding window."""
+    """Whether no layer caps its scores, has sinks, or a sliding window."""
 
     @cached_property
     def tables(self) -> paged.PagedSpans:
-        """For all layers of the step."""
+        """Return the block tables for all layers of the step."""
         return paged.PagedSpans([(a, b, cache.length, cache.blocks) for a, b, cache in self.spans])
 
     @cached_property
@@ -82,7 +82,7 @@ _current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", 
 
 @contextmanager
 def packed(tokens: PackedTokens) -> Iterator[None]:
-    """Attention within the block is over these tokens."""
+    """Make attention within the block attend over these tokens."""
     token = _current.set(tokens)
     try:
         yield
@@ -110,21 +110,21 @@ def attend(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Append the tokens' keys and values to their requests' caches, and attend to what is in them.
+    """Append the tokens' keys and values to their requests' caches, and attend to the contents.
 
     Appended tokens count only after ``KVCache.advance``, so that a step that failed can be repeated.
 
     Args:
         tokens: The tokens of the step.
-        layer: Its number.
-        query: ``[tokens, heads, dim]``; heads beside one another share a key head. All three may be strided views.
+        layer: The layer's number.
+        query: ``[tokens, heads, dim]``; neighbouring heads share a key head. All three may be strided views.
         key: ``[tokens, kv_heads, dim]``.
         value: ``[tokens, kv_heads, value_dim]``.
         scale: The scale of the scores.
-        window: How many tokens a token sees, itself counted.
-        softcap: Bound of the scores (Gemma 2).
+        window: How many tokens a token sees, itself included.
+        softcap: The bound of the scores (Gemma 2).
         sinks: A learned score per head that takes weight from all tokens (gpt-oss).
-        out: ``[tokens, heads, value_dim] float32`` to write into.
+        out: Written to, ``[tokens, heads, value_dim] float32``.
 
     Returns:
         ``[tokens, heads, value_dim]`` in the query's dtype, or ``out``.
@@ -208,7 +208,7 @@ def packed_attention(
 
 
 def _dense(part: Tensor) -> Tensor:
-    """As the native code takes it: float32, with the heads one behind the other."""
+    """Convert to the layout of the native code: float32, with contiguous heads."""
     part = part.to(torch.float32)
     return part if part.stride(2) == 1 and part.stride(1) == part.shape[2] else part.contiguous()
 
@@ -218,7 +218,7 @@ def _into(out: Tensor | None, found: Tensor) -> Tensor:
 
 
 Masks = dict[tuple[int, int, int, int | None], Tensor]
-"""By tokens, keys, query heads of a key head, and window."""
+"""Masks by tokens, keys, query heads per key head, and window."""
 
 
 def attend_by_torch(
@@ -233,10 +233,10 @@ def attend_by_torch(
     sinks: Tensor | None,
     masks: Masks,
 ) -> Tensor:
-    """Like ``attention.attend``, of one request; ``masks`` are kept for all layers of a step."""
+    """Attend for one request like ``attend``; ``masks`` are kept for all layers of a step."""
     count, length = len(query), cache.length + len(query)
     layer.append(cache.blocks, cache.length, key, value)
-    start = 0 if window is None else max(0, length - window - count + 1)  # no query sees what is before
+    start = 0 if window is None else max(0, length - window - count + 1)  # no query sees anything before
     keys, values = layer.read(cache.blocks, start, length, query.dtype)
     # Query heads that share a key head are stacked along the positions, so that no key is repeated.
     grouped = query.transpose(0, 1).reshape(len(keys), -1, query.shape[-1])
@@ -254,7 +254,7 @@ def attend_by_torch(
 
 
 def _mask(masks: Masks, count: int, length: int, groups: int, window: int | None, like: Tensor) -> Tensor:
-    """``[groups * count, length]``, 0 where query i (at ``length - count + i``) may see a key and -inf elsewhere."""
+    """Return a mask ``[groups * count, length]``: 0 where query i (at ``length - count + i``) sees a key, else -inf."""
     key = (count, length, groups, window)
     mask = masks.get(key)
     if mask is None:
@@ -277,7 +277,7 @@ def _by_hand(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """With capped scores (Gemma 2) or a learned sink per head (gpt-oss), which SDPA lacks; softmax in float32."""
+    """Attend with capped scores (Gemma 2) or learned sinks (gpt-oss), which SDPA lacks; softmax in float32."""
     scores = torch.matmul(query, keys.transpose(1, 2)).to(torch.float32) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -1,6 +1,6 @@
-"""The base's linear layers as the own forward multiplies them: the model's weights by torch, or packed ones.
+"""The linear layers of the decoder: the model's own weights multiplied by torch, or packed ones.
 
-Modules that share their input are one ``Projection``. A packed format makes them one matrix; the model's own weights
+Modules that share their input are one ``Projection``. A packed format joins them in one matrix; the model's own weights
 stay where they are and are multiplied one by one, so that nothing is copied.
 """
 
@@ -27,28 +27,28 @@ from gym_fed.serving.forward.segments import Segments, StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
 
 _DECODED_ROWS = 1024
-"""Of a packed matrix, at a time."""
+"""Bytes of a packed matrix that are decoded at a time."""
 
 
 class BaseLinear(Protocol):
     """A matrix ``[out, in]`` in some format."""
 
     def multiply(self, x: Tensor, y: Tensor) -> None:
-        """``y[n, out] = x[n, in] @ W.T``, both float32 on the CPU."""
+        """Compute ``y[n, out] = x[n, in] @ W.T``, both float32 on the CPU."""
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add that to a program; False where it cannot be."""
+        """Add the product to a program; returns False if it cannot be recorded."""
 
 
 class Unrecordable(Exception):
-    """What is to be recorded is not made of native calls alone."""
+    """Raised when a step to be recorded does not consist of native calls alone."""
 
 
 class TorchLinear:
     """A module's own weight, float32 or bfloat16. In bfloat16 activations are rounded to it, as in the module.
 
     Attributes:
-        wide: Whether they are not.
+        wide: Keep activations in float32 instead.
     """
 
     wide = False
@@ -69,7 +69,7 @@ class TorchLinear:
 
 
 class DecodedLinear:
-    """A packed matrix, decoded block by block and multiplied by torch: slow, and by none of the packed kernels."""
+    """A packed matrix, decoded block by block and multiplied by torch: slow, but independent of the packed kernels."""
 
     def __init__(self, packed: PackedLinear) -> None:
         self.packed = packed
@@ -84,7 +84,7 @@ class DecodedLinear:
 
 
 class Projection:
-    """Linear modules of one input, side by side in one output ``[n, size]``.
+    """Linear modules of one input, concatenated to one output ``[n, size]``.
 
     Args:
         modules: The modules.
@@ -114,7 +114,7 @@ class Projection:
             self._bias = torch.cat(wide)
 
     def compare(self, begin: bool) -> None:
-        """Whether bfloat16 weights keep activations in float32, and packed ones are decoded for their products."""
+        """Turn comparison mode on or off: float32 activations with bfloat16 weights, and packed weights decoded."""
         for number, (linear, part) in enumerate(self._linears):
             if isinstance(linear, TorchLinear):
                 linear.wide = begin
@@ -124,11 +124,11 @@ class Projection:
                 self._linears[number] = linear.packed, part
 
     def project(self, x: Tensor, y: Tensor, step: StepRows | None) -> None:
-        """``y = x @ W.T + bias``, and what the variants of the rows add.
+        """Compute ``y = x @ W.T + bias``, and add the terms of the rows' variants.
 
         Args:
             x: ``[n, in]`` float32, contiguous.
-            y: ``[n, size]`` float32, contiguous: overwritten.
+            y: ``[n, size]`` float32, contiguous; overwritten.
             step: The variants; None: all rows are of the base.
         """
         for linear, part in self._linears:
@@ -149,13 +149,13 @@ class Projection:
     def record(
         self, program: Program, x: Tensor, y: Tensor, step: StepRows | None
     ) -> Counter[tuple[str, str]]:
-        """Add ``project``, of rows that are none bulk, to a program.
+        """Add ``project`` to a program, for rows that are not bulk.
 
         Returns:
-            How often its terms are multiplied, by form and way.
+            How often its terms are multiplied, by form and kernel.
 
         Raises:
-            Unrecordable: Where a part of it is no native call.
+            Unrecordable: If a part of it is not a native call.
         """
         for linear, part in self._linears:
             if not linear.record(program, x, y[:, part]):
@@ -192,11 +192,11 @@ class Projection:
                 variant_terms.add_linear(target, plan, step, x, y[:, part], done)
 
     def layers(self, *formats: str, name: str) -> Layers:
-        """What ``pack`` makes of the modules: neighbours of one format are one matrix.
+        """Return the matrices that ``pack`` makes of the modules: neighbours of one format are one matrix.
 
         Args:
             formats: The format of every module.
-            name: In the base's packed file.
+            name: The name in the base's packed file.
         """
         cols = self._modules[0].in_features
         return {
@@ -205,11 +205,11 @@ class Projection:
         }
 
     def pack(self, *formats: str, name: str, pack: Pack = packed_anew) -> int:
-        """Pack the weights; the modules' own are given up.
+        """Pack the weights; the modules' own weights are freed.
 
         Args:
             formats: The format of every module.
-            name: In the base's packed file.
+            name: The name in the base's packed file.
             pack: Packs a matrix, or takes it from that file.
 
         Returns:
@@ -230,7 +230,7 @@ class Projection:
 
 
 def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
-    """Where neighbours of one format begin and end."""
+    """Return where runs of neighbours with one format begin and end."""
     starts = [n for n, format in enumerate(formats) if n == 0 or formats[n - 1] != format]
     return list(zip(starts, [*starts[1:], len(formats)], strict=True))
 
@@ -238,18 +238,18 @@ def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
 Targets = Sequence[tuple[TargetModule, slice]]
 """Modules, and the columns of each in the common output."""
 Add = Callable[[int, int, int, int, int], None]
-"""Of the addresses of ``x`` and the rows' variants, with their number, and of ``y`` with its row stride."""
+"""Terms by the addresses of ``x`` and of the rows' variants, with their number, and of ``y`` with its row stride."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bound:
-    """What one or two calls add.
+    """The terms that one or two native calls add.
 
     Attributes:
-        done: The deltas that they multiply. Packed ones are for rows that are not bulk.
+        done: The deltas that the calls multiply. Packed ones are for rows that are not bulk.
         signs: How often each form and kernel is among the packed ones.
-        factors: The same of factors.
-        rest: Modules to which the variants add more than that.
+        factors: The same for factors.
+        rest: Modules to which the variants add further terms.
     """
 
     done: frozenset[Packed | Factors]
@@ -262,7 +262,7 @@ class Bound:
     _low_rank: FactorTerms | None
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add ``add``, of rows that are none bulk, to a program; False where it cannot be."""
+        """Add ``add`` to a program, for rows that are not bulk; returns False if it cannot be recorded."""
         if self._terms is not None and not self._terms.record(program, x, y):
             return False
         if self._low_rank is not None:
@@ -270,13 +270,13 @@ class Bound:
         return True
 
     def add(self, x: Tensor, y: Tensor, rows: Segments, products: Counter[tuple[str, str]]) -> None:
-        """Add the terms, packed ones of the rows that are not bulk.
+        """Add the terms; packed ones only for the rows that are not bulk.
 
         Args:
             x: ``[n, in]`` float32, contiguous.
             y: ``[n, out]`` float32, contiguous.
             rows: The variants of the rows.
-            products: Counts them.
+            products: Counts the products.
         """
         if self._add_signs is not None and len(rows.few_index):
             self._add_signs(x.data_ptr(), len(x), rows.few_owners_at, y.data_ptr(), y.shape[1])
@@ -287,7 +287,7 @@ class Bound:
 
 
 def bound_terms(active: ActiveVariants, targets: Targets, path: str) -> Bound | None:
-    """None where nothing can be bound: without native code, and for deltas that it cannot read."""
+    """Bind terms to native calls; None without native code, and for deltas that it cannot read."""
     key = targets[0][0].module, path
     if key not in active.bound:
         active.bound[key] = _bound(active, targets, path)
@@ -347,9 +347,9 @@ _WIDENED_AT_ONCE = 1 << 20
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x[..., in] @ weight.T`` in float32; no copy of the whole weight is made, and one buffer holds every block.
+    """Compute ``x[..., in] @ weight.T`` in float32, a block of rows at a time, without a copy of the whole weight.
 
-    The pages of a mapped weight leave memory: comparisons go through all layers, which are packed one by one later.
+    The pages of a mapped weight are released: comparisons go through all layers, which are packed one by one later.
     """
     rows, cols = weight.shape
     wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _WIDENED_AT_ONCE // cols)

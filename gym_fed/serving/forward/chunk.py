@@ -1,4 +1,4 @@
-"""The tokens of one request in a step, and how those of all requests are packed."""
+"""The tokens of one request in a step, and the packing of all requests' tokens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Chunk:
     Attributes:
         token_ids: A part of its prompt (prefill), or its newest token (decode); at least one.
         cache: The request's own; the tokens are appended to it.
-        variant: None: the base.
+        variant: The variant; None: the base.
         wants_logits: Whether to compute the logits after the last token.
-        num_logits: After how many of its last tokens they are computed then; scoring a text needs more than one.
+        num_logits: How many of the last tokens get logits; scoring a text needs more than one.
         hidden: Collects the last hidden states of its tokens, for an embedding.
-        pictures: What pictures give to its tokens in the place of their embeddings.
+        pictures: The picture features that replace the embeddings of its tokens.
     """
 
     token_ids: list[int]
@@ -40,12 +40,12 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Rows of logits that a step returns for it."""
+        """The rows of logits that a step returns for it."""
         return self.num_logits if self.wants_logits else 0
 
 
 def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
-    """The token after each chunk's last, and all tokens, for which room is reserved in the caches.
+    """Reserve room in the caches, and return the token after each chunk's last with all tokens.
 
     Raises:
         GymError: ``USAGE`` as ``MultiVariantModel.step``.
@@ -75,7 +75,7 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
 
 
 class HiddenMean:
-    """Mean of the last hidden states of a text whose prefill comes in chunks."""
+    """The mean of the last hidden states of a text whose prefill comes in chunks."""
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None
@@ -86,7 +86,7 @@ class HiddenMean:
         self._sum = found if self._sum is None else self._sum + found
 
     def unit(self) -> Tensor:
-        """The mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
+        """Return the mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
         assert self._sum is not None
         found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
         return found

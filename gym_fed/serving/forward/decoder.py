@@ -1,8 +1,8 @@
-"""Own forward of Llama, Qwen2, Qwen3 and Mistral on the CPU: the packed tokens of all requests, float32 activations.
+"""The forward of Llama, Qwen2, Qwen3 and Mistral on the CPU, over packed tokens, with float32 activations.
 
 A layer is: norm; query, key and value; rotation; attention; output; norm; gate and up; down.
-transformers' own forward is what it is compared with, when a model is opened and in tests; of it the rotary module is
-used, so that every rope type is theirs. Variants' terms are added by the functions that add them there.
+transformers' own forward is the reference, when a model is opened and in tests. Its rotary module is used, so every
+rope type is supported. The terms of variants are added by the same functions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Decoder:
     """The forward of one model.
 
     Args:
-        model: One for which ``unfit`` has no objection.
+        model: A model for which ``unfit`` returns an empty string.
         layout: Its layout.
-        windows: Sliding window of every layer, as transformers' forward passes it.
+        windows: The sliding window of every layer, as transformers' forward passes it.
     """
 
     def __init__(self, model: Any, layout: ModelLayout, windows: dict[int, int | None]) -> None:
@@ -79,7 +79,7 @@ class Decoder:
 
     @contextmanager
     def compared(self) -> Iterator[None]:
-        """Round no activation within the block, and decode what is packed: too slow for serving."""
+        """Keep activations in float32 and decode packed weights within the block, for comparisons."""
         self._buffers.clear()  # of recorded layers, which multiply as before
         for projection, _, _ in self._packing(""):
             projection.compare(True)
@@ -91,17 +91,17 @@ class Decoder:
                 projection.compare(False)
 
     def layers_in(self, format: str) -> Layers:
-        """The matrices that ``pack`` makes."""
+        """Return the matrices that ``pack`` makes."""
         found: Layers = {}
         for projection, formats, name in self._packing(format):
             found |= projection.layers(*formats, name=name)
         return found
 
     def pack(self, format: str, pack: Pack = packed_anew) -> int:
-        """Pack the weights of all linear layers; the model's own are given up, so it computes nothing any more.
+        """Pack the weights of all linear layers. The model's own are freed, so it can compute nothing any more.
 
         The head, and in formats of 8 and 4 bits the value projections, are in bfloat16: they are a small part of the
-        weights and a large one of what is lost.
+        weights but account for much of the loss.
 
         Args:
             format: A format of ``gym_quant.linear``.
@@ -123,19 +123,19 @@ class Decoder:
         wanted: Sequence[int],
         path: str,
     ) -> tuple[Tensor, Tensor]:
-        """One forward.
+        """Run one forward.
 
         Args:
             token_ids: The token ids of all requests, concatenated.
             positions: The position of each token in its text.
-            tokens: The requests, with their caches, and what pictures give to tokens.
+            tokens: The requests, with their caches and picture features.
             step: The variants of the rows; None: all are of the base.
             wanted: The tokens after which logits are computed.
             path: The kernels' code path.
 
         Returns:
-            Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``, which hold until
-            the next forward.
+            Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``, which are valid
+            until the next forward.
         """
         ids = torch.tensor(token_ids)
         at = self._buffers.of(len(token_ids))
@@ -157,7 +157,7 @@ class Decoder:
         return logits, at.normed
 
     def _packing(self, format: str) -> Iterator[tuple[Projection, tuple[str, ...], str]]:
-        """All linear layers, with the formats of their modules and the name in the base's packed file."""
+        """Iterate over all linear layers, with their modules' formats and their name in the base's packed file."""
         yield self.head, ("bfloat16",), "head"
         for layer in self.layers:
             yield layer.qkv, (format, format, "bfloat16"), f"{layer.number}.qkv"

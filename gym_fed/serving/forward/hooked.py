@@ -1,12 +1,12 @@
-"""transformers' own forward over packed tokens, with hooks that add the variants' terms: for every model.
+"""transformers' own forward over packed tokens, with hooks that add the variants' terms; works for every model.
 
 transformers' own continuous batching is not used: it masks every token of a step against all keys of all requests.
 (8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It has
-neither logits for guided decoding, nor a seed per request, nor a place where rows could differ.
+no logits for guided decoding, no seed per request, and no place where rows could differ.
 
-On CUDA the sign terms run through a Triton kernel, tried in Triton's interpreter and not on a GPU yet.
+On CUDA the sign terms run through a Triton kernel, tested in Triton's interpreter and not on a GPU yet.
 
-It is what a model is tried with when it is opened. Where ``decoder`` computes the steps of serving, this one computes
+A model is checked against it when it is opened. Where ``decoder`` computes the steps of serving, this one computes
 those of evaluation that multiply base and delta at once (``MergedWeights``).
 """
 
@@ -26,7 +26,7 @@ from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
 
 class HookedForward:
-    """The forward of one model until ``close``.
+    """The hooked forward of one model, until ``close``.
 
     Args:
         model: A transformers causal LM.
@@ -47,7 +47,7 @@ class HookedForward:
         self._attend_by(self._old_attention)
 
     def _attend_by(self, name: str) -> None:
-        """Set the attention of the language model; a part that reads pictures keeps its own."""
+        """Set the attention of the language model; a vision tower keeps its own."""
         config = self._model.config
         text = config.get_text_config()
         key = next((key for key in config.sub_configs if getattr(config, key, None) is text), None)
@@ -62,7 +62,7 @@ class HookedForward:
         with_states: bool = False,
         pictures: EmbeddedRows | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """One forward within ``attention.packed``.
+        """Run one forward within ``attention.packed``.
 
         Args:
             token_ids: The token ids of all requests, concatenated.
@@ -70,7 +70,7 @@ class HookedForward:
             step: The variants of the rows; None: all are of the base.
             wanted: The tokens after which logits are computed.
             with_states: Whether to return the last hidden states.
-            pictures: What they give to tokens in the place of embeddings, after the variants' terms.
+            pictures: Features that replace embeddings, after the variants' terms.
 
         Returns:
             Logits ``[wanted, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]``.
@@ -128,7 +128,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Leaves the module no rows where base and delta are multiplied at once."""
+        """Return a hook that skips the module where base and delta are multiplied at once."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

@@ -1,4 +1,9 @@
-"""The KV cache of one request: which blocks of the pool hold its tokens, in which order."""
+"""The paged KV cache: keys and values of all requests in blocks of 16 tokens, and a table of blocks per request.
+
+A request takes a block when its tokens need one, and returns all when it ends. So its worst case is not reserved ahead,
+requests with the same prefix can share blocks (``branch``, ``prefix_cache``), and no block is ever moved. A shared
+block is copied before it is written to.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,12 @@ from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer
 from gym_fed.core.errors import ErrorCode, GymError
 
 _FIRST_BLOCKS = 16
-"""Of a pool that grows."""
+"""Blocks that a growing pool adds at least."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Key heads of a layer, and the sizes of a key and of a value."""
+    """The number of key heads of a layer, and the sizes of a key and of a value."""
 
     kv_heads: int
     dim: int
@@ -27,33 +32,33 @@ class LayerShape:
 
 
 class Keeper(Protocol):
-    """Keeps blocks that nobody uses, until others need them (``prefix_cache``)."""
+    """Keeps unused blocks until others need them (``prefix_cache``)."""
 
     @property
     def evictable(self) -> int:
-        """How many blocks it could give back."""
+        """The number of blocks that it could give back."""
 
     def keep(self, block: int) -> bool:
-        """Return whether it keeps this block, which nobody uses any more."""
+        """Keep a block that nobody uses any more; returns False if it does not."""
 
     def reuse(self, block: int) -> None:
-        """A block that it kept is used again."""
+        """A block that it kept is in use again."""
 
     def evict(self) -> int:
-        """A block that it kept, and forgets now."""
+        """Give back a block that it kept."""
 
     def written(self, block: int) -> None:
-        """What a block holds changes: nobody may find it any more."""
+        """Forget a block whose contents change."""
 
 
 class KVBlocks:
-    """Blocks of one model, of all its layers alike; one thread at a time.
+    """The blocks of one model, the same for all of its layers; one thread at a time.
 
     Args:
-        bytes_limit: Most bytes of all layers. None: it grows as it must.
+        bytes_limit: Most bytes of all layers; None: it grows as needed.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
         shapes: The shape of every layer by number; a limited pool must know them. Others are added as they are used.
-        device: Where the blocks are.
+        device: The device of the blocks.
 
     Raises:
         GymError: ``USAGE`` for another dtype, ``CONFIG_INVALID`` for a limit that is less than a block.
@@ -76,10 +81,10 @@ class KVBlocks:
         self._limited = bytes_limit is not None
         self._free: list[int] = []
         self._users: list[int] = []
-        """Of each block that was ever used: those of a large pool are not counted one by one at its start."""
+        """Users of each block that was ever used: the blocks of a large pool are not listed at its start."""
         self._num_blocks = 0
         self._returned: deque[array[int]] = deque()
-        """Blocks of caches that were dropped without ``release``, from whichever thread."""
+        """Blocks of caches that were dropped without ``release``, from any thread."""
         for number, shape in (shapes or {}).items():
             self.layer(number, shape)
         blocks = _FIRST_BLOCKS
@@ -96,33 +101,33 @@ class KVBlocks:
 
     @property
     def shapes(self) -> dict[int, LayerShape]:
-        """Of every layer that was used."""
+        """The shape of every layer that was used."""
         return {n: LayerShape(one.kv_heads, one.dim, one.value_dim) for n, one in self.layers.items()}
 
     @property
     def num_blocks(self) -> int:
-        """Blocks for which there is memory now: all that there will be, where it is limited."""
+        """The number of blocks with memory; the maximum, if the pool is limited."""
         return self._num_blocks
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody uses, those included that a prefix cache keeps."""
+        """The number of blocks that nobody uses, including those that a prefix cache keeps."""
         self._take_back()
         kept = 0 if self.keeper is None else self.keeper.evictable
         return len(self._free) + self._num_blocks - len(self._users) + kept
 
     @property
     def block_bytes(self) -> int:
-        """Of a block in all layers."""
+        """Bytes of one block in all layers."""
         return sum(layer.block_bytes for layer in self.layers.values())
 
     @property
     def bytes_used(self) -> int:
-        """Of the blocks that requests use."""
+        """Bytes of the blocks that requests use."""
         return (self.num_blocks - self.free_blocks) * self.block_bytes
 
     def layer(self, number: int, shape: LayerShape) -> PagedLayer:
-        """Blocks of a layer, made now if it is a new one.
+        """Return the blocks of a layer, which are allocated for a new one.
 
         Raises:
             GymError: ``MODEL_INVALID`` when the layer had another shape before.
@@ -143,17 +148,17 @@ class KVBlocks:
     # For caches and the prefix cache.
 
     def users(self, block: int) -> int:
-        """How many caches hold it."""
+        """Return how many caches hold a block."""
         return self._users[block]
 
     def share(self, block: int) -> None:
-        """One cache more holds it."""
+        """Count one more user of a block."""
         if not self._users[block] and self.keeper is not None:
             self.keeper.reuse(block)
         self._users[block] += 1
 
     def take(self, count: int) -> list[int] | None:
-        """So many blocks, each of one user; None, and nothing taken, where there are not so many."""
+        """Take ``count`` blocks for one user; None, and nothing taken, if fewer are free."""
         self._take_back()
         lacking = count - self.free_blocks
         if lacking > 0:
@@ -174,23 +179,23 @@ class KVBlocks:
         return found
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """One cache less holds them; the last of them is the first that a prefix cache would evict."""
+        """Count one user less of each block; the last block is the first that a prefix cache would evict."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block] and (self.keeper is None or not self.keeper.keep(block)):
                 self._free.append(block)
 
     def free(self, block: int) -> None:
-        """A block that nobody uses is no longer kept."""
+        """Return a block that is no longer kept to the free ones."""
         self._free.append(block)
 
     def copy(self, source: int, target: int) -> None:
-        """Make a block the same as another, in all layers."""
+        """Copy a block to another, in all layers."""
         for layer in self.layers.values():
             layer.copy_block(source, target)
 
     def return_later(self, blocks: array[int]) -> None:
-        """Give blocks back from any thread."""
+        """Return blocks from any thread; they become free at the next use of the pool."""
         self._returned.append(blocks)
 
     def _take_back(self) -> None:
@@ -204,7 +209,7 @@ class KVBlocks:
 
 
 class KVCache:
-    """Keys and values of one request's tokens. ``KVPool.new_cache`` makes one; only a step writes to it."""
+    """The keys and values of one request's tokens. ``KVPool.new_cache`` creates it; only a step writes to it."""
 
     def __init__(self, pool: KVBlocks, blocks: array[int], length: int) -> None:
         self.pool = pool
@@ -214,16 +219,16 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        """Tokens for which it holds blocks."""
+        """The number of tokens for which it holds blocks."""
         return BLOCK_TOKENS * len(self.blocks)
 
     @property
     def bytes(self) -> int:
-        """Of its blocks, those included that it shares."""
+        """Bytes of its blocks, including shared ones."""
         return len(self.blocks) * self.pool.block_bytes
 
     def reserve(self, tokens: int) -> bool:
-        """Take the blocks for so many more tokens; False, and nothing changed, where there are not so many free."""
+        """Take the blocks for ``tokens`` more tokens; False, and nothing changed, if too few are free."""
         if tokens <= 0:
             return True
         more = -(-(self.length + tokens) // BLOCK_TOKENS) - len(self.blocks)
@@ -245,7 +250,7 @@ class KVCache:
         return True
 
     def advance(self, tokens: int) -> None:
-        """Count the tokens of a step that has succeeded: only now do they belong to the cache."""
+        """Count the tokens of a step that has succeeded; only then do they belong to the cache."""
         self.length += tokens
 
     def truncate(self, length: int) -> None:
@@ -262,14 +267,14 @@ class KVCache:
         self.length = length
 
     def branch(self) -> KVCache:
-        """A cache for another text with the same beginning: it shares the blocks of all tokens of now."""
+        """Create a cache for another text with the same prefix, which shares all blocks."""
         used = self.blocks[: -(-self.length // BLOCK_TOKENS)]
         for block in used:
             self.pool.share(block)
         return KVCache(self.pool, used, self.length)
 
     def release(self) -> None:
-        """Give all blocks back. May be called again."""
+        """Return all blocks. May be called again."""
         self.pool.drop(self.blocks)
         self.blocks = array("i")
         self.length = 0
@@ -283,10 +288,10 @@ __all__ = ["KVPool", "LayerShape"]
 
 
 class KVPool(KVBlocks):
-    """Blocks of one model, of which requests make their caches; arguments and errors are those of ``KVBlocks``."""
+    """The blocks of one model, from which requests get their caches; see ``KVBlocks`` for arguments and errors."""
 
     def new_cache(self, prefix: Sequence[int] = ()) -> KVCache:
-        """A cache for one request, which begins with these full blocks."""
+        """Create the cache of one request, beginning with these full blocks."""
         for block in prefix:
             self.share(block)
         return KVCache(self, array("i", prefix), BLOCK_TOKENS * len(prefix))

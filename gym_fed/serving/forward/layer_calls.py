@@ -1,4 +1,4 @@
-"""The parts of a decoder layer at a step: ``DirectCalls`` computes them, ``RecordedCalls`` notes them for a program."""
+"""The operations of a decoder layer: ``DirectCalls`` computes them, ``RecordedCalls`` records them as a program."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gym_fed.serving.forward.target_modules import TargetModule
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm's weight, and where variants change it."""
+    """A norm's weight, and its target module where variants may change it."""
 
     weight: NormWeight
     target: TargetModule | None
 
     def deltas(self, step: StepRows | None) -> NormDeltas | None:
-        """What the variants of a step add to the weight."""
+        """Return the deltas that the variants of a step add to the weight."""
         if step is None or self.target is None:
             return None
         plan = step.active.plan(self.target)
@@ -36,7 +36,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Of every layer: query and key heads, a head's size, and the scale of the scores."""
+    """The head layout of every layer: numbers of query and key heads, head size, and scale of the scores."""
 
     queries: int
     keys: int
@@ -44,14 +44,14 @@ class HeadSizes:
     scale: float
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each ``[rows, heads, dim]``, and both of which are rotated."""
+        """Return queries, keys and values, each ``[rows, heads, dim]``, and the view of both that are rotated."""
         heads, ends = qkv.view(len(qkv), -1, self.dim), (self.queries, self.queries + self.keys)
         return heads[:, : ends[0]], heads[:, ends[0] : ends[1]], heads[:, ends[1] :], heads[:, : ends[1]]
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One layer's weights."""
+    """The weights of one layer."""
 
     number: int
     window: int | None
@@ -66,17 +66,17 @@ class DecoderLayer:
 
 
 class LayerCalls(ABC):
-    """The parts of a layer, on the buffers of a step."""
+    """The operations of a layer, on the buffers of a step."""
 
     at: SimpleNamespace
 
     @abstractmethod
     def norm(self, norm: Norm, term: Tensor | None) -> None:
-        """The residual sum, and its norm: the sub-layer before adds its output here."""
+        """Add the previous sub-layer's output to the residual, and normalise."""
 
     @abstractmethod
     def project(self, projection: Projection, x: Tensor, y: Tensor) -> None:
-        """``y`` from ``x``."""
+        """Compute ``y`` from ``x``."""
 
     @abstractmethod
     def attend(self, layer: DecoderLayer) -> None:
@@ -84,14 +84,14 @@ class LayerCalls(ABC):
 
     @abstractmethod
     def gate(self) -> None:
-        """The gated activation."""
+        """Apply the gated activation."""
 
 
 class DirectCalls(LayerCalls):
     """Computes at once.
 
     Args:
-        ops: The small operators.
+        ops: The elementwise operators.
         heads: The number of heads.
         at: The step's buffers.
         tokens: The requests.
@@ -140,18 +140,18 @@ class DirectCalls(LayerCalls):
 
 
 class RecordedCalls(LayerCalls):
-    """Notes them as a program of native calls.
+    """Records the operations as a program of native calls.
 
     Args:
-        program: To which they are added.
+        program: Gets the calls.
         heads: The number of heads.
         at: The buffers of every step that will run it.
         tokens: Requests whose caches are of their pool.
         step: Rows with the variants of every such step, none of them bulk.
 
     Attributes:
-        products: How often each term is multiplied, by form and way.
-        windows: Sliding window by layer.
+        products: How often each term is multiplied, by form and kernel.
+        windows: The sliding window by layer.
     """
 
     def __init__(

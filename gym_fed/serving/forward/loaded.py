@@ -1,4 +1,4 @@
-"""A variant in memory, ready for a batch, and where the engine gets one."""
+"""A variant in memory, and the interface by which the engine gets one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class VariantWeight(ABC):
-    """One parameter's delta in memory."""
+    """The delta of one parameter in memory."""
 
     @property
     @abstractmethod
@@ -20,19 +20,19 @@ class VariantWeight(ABC):
         """Bytes of memory that it takes."""
 
     def rows(self, rows: Tensor) -> Tensor:
-        """Rows of a matrix's delta (``[n] int64``) as ``[n, cols]``: what an embedding adds."""
+        """Return rows ``[n] int64`` of a matrix's delta as ``[n, cols]``, for embeddings."""
         raise NotImplementedError(type(self).__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedVariant:
-    """What a variant adds to the base, parameter by parameter.
+    """The deltas that a variant adds to the base.
 
     Attributes:
         name: The name of the variant that it was loaded for; others with the same file use it too.
         delta_sha256: The SHA-256 of its file.
-        weights: Its deltas by name of the base's parameter; absent parameters are unchanged.
-        resident_bytes: Memory that it takes.
+        weights: The deltas by name of the base's parameter; absent parameters are unchanged.
+        resident_bytes: Bytes of memory that it takes.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LoadedVariant:
 
 
 class VariantSource(Protocol):
-    """Supplies the engine with variants. Every call is thread-safe; only ``acquire`` may wait."""
+    """Supplies the engine with variants. Every method is thread-safe; only ``acquire`` may block."""
 
     def prefetch(self, name: str) -> None:
         """Start loading a variant in the background.
@@ -52,10 +52,10 @@ class VariantSource(Protocol):
         """
 
     def poll(self, name: str) -> LoadedVariant | None:
-        """The variant, pinned until ``release``, if it is in memory; otherwise None, and its load is started.
+        """Return the variant, pinned until ``release``, if it is in memory; otherwise start its load and return None.
 
         Raises:
-            GymError: Why it cannot be loaded: ``NOT_FOUND``, ``SIGNATURE_INVALID``, ``HASH_MISMATCH``, ...
+            GymError: If it cannot be loaded: ``NOT_FOUND``, ``SIGNATURE_INVALID``, ``HASH_MISMATCH``, ...
         """
 
     def lacks_room(self, name: str) -> bool:
@@ -65,4 +65,4 @@ class VariantSource(Protocol):
         """Wait for the variant, pinned until ``release``. Raises as ``poll``."""
 
     def release(self, variant: LoadedVariant) -> None:
-        """End this caller's use of it."""
+        """End one use of it."""

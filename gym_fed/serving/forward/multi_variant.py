@@ -1,4 +1,4 @@
-"""A causal LM that serves requests of different variants in one forward: any mix of prefill and decode.
+"""A causal LM that serves requests of different variants in one forward, in any mix of prefill and decode.
 
 All tokens of a step are one packed sequence: ``attention`` keeps the requests apart, and rows get their own variants.
 """
@@ -36,29 +36,29 @@ _FORWARDS = {"decoder": 0, "transformers": 0}
 
 
 class MultiVariantModel:
-    """Serves a model until ``close``; one thread at a time. The model's weights are never written to.
+    """A model that is served until ``close``; one thread at a time. Its weights are never written to.
 
-    Steps are computed by ``Decoder`` where it knows the model's class, and by transformers' forward elsewhere, which
-    also computes all that is merged or done together.
+    Steps are computed by ``Decoder`` where it supports the model's class, and otherwise by transformers' forward, which
+    also computes everything that is merged or batched together.
 
     Args:
         model: A transformers causal LM in float32 or bfloat16.
         kernel: How sign deltas are multiplied: ``exact`` (float32), or by tables of 8 or 16 bits, ``lookup`` and
-            ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto`` as ``formats.kernel_for``.
-        base_format: Of the linear layers: a packed format of ``gym_quant.linear``, for which the model's own weights
-            are given up, also after ``close``; ``auto`` as ``formats.base_format_for``. None: the model's own weights.
+                ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``servable.kernel_for``.
+        base_format: The format of the linear layers: one of ``gym_quant.linear``, which frees the model's own weights,
+                also after ``close``; ``auto``: see ``servable.base_format_for``. None: the model's own weights.
         kv_dtype: The type of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
         packed_base: The file of the layers in ``base_format``.
 
     Attributes:
         base_format: The format of the linear layers in memory.
-        packed: Whether they are packed, so that the model's own weights are gone.
+        packed: Whether the layers are packed, so that the model's own weights are gone.
         forwards: Steps by what computed them.
-        products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and way,
-            counted at the call: by the kernel, or ``decoded``: forms that it does not multiply, and for ``exact`` long
-            prompts, for which deltas are decoded to a dense product.
-        attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, by the last step.
-        pool: The blocks of ``new_cache``; it grows as it must.
+        products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
+                ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
+                deltas are decoded for a dense product.
+        attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, as of the last step.
+        pool: The blocks of ``new_cache``; it grows as needed.
 
     Raises:
         GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` when it is
@@ -128,29 +128,29 @@ class MultiVariantModel:
 
     @property
     def sign_products(self) -> dict[str, int]:
-        """Those ``products`` that are of sign deltas, by kernel."""
+        """Count the ``products`` of sign deltas, by kernel."""
         return self._variants.sign_products()
 
     @property
     def packed_products(self) -> dict[str, int]:
-        """Those ``products`` that are of all other packed deltas, by form."""
+        """Count the ``products`` of all other packed deltas, by form."""
         return self._variants.packed_products()
 
     def new_cache(self) -> KVCache:
-        """An empty cache for one request, whose blocks are of ``pool``."""
+        """Create an empty cache for one request, with blocks of ``pool``."""
         return self.pool.new_cache()
 
     def new_pool(self, bytes_limit: int | None = None) -> KVPool:
-        """Blocks for caches of its own.
+        """Create a separate pool of blocks.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for a limit that is less than a block.
+            GymError: ``CONFIG_INVALID`` for a limit below one block.
         """
         return KVPool(bytes_limit, dtype=self.pool.dtype, shapes=self.pool.shapes, device=self._device)
 
     @property
     def bytes_per_token(self) -> int:
-        """Of the KV cache."""
+        """Bytes of a token in the KV cache."""
         return self.pool.block_bytes // BLOCK_TOKENS
 
     @torch.inference_mode()
@@ -158,9 +158,9 @@ class MultiVariantModel:
         """Run all chunks in one forward.
 
         Args:
-            chunks: Each of a cache of its own.
-            merge: Whether products with base and delta may be made at once (``MergedWeights``) where all chunks are of
-                one variant. Not while serving: the last bits of an answer would depend on what is beside it.
+            chunks: The chunks, each with its own cache.
+            merge: Multiply base and delta at once (``MergedWeights``) where all chunks are of one variant. Not for
+                    serving: the last bits of an answer would depend on the other requests.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant
@@ -181,7 +181,7 @@ class MultiVariantModel:
                 logits, states = self._hooked.forward(ids, positions, rows, wanted, pooled, tokens.pictures)
             self.forwards["transformers"] += 1
         else:
-            assert self._decoder is not None  # a model without hooks has one
+            assert self._decoder is not None  # a model without hooks has a decoder
             logits, states = self._decoder.forward(ids, positions, tokens, rows, wanted, dispatch.path())
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain
@@ -201,7 +201,7 @@ class MultiVariantModel:
         batch: BatchAttention,
         merge: bool = False,
     ) -> Tensor:
-        """One forward of tokens that ``batch`` attends; only where ``attends_plainly``.
+        """Run one forward of tokens that ``batch`` attends; only where ``attends_plainly``.
 
         Args:
             token_ids: The token ids of all texts, concatenated.
@@ -212,7 +212,7 @@ class MultiVariantModel:
             merge: As in ``step``.
 
         Raises:
-            GymError: ``USAGE`` where the base is packed or plain.
+            GymError: ``USAGE`` if the base is packed or a ``PlainModel``.
         """
         if self.packed or self._hooked is None:
             how = f"packed in {self.base_format}" if self.packed else "of a plain model"
@@ -225,19 +225,19 @@ class MultiVariantModel:
 
     @property
     def forward(self) -> str:
-        """What computes steps: ``decoder`` or ``transformers``."""
+        """The name of what computes steps: ``decoder`` or ``transformers``."""
         return "transformers" if self._decoder is None else "decoder"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """The dtype of its weights."""
         return next(iter(self.model.parameters())).dtype  # type: ignore[no-any-return]
 
     @property
     def device(self) -> torch.device:
-        """Of its weights."""
+        """The device of its weights."""
         return self._device
 
     def release_variants(self) -> None:
-        """Drop the last step's variants; the next step takes its own."""
+        """Drop the references to the last step's variants."""
         self._variants.release()

@@ -1,9 +1,9 @@
-"""A base's packed linear layers, packed once and kept in a file that later starts map.
+"""The packed linear layers of a base, packed once and kept in a file that later starts map into memory.
 
-A file is named by the digest of the base's float32 weights, the type that they were packed from, the format, and the
-version of the layout. It holds the digest of every tensor, and the logits of the trial of the start that wrote it. It
-is written whole or not at all, and only the few files that were used last are kept. A file that is not what its name
-says, or that others may write, is logged and written anew.
+The file name has the digest of the base's float32 weights, the type that they were packed from, the format, and the
+version of the layout. The file holds the digest of every tensor, and the logits of the trial of the start that wrote
+it. It is written atomically, and only the most recently used files are kept. A file that does not match its name, or
+that others may write to, is logged and written again.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gym_fed.core.files import default_home, make_folder, remove_left_parts, who
 from gym_fed.core.portable import own_user
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
-"""A layer's name in the file, its format, and the weights ``[out, in]`` that are one below the other in it."""
+"""A layer's name in the file, its format, and the weights ``[out, in]`` that are stacked in it."""
 Layers = dict[str, tuple[str, int, int]]
-"""Of each layer, by its name in the file, the format, ``out`` and ``in``."""
+"""The format, ``out`` and ``in`` of each layer, by its name in the file."""
 
 LAYOUT = 1
-"""Of the tiles and of what is packed together; goes up with every change of either."""
+"""The version of the layout of tiles and of what is packed together; increased with every change of either."""
 KEPT_FILES = 4
 KEPT_FORMATS = ("int8", "int4")
 """bfloat16 is packed at every start: its file would be as large as the base's own."""
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class Packer:
     """Packs layer after layer without a file.
 
-    Weights that become one matrix are joined in one buffer: one for each would leave holes between the packed ones.
+    Weights that are joined to one matrix share one buffer: a buffer each would leave holes between the packed ones.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def packed_anew(name: str, format: str, weights: Sequence[Tensor]) -> PackedLine
 
 
 def packed_home() -> Path:
-    """``$GYM_HOME/packed``, or ``~/.gym-fed/packed``."""
+    """Return ``$GYM_HOME/packed``, or ``~/.gym-fed/packed``."""
     return default_home() / "packed"
 
 
@@ -77,13 +77,13 @@ class PackedBase:
     Args:
         folder: The folder with all such files.
         digest: The digest of the base's float32 weights.
-        dtype: Type of the weights that are packed.
+        dtype: The dtype of the weights that are packed.
         format: A format of ``gym_quant.linear``.
         bytes_limit: Most bytes of all such files together; the least recently used are removed.
 
     Attributes:
-        path: The file.
-        logits: ``[3, vocabulary]`` float32 of the trial of the start that wrote the file; None: it is not mapped.
+        path: The path of the file.
+        logits: ``[3, vocabulary]`` float32 of the trial of the start that wrote the file; None if it is not mapped.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PackedBase:
         return self.logits is not None
 
     def open(self, layers: Layers) -> bool:
-        """Map the file if it holds just these layers and is safe. One that is not is logged; ``save`` replaces it."""
+        """Map the file if it holds exactly these layers and is safe. Otherwise that is logged; ``save`` replaces it."""
         try:
             _require_safe(os.stat(self.path.parent))
             file = open_packed(self.path, _require_safe)
@@ -121,19 +121,19 @@ class PackedBase:
         except (CodecError, OSError) as error:
             _log.warning("%s: is packed anew: %s", self.path, error)
             return False
-        with suppress(OSError):  # a folder that cannot be written to; the file serves nevertheless
+        with suppress(OSError):  # the folder cannot be written to, but the file can be read
             os.utime(self.path)
         self._layers, self.logits = linears, logits
         return True
 
     def pack(self, name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
-        """The layer of the file; where that is not mapped, it is packed, and ``save`` writes it."""
+        """Return a layer of the file; if that is not mapped, pack it, and ``save`` writes it."""
         if name not in self._layers:
             self._layers[name] = self._packer(name, format, weights)
         return self._layers[name]
 
     def save(self, logits: Tensor) -> None:
-        """Write the file, if it is not mapped. A disk that cannot take it is logged: this start has its layers.
+        """Write the file unless it is mapped. A full disk is logged, since this start has its layers in memory.
 
         Args:
             logits: The logits of the trial with these layers.
@@ -169,7 +169,7 @@ class PackedBase:
         return "" if 2 * num_bytes <= free else f"twice its {num_bytes:,} bytes must be free, not {free:,}"
 
     def _remove_oldest(self) -> None:
-        """Keep as many files, and bytes, as there may be; this one among them."""
+        """Remove the least recently used files beyond the limits; this one stays."""
         used: list[tuple[float, int, Path]] = []
         for file in self.path.parent.glob("*.safetensors"):
             with suppress(FileNotFoundError):  # another server has just removed it
@@ -186,10 +186,10 @@ class PackedBase:
 
 
 def _require_safe(status: os.stat_result) -> None:
-    """A user who can write the file, or its folder, could replace the weights.
+    """Refuse a file that another user could replace.
 
     Raises:
-        CodecError: Where that is another user.
+        CodecError: If another user can write the file or its folder.
     """
     what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
     if (user := own_user()) is None:  # Windows, where the home folder is the user's own

@@ -1,7 +1,7 @@
-"""Attention of many short texts in one product, each a row of a padded batch: for evaluation, where no request waits.
+"""Attention of many short texts as rows of one padded batch, for evaluation, where no request waits.
 
-A packed step attends to one cache after the other, as requests come and go. Texts that are scored, and answers that are
-all written at the same pace, need no such freedom. Linear layers see real tokens only; padding is in the attention.
+A packed step attends to one cache after the other, as requests come and go. Texts that are scored, and answers that
+are generated in lockstep, need no such freedom. Linear layers see real tokens only; only attention is padded.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.nn import functional
 
 
 class BatchAttention(Protocol):
-    """Attention of one forward, layer by layer."""
+    """The attention of one forward, layer by layer."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """``[tokens, heads, dim]`` of query ``[heads, tokens, dim]`` and key and value ``[kv_heads, tokens, dim]``."""
+        """Return ``[tokens, heads, dim]`` for ``query [heads, tokens, dim]``; key and value have ``kv_heads``."""
 
 
 class _Padded:
@@ -36,21 +36,21 @@ class _Padded:
         self.places = torch.from_numpy(np.flatnonzero(inside)).to(device)
 
     def fill(self, packed: Tensor) -> Tensor:
-        """``[batch, heads, longest, dim]`` of ``[heads, tokens, dim]``."""
+        """Return ``[batch, heads, longest, dim]`` from ``[heads, tokens, dim]``."""
         return packed[:, self.rows].transpose(0, 1)
 
     def attended(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-        """Attention of packed queries to padded keys, packed again: ``[tokens, heads, dim]``."""
+        """Attend packed queries to padded keys, and pack the result: ``[tokens, heads, dim]``."""
         found = _grouped(self.fill(query), keys, values, mask, scale)
         heads, dim = found.shape[1], found.shape[3]
         return found.transpose(1, 2).reshape(-1, heads, dim)[self.places]
 
 
 class BatchCache:
-    """Keys and values of texts that grow together, one row each of ``[texts, kv_heads, capacity, dim]`` a layer.
+    """Keys and values of texts that grow in lockstep, each a row of ``[texts, kv_heads, capacity, dim]`` per layer.
 
     Args:
-        lengths: Tokens of each text at first.
+        lengths: The initial number of tokens of each text.
         capacity: Most tokens of a text.
         dtype: The model's dtype.
         device: The model's device.
@@ -64,32 +64,32 @@ class BatchCache:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def prefill(self, first: int, last: int) -> BatchAttention:
-        """For a forward of all tokens of the texts ``[first, last)``."""
+        """Return the attention of a forward of all tokens of the texts ``[first, last)``."""
         return _Prefill(self, first, last)
 
     def next_token(self) -> BatchAttention:
-        """For a forward of one more token of every text, which is counted in ``lengths``."""
+        """Return the attention of a forward of one more token per text, which is counted in ``lengths``."""
         self.lengths = self.lengths + 1
         return _NextToken(self)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with these texts only."""
+        """Continue with these texts only."""
         index = torch.tensor(rows, device=self._device)
         self.lengths = self.lengths[list(rows)]
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = (keys[index], values[index])
 
     def held(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer; ``like`` has its ``[kv_heads, ..., dim]``."""
+        """Return keys and values of a layer; ``like`` has its ``[kv_heads, ..., dim]``."""
         if layer not in self._layers:
             shape = (len(self.lengths), like.shape[0], self._capacity, like.shape[-1])
-            # Zeros, as padding that is hidden must still be numbers.
+            # Zeros, since padding that is masked must still be finite.
             made = [torch.zeros(shape, dtype=like.dtype, device=self._device) for _ in range(2)]
             self._layers[layer] = (made[0], made[1])
         return self._layers[layer]
 
     def mask(self, seen: np.ndarray) -> Tensor:
-        """0 where ``seen``, -inf elsewhere; broadcast over heads."""
+        """Return a mask of 0 where ``seen`` and -inf elsewhere; broadcast over heads."""
         return mask_of(torch.from_numpy(seen).to(self._device), self._dtype)
 
     @property
@@ -129,7 +129,7 @@ class _NextToken:
 
 
 def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of ``[batch, heads, tokens, dim]``; heads that share a key head lie along the tokens."""
+    """Attend for ``[batch, heads, tokens, dim]``; heads that share a key head are stacked along the tokens."""
     batch, heads, tokens, dim = query.shape
     groups = heads // keys.shape[1]
     stacked = query.reshape(batch, keys.shape[1], groups * tokens, dim)
@@ -140,7 +140,7 @@ def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: f
 
 
 def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[batch, 1, queries, keys]``."""
+    """Return a mask ``[batch, 1, queries, keys]``."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))[
         :, None
     ]

@@ -1,7 +1,7 @@
-"""Pictures in a prompt: which of its tokens take a picture's features for their embeddings, and which KV blocks differ.
+"""The pictures of a prompt: which tokens take a picture's features as embeddings, and how they enter KV block keys.
 
-A picture is a run of tokens. Where the model's picture token stands in it, a feature takes the embedding's place. Two
-prompts with the same tokens and other pictures are two prompts, so the key of a KV block has the picture, too.
+A picture is a run of tokens. Where the model's picture token occurs in it, a feature replaces the embedding. Two
+prompts with the same tokens and different pictures are different, so the key of a KV block includes the pictures.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PlacedPicture:
     """A picture in a prompt.
 
     Attributes:
-        start: First token of its run.
-        length: Tokens of its run.
+        start: The first token of its run.
+        length: The number of tokens of its run.
         places: Which tokens of the run take a feature, in order; the others separate its parts.
         features: ``[places, hidden]``.
         digest: The digest of the picture, and of how it was read.
@@ -35,7 +35,7 @@ class PlacedPicture:
 
     @property
     def whole(self) -> bool:
-        """True if its run has its places, and each of them a feature."""
+        """True if its places lie in its run, and each has a feature."""
         inside = all(0 <= place < self.length for place in self.places)
         return inside and self.features.ndim == 2 and len(self.features) == len(self.places)
 
@@ -46,20 +46,20 @@ class EmbeddedRows:
 
     Attributes:
         rows: The rows of the tokens.
-        features: The features of each, ``[rows, hidden]``.
+        features: The feature of each, ``[rows, hidden]``.
     """
 
     rows: list[int]
     features: Tensor
 
     def put(self, hidden: Tensor) -> None:
-        """Write them over the embeddings ``[tokens, hidden]``."""
+        """Write the features over the embeddings ``[tokens, hidden]``."""
         rows = torch.tensor(self.rows, device=hidden.device)
         hidden.index_copy_(0, rows, self.features.to(hidden.device, hidden.dtype))
 
 
 def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> EmbeddedRows | None:
-    """What the pictures give to the tokens ``[start, stop)`` of their prompt; None: nothing."""
+    """Return the features for the tokens ``[start, stop)`` of a prompt; None if there are none."""
     rows: list[int] = []
     features: list[Tensor] = []
     for picture in pictures:
@@ -72,7 +72,7 @@ def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> Em
 
 
 def rows_of_step(parts: Sequence[tuple[int, EmbeddedRows | None]]) -> EmbeddedRows | None:
-    """What pictures give to the tokens of a step; of each chunk its first token, and what they give to the chunk."""
+    """Join the features of a step's chunks, each given with its first token."""
     found = [(at, part) for at, part in parts if part is not None]
     if not found:
         return None
@@ -81,7 +81,7 @@ def rows_of_step(parts: Sequence[tuple[int, EmbeddedRows | None]]) -> EmbeddedRo
 
 
 def block_key(token_ids: Sequence[int], pictures: Sequence[PlacedPicture], start: int, stop: int) -> Hashable:
-    """What the tokens ``[start, stop)`` of a prompt are: their ids, and of every picture among them which part."""
+    """Return a key for the tokens ``[start, stop)`` of a prompt: their ids, and the parts of pictures among them."""
     tokens = array("q", token_ids[start:stop]).tobytes()
     marks = [
         (picture.digest, picture.start - start)

@@ -1,4 +1,4 @@
-"""What ``config.json`` says of a Llama, Qwen2, Qwen3 or Mistral that ``PlainModel`` can hold."""
+"""Reads ``config.json`` of a Llama, Qwen2, Qwen3 or Mistral that ``PlainModel`` can hold."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _ROPE_KEYS = {"rope_type", "rope_theta"}
 
 @dataclass(frozen=True)
 class PlainConfig:
-    """A config's numbers, by the names that transformers gives them.
+    """The numbers of a config, under the names that transformers gives them.
 
     Attributes:
-        architecture: transformers' name of the class.
-        rope_theta: Base of the rotation's frequencies; all other kinds of rope are transformers'.
+        architecture: The name of the class in transformers.
+        rope_theta: The base of the rotation's frequencies; other kinds of rope are left to transformers.
         qkv_bias: Whether queries, keys and values have biases.
-        output_bias: Whether the attention's output has.
-        mlp_bias: Whether the layers of the feed-forward part have.
-        head_norms: Whether queries and keys are normed.
-        eos_token_id: As the file has it.
+        output_bias: Whether the attention's output has a bias.
+        mlp_bias: Whether the feed-forward layers have biases.
+        head_norms: Whether queries and keys are normalised.
+        eos_token_id: The value in the file.
     """
 
     architecture: str
@@ -53,14 +53,14 @@ class PlainConfig:
     eos_token_id: Any
 
     def get_text_config(self) -> PlainConfig:
-        """As transformers' configs have it."""
+        """Return itself, like transformers' configs of text models."""
         return self
 
 
 def plain_config(folder: Path) -> PlainConfig | None:
-    """Of a model folder; None for every model that transformers has to load.
+    """Read the config of a model folder; None if transformers has to load the model.
 
-    A key that the file leaves out is never guessed: transformers has defaults for each class, and they change.
+    A missing key is never guessed: transformers has defaults for each class, and they change.
     """
     if (folder / "adapter_config.json").exists():
         return None
@@ -101,7 +101,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _rope_theta(found: dict[str, Any]) -> float | None:
-    """Of the ordinary rope, in the words of transformers 5 or before."""
+    """Return the theta of the ordinary rope, in the notation of transformers 5 or before."""
     rope = found.get("rope_parameters")
     if rope is None:
         rope = {"rope_type": "default", "rope_theta": found.get("rope_theta")}
@@ -134,7 +134,7 @@ def _head_dim(kind: str, found: dict[str, Any]) -> int | None:
 
 
 def plain_shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter of ``PlainModel`` by name; a tied head is not one."""
+    """Return the shape of every parameter of ``PlainModel`` by name; a tied head is not a parameter."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
     linears = {

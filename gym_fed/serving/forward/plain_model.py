@@ -1,8 +1,8 @@
-"""Llama, Qwen2, Qwen3 and Mistral as plain modules of torch, with the names that transformers gives them.
+"""Llama, Qwen2, Qwen3 and Mistral as plain torch modules, with the parameter names of transformers.
 
-A server starts without transformers' models: their import takes longer than that of torch. ``Decoder`` computes the
-steps. The forward here, written as the papers have it, is what the decoder is tried against when it is opened, and it
-shows ``ModelLayout`` what each module does. Tests hold it to transformers' own.
+A server starts without transformers' models, whose import takes longer than that of torch. ``Decoder`` computes the
+steps. The forward here follows the papers; the decoder is checked against it when it is opened, and ``ModelLayout``
+learns from it what each module does. Tests compare it with transformers' own.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gym_fed.serving.forward.target_modules import Kind, ModelLayout, TargetModu
 
 
 class PlainLinear(nn.Linear):
-    """A linear layer whose weight is given: torch's initialisation of an absent one would import its compiler."""
+    """A linear layer whose weight is given: torch's initialisation would import its compiler."""
 
     def reset_parameters(self) -> None:
-        """There is nothing to initialise."""
+        """Do nothing: the weight is given."""
 
 
 class PlainEmbedding(nn.Embedding):
     """An embedding whose weight is given."""
 
     def reset_parameters(self) -> None:
-        """There is nothing to initialise."""
+        """Do nothing: the weight is given."""
 
 
 class PlainNorm(nn.Module):
@@ -47,7 +47,7 @@ class PlainNorm(nn.Module):
 
 
 class PlainRotary(nn.Module):
-    """Cosine and sine of the positions' angles."""
+    """The cosine and sine of the positions' angles."""
 
     def __init__(self, dim: int, theta: float) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class PlainFeedForward(nn.Module):
-    """``down(silu(gate(x)) * up(x))``."""
+    """The gated feed-forward: ``down(silu(gate(x)) * up(x))``."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class PlainFeedForward(nn.Module):
 
 
 class PlainLayer(nn.Module):
-    """One layer."""
+    """A decoder layer."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class PlainLayer(nn.Module):
 
 
 class PlainBody(nn.Module):
-    """All of the model but its head."""
+    """The model without its head."""
 
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
@@ -150,13 +150,13 @@ class PlainModel(nn.Module):
 
     Attributes:
         config: Its config.
-        digest: The digest of its weights in float32, as ``tensors_digest``; who loads it knows.
-        name_or_path: Its folder; who loads it knows.
-        generation_config: With ``eos_token_id`` as ``generation_config.json`` has it.
+        digest: The digest of its weights in float32, as ``tensors_digest``; set by the loader.
+        name_or_path: Its folder; set by the loader.
+        generation_config: Has ``eos_token_id`` as in ``generation_config.json``.
     """
 
     def __init__(self, config: PlainConfig) -> None:
-        """Use ``of``: a model has no weights of its own."""
+        """Use ``of``, since a model has no weights of its own."""
         super().__init__()
         self.config, self.generation_config = config, SimpleNamespace(eos_token_id=None)
         self.digest = self.name_or_path = ""
@@ -167,7 +167,7 @@ class PlainModel(nn.Module):
 
     @classmethod
     def of(cls, config: PlainConfig, weights: Mapping[str, Tensor]) -> PlainModel | None:
-        """A model that uses these tensors where they lie; None where they are not its parameters one to one."""
+        """Create a model on these tensors without copying; None if they do not match its parameters one to one."""
         with torch.device("meta"):
             model = cls(config)
         wanted = dict(model.named_parameters())
@@ -181,22 +181,22 @@ class PlainModel(nn.Module):
         return model.requires_grad_(False).eval()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """As transformers' models have it."""
+        """Return the embedding, like transformers' models."""
         return self.model.embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
-        """As transformers' models have it."""
+        """Return the head, like transformers' models."""
         return self.lm_head
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, use_cache: bool = False) -> Any:
-        """Logits ``[batch, tokens, vocabulary]`` as ``.logits``. ``use_cache`` is as transformers' models take it."""
+        """Return logits ``[batch, tokens, vocabulary]`` as ``.logits``; ``use_cache`` is ignored."""
         if use_cache:
             raise NotImplementedError("steps with a cache are the decoder's")
         return SimpleNamespace(logits=self.lm_head(self.model(input_ids, position_ids)))
 
 
 def plain_layout(model: PlainModel, kernel: str) -> ModelLayout:
-    """What ``ModelLayout.of`` finds by running the model."""
+    """Return what ``ModelLayout.of`` finds by running the model, without running it."""
     parameters = dict(model.named_parameters())
     names = {id(parameter): name for name, parameter in parameters.items()}
     target_modules: list[TargetModule] = []

@@ -1,11 +1,11 @@
-"""Automatic prefix caching: a prompt that begins as an earlier one takes the earlier one's KV blocks.
+"""Automatic prefix caching: a prompt reuses the KV blocks of an earlier one with the same prefix.
 
-Only full blocks are kept, and found by a chain: the scope, the tokens of the first block, then of the next. Keys are
-the tokens themselves and not their hashes, so nobody can make two prompts meet; of a picture they have the digest. A
-scope is one variant (by its digest, or the base) and one user: what one user has sent is never seen by another, not
-even by how long an answer takes.
-Blocks that no request uses any more stay until others need them; then the one goes that was not used for longest, and
-of one prompt its end before its beginning.
+Only full blocks are kept. They are found by a chain: the scope, the tokens of the first block, then of the next. Keys
+are the tokens themselves and not their hashes, so collisions cannot be constructed; pictures are represented by their
+digests. A scope is one variant (by its digest, or the base) and one user: a user never learns what another has sent,
+not even by how long an answer takes.
+Unused blocks stay until others need them. Then the least recently used one is evicted, and of one prompt its end
+before its beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_fed.serving.forward.picture_rows import PlacedPicture, block_key
 
 @dataclass(frozen=True)
 class _KeptBlock:
-    """A full block, its place in the chain, and how its predecessors are found."""
+    """A full block, its position in the chain, and the key of its predecessors."""
 
     number: int
     key: tuple[Hashable, Hashable]
@@ -30,10 +30,10 @@ class _KeptBlock:
 
 
 class PrefixCache:
-    """Of one pool, whose unused blocks it keeps; one thread at a time.
+    """The prefix cache of one pool, whose unused blocks it keeps; one thread at a time.
 
     Args:
-        pool: Evicts its blocks from here when it has no other.
+        pool: Evicts blocks from here when it has no others.
 
     Attributes:
         tokens_asked: Tokens of all prompts that were looked up.
@@ -51,21 +51,21 @@ class PrefixCache:
         pool.keeper = self
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Return the number of blocks that can be found."""
         return len(self._entries)
 
     def new_cache(
         self, scope: Hashable, token_ids: Sequence[int], pictures: Sequence[PlacedPicture] = ()
     ) -> KVCache:
-        """A cache with the longest beginning of the prompt that is there.
+        """Create a cache with the longest cached prefix of the prompt.
 
-        Its ``length`` is the tokens that need no prefill. At least one token is left for a step, or there would be no
-        logits.
+        Its ``length`` counts the tokens that need no prefill. At least one token is left for a step, or there would be
+        no logits.
 
         Args:
-            scope: The variant's digest (None: the base) and the user; nothing of another scope is found.
+            scope: The variant's digest (None: the base) and the user; blocks of another scope are not found.
             token_ids: The prompt.
-            pictures: In it.
+            pictures: The pictures in it.
         """
         found: list[int] = []
         parent: Hashable = (scope,)
@@ -86,13 +86,13 @@ class PrefixCache:
         cache: KVCache,
         pictures: Sequence[PlacedPicture] = (),
     ) -> None:
-        """Let others find the full blocks of a cache; those that are there already stay.
+        """Make the full blocks of a cache available; blocks that are there already stay.
 
         Args:
             scope: As in ``new_cache``.
             token_ids: The ids of the tokens in the cache, from the first on; more are ignored.
-            cache: Holds them.
-            pictures: Among them.
+            cache: Holds the tokens.
+            pictures: The pictures among them.
         """
         parent: Hashable = (scope,)
         for at in range(min(len(token_ids), cache.length) // BLOCK_TOKENS):
@@ -101,21 +101,21 @@ class PrefixCache:
             block = self._blocks.get(key)
             if block is None:
                 block = cache.blocks[at]
-                self.written(block)  # its chain is broken: of its predecessors, another's block was evicted
+                self.written(block)  # its chain is broken: a predecessor was evicted
                 self._blocks[key] = block
                 self._entries[block] = _KeptBlock(self._next, key, scope)
                 self._next += 1
             parent = self._entries[block].number
 
     def forget(self, scope: Hashable) -> None:
-        """Nothing of this scope is found any more."""
+        """Drop everything of this scope."""
         for block in [block for block, entry in self._entries.items() if entry.scope == scope]:
             self._forget(block)
             if block in self._unused:
                 del self._unused[block]
                 self._pool.free(block)
 
-    # For the pool (``kv_pool.Keeper``).
+    # For the pool (``kv_cache.Keeper``).
 
     @property
     def evictable(self) -> int:

@@ -1,8 +1,8 @@
-"""All layers of a step as one native call, for steps of few rows that follow one another with the same variants.
+"""All layers of a step as one native call, for consecutive steps of few rows with the same variants.
 
-The calls and their order are those of the layers themselves (``layer_calls``), so the bits are the same. A recording is
-of so many rows, of one set of variants and of one pool's blocks; another step of that kind makes another one. The first
-step of a kind is computed directly: what changes at every step is never recorded.
+The calls and their order are those of ``layer_calls``, so the results are bit-identical. A recording is for one number
+of rows, one set of variants and the blocks of one pool; another kind of step needs another recording. The first step of
+a kind is computed directly: a kind that changes at every step is never recorded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from gym_fed.serving.forward.layer_calls import HeadSizes, LayerCalls, RecordedC
 from gym_fed.serving.forward.segments import StepRows
 
 MOST_ROWS = 16
-"""Of a step whose Python is worth saving: beyond, products take far longer, and some are made by other calls."""
+"""Most rows of a recorded step: with more, products take far longer than Python, and some use other calls."""
 
 
 class RecordedLayers:
-    """One program; it holds neither the variants nor the pool."""
+    """One program; it holds references neither to the variants nor to the pool."""
 
     def __init__(self, program: Program, calls: RecordedCalls) -> None:
         self._program, self._products, self._windows = program, calls.products, calls.windows
         self._plain = all(window is None for window in calls.windows.values())
 
     def run(self, tokens: PackedTokens, step: StepRows | None, angles: tuple[Tensor, Tensor]) -> None:
-        """Compute the layers, for the tokens of this step."""
+        """Compute the layers for the tokens of this step."""
         first = next(iter(tokens.spans[0][2].pool.layers.values()))
         spans, count = tokens.tables.table_for(first)
         owners = 0 if step is None else step.body.few_owners_at
@@ -45,7 +45,7 @@ class RecordedLayers:
 
 
 class Recording:
-    """The last kind of step on some buffers, and its program once it came twice."""
+    """The last kind of step on some buffers, and its program once the kind has come twice."""
 
     def __init__(self) -> None:
         self._kind: tuple[object, ...] | None = None
@@ -61,11 +61,11 @@ class Recording:
         heads: HeadSizes,
         layers: Callable[[LayerCalls], None],
     ) -> RecordedLayers | None:
-        """The program of steps like this one; None where the step is to be computed directly.
+        """Return the program for steps like this one; None if the step must be computed directly.
 
         Args:
             tokens: The tokens of the step.
-            step: Its variants.
+            step: The variants of the step.
             path: The kernels' code path.
             at: The buffers.
             heads: The number of heads.
@@ -93,7 +93,7 @@ class Recording:
 
 
 class StepBuffers:
-    """The tensors of a step, kept for the next one of as many rows or fewer."""
+    """The tensors of a step, reused by the next one of as many rows or fewer."""
 
     def __init__(self, hidden: int, attended: int, qkv: int, inner: int) -> None:
         self._widths = {"hidden": hidden, "normed": hidden, "term": hidden, "qkv": qkv, "attended": attended}
@@ -103,13 +103,13 @@ class StepBuffers:
         self._views: dict[int, SimpleNamespace] = {}
 
     def clear(self) -> None:
-        """Forget all, recordings included, which have the addresses of weights."""
+        """Drop everything, including recordings, which contain addresses of weights."""
         self._rows = 0
         self._held.clear()
         self._views.clear()
 
     def of(self, rows: int) -> SimpleNamespace:
-        """Tensors of so many rows by name, and their ``recording``; their contents are of the step before."""
+        """Return tensors of ``rows`` rows by name, and their ``recording``; contents are those of the step before."""
         if rows > self._rows:
             self._rows = max(8, 1 << (rows - 1).bit_length())
             self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}

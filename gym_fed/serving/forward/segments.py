@@ -1,4 +1,4 @@
-"""The segments of rows of a step that belong to each variant."""
+"""The rows of a step by variant, and the variants of a model's steps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from gym_fed.serving.forward.variant_weights import MergedWeights
 
 @dataclass(eq=False)
 class Segments:
-    """The rows of each variant at a module: of all tokens of a step, or of those whose logits are computed.
+    """The rows of each variant at a module: of all tokens of a step, or of those with logits.
 
     Attributes:
-        spans: Variant's number, first row, row after the last; rows of the base are in none.
-        total: Number of rows.
+        spans: The variant's number, first row, and row after the last; rows of the base are in none.
+        total: The number of rows.
         bulk_rows: Spans of this many rows or more are multiplied as a whole instead of row by row.
     """
 
@@ -41,17 +41,17 @@ class Segments:
     few: Tensor | None = field(init=False)
     """Rows of spans that are not bulk; None: all rows of the step."""
     few_index: IndexArray = field(init=False)
-    """Variant of each of them."""
+    """The variant of each of these rows."""
     owned: Tensor | None = field(init=False)
     """Rows of all spans; None: all rows of the step."""
     owner: Tensor = field(init=False)
-    """Variant of each of them."""
+    """The variant of each of these rows."""
     _masks: dict[Any, Tensor] = field(init=False, default_factory=dict)
     _places: dict[bytes, IndexArray] = field(init=False, default_factory=dict)
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int | None, int]], bulk_rows: int, device: torch.device) -> Segments:
-        """From the variant's number (None: the base) and the rows of each part of a step, in order."""
+        """Create segments from the variant's number (None: the base) and the rows of each part of a step, in order."""
         spans: list[tuple[int, int, int]] = []
         end = 0
         for variant, rows in parts:
@@ -74,7 +74,7 @@ class Segments:
 
     @cached_property
     def owners(self) -> Tensor:
-        """Variant of every row, -1 of the base: ``[total] int64``."""
+        """The variant of every row, -1 for the base: ``[total] int64``."""
         found = torch.full((self.total,), -1, device=self.device)
         for variant, start, stop in self.spans:
             found[start:stop] = variant
@@ -82,7 +82,7 @@ class Segments:
 
     @cached_property
     def few_owners(self) -> IndexArray:
-        """Variant of every row, -1 of the base and of bulk spans: ``[total]``."""
+        """The variant of every row, -1 for the base and for bulk spans: ``[total]``."""
         found = np.full(self.total, -1, dtype=np.int64)
         for variant, start, stop in self.spans:
             if stop - start < self.bulk_rows:
@@ -91,11 +91,11 @@ class Segments:
 
     @cached_property
     def few_owners_at(self) -> int:
-        """Address of ``few_owners``."""
+        """The address of ``few_owners``."""
         return int(self.few_owners.ctypes.data)
 
     def few_in(self, packed: Packed) -> IndexArray:
-        """``few_index`` in the numbers of a layer's own batch."""
+        """Return ``few_index`` in the numbers of a layer's own batch."""
         if packed.place is None:
             return self.few_index
         key = packed.place.tobytes()
@@ -104,12 +104,12 @@ class Segments:
         return self._places[key]
 
     def all_in(self, packed: Packed) -> IndexArray:
-        """``owners`` in the numbers of a layer's own batch."""
+        """Return ``owners`` in the numbers of a layer's own batch."""
         found: IndexArray = self.owners.numpy()
         return found if packed.place is None else packed.place[found]
 
     def foreign(self, owners: tuple[int, ...]) -> Tensor:
-        """``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
+        """Return ``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
         found = self._masks.get(owners)
         if found is None:
             ranks = torch.tensor(owners, device=self.device)
@@ -128,25 +128,25 @@ class Segments:
 
 @dataclass
 class StepRows:
-    """The step that is being computed: its active variants and their segments."""
+    """The step being computed: its active variants and their segments."""
 
     active: ActiveVariants
     body: Segments
     head: Segments
     path: str
-    """Of the sign kernels."""
+    """The code path of the sign kernels."""
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Multiplications of packed deltas by form and way; ``decoded`` for a bulk span."""
+    """Multiplications of packed deltas by form and kernel; ``decoded`` for a bulk span."""
     merged: MergedWeights | None = None
-    """Where all rows are of the only variant, and its products may be made at once with the base's."""
+    """Set if all rows are of one variant whose products may be merged with the base's."""
     product: Tensor | None = None
-    """Of the linear layer that is being computed, where it is made so."""
+    """The merged product of the linear layer being computed."""
     _given: Tensor | None = None
     _few: Tensor | None = None
     _tables: dict[str, object | None] = field(default_factory=dict)
 
     def few(self, x: Tensor, flat: Tensor, rows: Segments) -> Tensor:
-        """The rows that are multiplied one by one, float32. Query, key and value share them, as they share an input."""
+        """Return the rows that are multiplied one by one, float32. Query, key and value share them with their input."""
         if self._given is not x or self._few is None:
             some = flat if rows.few is None else flat.index_select(0, rows.few)
             self._given, self._few = x, some.to(torch.float32).contiguous()
@@ -154,13 +154,13 @@ class StepRows:
         return self._few
 
     def tables(self, batch: ResidentBatch, some: Tensor) -> object | None:
-        """What batches of one kernel share of the rows that ``few`` gave: look-up's tables."""
+        """Return what batches of one kernel share for the rows of ``few``: look-up tables."""
         if batch.kernel not in self._tables:
             self._tables[batch.kernel] = batch.tables(some, None, self.path)
         return self._tables[batch.kernel]
 
     def forget_input(self) -> None:
-        """Before a module whose input lies in the same tensor as another's."""
+        """Forget the shared rows, before a module whose input reuses another's tensor."""
         self._given = None
 
 
@@ -172,14 +172,14 @@ _BULK_ROWS_ELSEWHERE = 32
 
 
 class StepVariants:
-    """Those of one model's steps.
+    """The variants of one model's steps.
 
     Args:
         layout: The layout of the model.
 
     Attributes:
-        bulk_rows: Rows of one variant from which on they are multiplied as a whole.
-        products: As ``MultiVariantModel.products``.
+        bulk_rows: From this many rows on, the rows of one variant are multiplied as a whole.
+        products: See ``MultiVariantModel.products``.
     """
 
     def __init__(self, layout: ModelLayout) -> None:
@@ -196,11 +196,11 @@ class StepVariants:
     def rows(
         self, parts: Sequence[tuple[LoadedVariant | None, int, int]], merge: bool = False
     ) -> StepRows | None:
-        """The rows of a step; None where all are of the base.
+        """Return the rows of a step; None if all are of the base.
 
         Args:
             parts: For each run of rows in order: its variant, tokens, and rows of logits.
-            merge: Whether products with base and delta may be made at once where all rows are of one variant.
+            merge: Whether base and delta may be multiplied at once where all rows are of one variant.
         """
         variants = sorted({variant for variant, _, _ in parts if variant is not None}, key=id)
         if not variants:
@@ -217,11 +217,11 @@ class StepVariants:
         return StepRows(self._active, body, head, dispatch.path(), self.products, merged)
 
     def sign_products(self) -> dict[str, int]:
-        """Products of sign deltas by kernel."""
+        """Count the products of sign deltas by kernel."""
         return {kernel: self.products[ResidentSigns.form, kernel] for kernel in (*MODES, "decoded")}
 
     def packed_products(self) -> dict[str, int]:
-        """Products of all other packed deltas by form, without those of factors."""
+        """Count the products of all other packed deltas by form, without factors."""
         found = Counter({ResidentLevels.form: 0})
         for (form, _), count in dict(self.products).items():
             if form not in (ResidentSigns.form, ResidentFactors.form):

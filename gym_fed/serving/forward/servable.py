@@ -1,4 +1,4 @@
-"""Which models packed steps can compute: what is known of a model without running it."""
+"""Checks, without running a model, whether packed steps can compute it, and resolves the ``auto`` formats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.plain_model import PlainModel
 
 MARK = "_gym_fed_multi_variant"
-"""Attribute of a model that is being served."""
+"""The attribute that marks a model as being served."""
 DECODER_CLASSES: tuple[str, ...] = (
     "LlamaForCausalLM",
     "Qwen2ForCausalLM",
@@ -22,12 +22,12 @@ DECODER_CLASSES: tuple[str, ...] = (
     "MistralForCausalLM",
 )
 _DECODER_BODIES = tuple(name.replace("ForCausalLM", "Model") for name in DECODER_CLASSES)
-"""Of models that read pictures."""
+"""The body classes of models that read pictures."""
 _WINDOWED = ("full_attention", "sliding_attention")
 
 
 def require_servable(model: nn.Module, kernel: str) -> None:
-    """Refuse by name what packed steps cannot compute, as far as that is known without running it."""
+    """Refuse a model that packed steps cannot compute, as far as is known without running it."""
     name = type(model).__name__
 
     def refuse(why: str, hint: str) -> GymError:
@@ -81,7 +81,7 @@ def require_servable(model: nn.Module, kernel: str) -> None:
 
 
 def language_part(model: Any) -> tuple[Any, Any]:
-    """Config of what computes a model's tokens, and its body; of one that reads pictures, its language model's.
+    """Return the config and body of the language model; for a vision model, those of its language part.
 
     The body is None for a model that keeps it under another name than Llama does.
     """
@@ -90,7 +90,7 @@ def language_part(model: Any) -> tuple[Any, Any]:
 
 
 def unfit(model: Any) -> str:
-    """Why ``Decoder`` cannot compute a model; empty where it can."""
+    """Return why ``Decoder`` cannot compute a model; empty if it can."""
     if isinstance(model, PlainModel):
         return ""
     config, body = language_part(model)
@@ -114,18 +114,18 @@ def unfit(model: Any) -> str:
 
 
 def base_format_for(wanted: str, dtype: str, why_not: str, name: str) -> str | None:
-    """The packed format of the linear layers; None leaves the model's own weights to torch.
+    """Resolve the packed format of the linear layers; None leaves the model's own weights to torch.
 
-    ``auto`` packs a bfloat16 base as it is, where there is native code: the same numbers, read twice as fast.
+    ``auto`` packs a bfloat16 base without loss if there is native code, which reads it twice as fast.
 
     Args:
         wanted: ``auto``, or a format of ``gym_quant.linear``.
         dtype: The model's dtype.
-        why_not: Why the own forward does not compute the model's steps; empty where it does.
+        why_not: Why the decoder does not compute the model's steps; empty if it does.
         name: The name of the model, for the error.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a format that is named, where transformers' forward computes.
+        GymError: ``CONFIG_INVALID`` for a named format if transformers' forward computes the model.
     """
     if wanted == "auto":
         return "bfloat16" if dtype == "bfloat16" and not why_not and dispatch.path() != "torch" else None
@@ -145,11 +145,11 @@ def base_format_for(wanted: str, dtype: str, why_not: str, name: str) -> str | N
 
 
 def kernel_for(wanted: str, base_format: str | None, model: Any) -> str:
-    """``exact`` beside a base in float32, which loses nothing; ``lookup`` beside one that loses more than it does.
+    """Resolve the kernel of sign deltas: ``exact`` for a float32 base, ``lookup`` for one that already loses more.
 
     Args:
         wanted: ``auto``, ``exact``, ``lookup`` or ``lookup16``.
-        base_format: As it is configured; None: the model's own weights.
+        base_format: The configured format; None: the model's own weights.
         model: The model.
     """
     if wanted != "auto":

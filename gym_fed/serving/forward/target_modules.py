@@ -1,8 +1,8 @@
-"""Target modules: where a variant may change a base, and what each of these modules does with its parameters.
+"""The target modules of a base: where a variant may change it, and how each of these modules uses its parameters.
 
 Class names are not trusted: two small forwards show which modules see every token once, and in which axis, and a norm's
-formula is compared with the norm itself. A parameter for which that fails keeps the reason, and a variant that changes
-it is refused when it is loaded.
+formula is checked on the norm itself. A parameter for which that fails keeps the reason, and a variant that changes it
+is refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class TargetParameter:
     """One parameter of the base.
 
     Attributes:
-        shape: Its shape.
+        shape: The shape of the parameter.
         kind: ``matrix`` of a linear layer, an embedding or both; ``transposed`` (GPT-2's Conv1D), ``norm``, ``bias``.
-        refusal: Why no variant may change it; empty when it may.
+        refusal: Why no variant may change it; empty if one may.
     """
 
     shape: tuple[int, ...]
@@ -39,17 +39,17 @@ class TargetParameter:
 
 @dataclass(frozen=True)
 class TargetModule:
-    """One module whose output gets a variant's terms.
+    """A module whose output gets the terms of variants.
 
     Attributes:
-        module: Its name.
-        kind: What it computes.
-        weight: Name of its weight among the base's parameters (a tied head has the embedding's).
-        bias: Name of its bias.
-        token_axis: Axis of its input along which the tokens lie (of a norm).
-        normalised: Which normal form a norm multiplies with its weight.
+        module: The name of the module.
+        kind: The kind of computation.
+        weight: The name of its weight among the base's parameters (a tied head has the embedding's).
+        bias: The name of its bias.
+        token_axis: The axis of a norm's input along which the tokens lie.
+        normalised: The normal form that a norm multiplies with its weight.
         eps: The norm's epsilon.
-        multiplier: Factor of an embedding's rows.
+        multiplier: The factor of an embedding's rows.
         head: Whether it sees only the tokens whose logits are wanted.
     """
 
@@ -66,13 +66,13 @@ class TargetModule:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """What ``load_variant_weights`` and the multi-variant step need of a base; plain data, for any thread.
+    """The layout of a base, as ``load_variant_weights`` and the multi-variant step need it; plain data, for any thread.
 
     Attributes:
-        parameters: Every parameter, by name as ``model_tensors`` gives it.
+        parameters: Every parameter, under its name in ``model_tensors``.
         target_modules: Where terms are added.
         dtype: The dtype of the base: ``float32`` or ``bfloat16``.
-        device: Where weights go.
+        device: The device of the weights.
         kernel: How sign deltas are multiplied: ``exact``, ``lookup`` or ``lookup16``.
     """
 
@@ -122,7 +122,7 @@ _Calls = dict[str, list[tuple[Tensor, Tensor]]]
 
 
 def _watched(model: nn.Module, tokens: int) -> _Calls:
-    """Input and output of every call of a module with parameters of its own, in order of the first call."""
+    """Record input and output of every call of a module with parameters of its own, in order of the first call."""
     calls: _Calls = {}
     handles = []
     for name, module in model.named_modules():
@@ -152,7 +152,7 @@ def _target_module(
     short: list[tuple[Tensor, Tensor]],
     head: bool,
 ) -> tuple[TargetModule | None, str]:
-    """How to add terms at the module, or the reason why it cannot be done."""
+    """Return how to add terms at the module, or the reason why it cannot be done."""
     shown = f"{type(module).__name__} {name!r}"
     if not long or len(long) != len(short):
         return None, f"{shown} is not called {'once for all tokens' if long else 'for tokens of text'}"
@@ -176,7 +176,7 @@ def _target_module(
 def _embedding(
     name: str, module: nn.Embedding, weight: str | None, given: Tensor, output: Tensor
 ) -> tuple[TargetModule | None, str]:
-    """Rows, perhaps times one number (Gemma)."""
+    """Recognise an embedding: rows of the weight, perhaps times one number (Gemma)."""
     shown = f"{type(module).__name__} {name!r}"
     if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
         return None, f"{shown} does not look up one row a token"
@@ -193,7 +193,7 @@ def _embedding(
 def _norm(
     name: str, module: nn.Module, weight: str | None, bias: str | None, axis: int, given: Tensor
 ) -> tuple[TargetModule | None, str]:
-    """``f(x; w + d) = f(x; w) + d * n(x)``, with ``n`` the RMS or the layer norm: tried on the module itself."""
+    """Recognise a norm by ``f(x; w + d) = f(x; w) + d * n(x)``, with ``n`` the RMS or the layer norm."""
     shown = f"{type(module).__name__} {name!r}"
     eps = next((float(getattr(module, k)) for k in ("variance_epsilon", "eps") if hasattr(module, k)), None)
     own = {k: p.detach() for k, p in module.named_parameters(recurse=False)}
@@ -212,7 +212,7 @@ def _norm(
 
 
 def normal_form(x: Tensor, kind: Literal["rms", "layer"], eps: float) -> Tensor:
-    """What a norm multiplies its weight with, in float32."""
+    """Return the value that a norm multiplies with its weight, in float32."""
     wide, size = x.to(torch.float32), (x.shape[-1],)
     if kind == "rms":
         return functional.rms_norm(wide, size, eps=eps)

@@ -1,7 +1,7 @@
-"""Attention of trees of tokens, in which each sees itself and those between it and the root.
+"""Attention of token trees, in which each token sees itself and its ancestors.
 
-Most pairs of a tree's tokens do not see each other: branches beside one another, and what comes later. So a tree is cut
-into runs of tokens, and each is attended with only those keys that one of it sees; runs of like sizes are one product.
+Most pairs of a tree's tokens do not see each other: sibling branches, and later tokens. So a tree is cut into runs of
+tokens, and each run is attended with only the keys that one of its tokens sees; runs of similar sizes are one product.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.nn import functional
 from gym_fed.serving.forward.padded import mask_of
 
 _MOST_RUN = 64
-"""Tokens of a run. Of a text alone, about half a run's pairs with itself are seen by none."""
+"""Tokens of a run. In a text without branches, about half of a run's pairs with itself are masked."""
 _LEAST_RUN = 16
-"""Branches as short as this are attended with the next ones."""
+"""Branches up to this length are attended with the next ones."""
 _PRODUCT_PAIRS = 4096
-"""Pairs of tokens whose attention takes as long as one more product does."""
+"""The number of token pairs whose attention takes as long as one more product."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokens ``[start, stop)`` of all, the keys that one of them sees, and ``[tokens, keys] bool`` which sees which."""
+    """The tokens ``[start, stop)``, the keys that one of them sees, and ``[tokens, keys] bool`` which sees which."""
 
     start: int
     stop: int
@@ -41,7 +41,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Product:
-    """Runs side by side, padded: numbers of tokens ``[runs, queries]`` and ``[runs, keys]``, and their mask."""
+    """Runs padded to one product: numbers of tokens ``[runs, queries]`` and ``[runs, keys]``, and their mask."""
 
     queries: Tensor
     keys: Tensor
@@ -49,14 +49,14 @@ class _Product:
     _masks: dict[int, Tensor] = field(default_factory=dict)
 
     def mask_for(self, groups: int) -> Tensor:
-        """For so many heads that lie along the tokens."""
+        """Return the mask for ``groups`` heads that are stacked along the tokens."""
         if groups not in self._masks:
             self._masks[groups] = self.mask.repeat(1, 1, groups, 1)
         return self._masks[groups]
 
 
 class TreeAttention:
-    """Trees one behind the other in a forward.
+    """The attention of several trees in one forward.
 
     Args:
         visible: For each tree, ``[tokens, tokens] bool``: which tokens (columns) a token (row) sees.
@@ -80,7 +80,7 @@ class TreeAttention:
                 order[run.start : run.stop] = done + number * most + np.arange(run.stop - run.start)
             done += len(group) * most
         self._order = torch.from_numpy(order).to(device)
-        """Of each token its place in what the products give."""
+        """The position of each token in the products' outputs."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """See ``BatchAttention``."""
@@ -92,7 +92,7 @@ class TreeAttention:
         parts = []
         for one in self._products:
             runs, most = one.queries.shape
-            # Heads that share a key head lie along the tokens.
+            # Heads that share a key head are stacked along the tokens.
             some = queries.index_select(0, one.queries.flatten()).view(runs, most, kv_heads, groups, dim)
             stacked = some.permute(0, 2, 3, 1, 4).reshape(runs, kv_heads, groups * most, dim)
             seen = one.keys.flatten()
@@ -109,7 +109,7 @@ class TreeAttention:
 
 
 def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
-    """A tree's tokens in runs, cut where a token does not follow the one before it, and where they are too long."""
+    """Cut a tree's tokens into runs, where a token does not follow the one before it and where a run is too long."""
     follows = np.diagonal(visible, -1)
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(visible)]
     found: list[tuple[int, int]] = []
@@ -124,18 +124,18 @@ def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _run(visible: np.ndarray, start: int, stop: int, first: int) -> _Run:
-    """Rows of a tree whose first token is ``first`` of all."""
+    """Return a run of a tree whose first token is ``first`` of all."""
     keys = np.flatnonzero(visible[start:stop].any(axis=0))
     return _Run(first + start, first + stop, first + keys, visible[start:stop, keys])
 
 
 def _groups(runs: Sequence[_Run]) -> list[list[_Run]]:
-    """Runs for one product each: the parts of the sorted runs that have the fewest pairs, padding counted."""
+    """Group runs into products: the parts of the sorted runs with the fewest pairs, padding included."""
     order = sorted(runs, key=lambda run: run.size)
     sizes = np.array([run.size for run in order])
     least, begin = [0.0], [0]
     for stop in range(1, len(order) + 1):
-        # Of the last part, for each first run of it.
+        # For each first run of the last part.
         most = np.maximum.accumulate(sizes[:stop][::-1], axis=0)[::-1]
         pairs = most.prod(axis=1) * np.arange(stop, 0, -1) + _PRODUCT_PAIRS + np.array(least)
         begin.append(int(pairs.argmin()))

@@ -1,7 +1,7 @@
-"""The comparison of packed steps with transformers' own forward, on five tokens, before a model is served.
+"""The check, before a model is served, that packed steps give the logits of transformers' own forward.
 
-A model that ``Decoder`` computes is compared in float32, whatever its weights are in, so that only what is computed
-differs, and no rounding. Others are computed in their own number format by both sides.
+A model that ``Decoder`` computes is compared in float32 whatever the dtype of its weights, so that rounding is no part
+of the difference. Others are computed in their own dtype by both sides.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 _CLOSE = 1e-4
-"""Of the norm of the logits, in float32: SmolLM2-135M has 2.8e-6, gym-nano 2.7e-7. Faults are far above it."""
+"""Tolerance of the logits' relative norm in float32. SmolLM2-135M has 2.8e-6, gym-nano 2.7e-7."""
 _CLOSE_ROUNDED = 3e-1
-"""In bfloat16. Its rounding alone moves logits of tokens in no order by up to 0.15; a lost state gives about 1."""
+"""Tolerance in bfloat16. Rounding alone moves the logits of random tokens by up to 0.15; a lost state gives about 1."""
 
 
 def tokens(vocabulary: int) -> list[int]:
-    """Five tokens of a vocabulary, none of its first, which are often special: models answer these as they will."""
+    """Return five tokens, none of the first of the vocabulary, which are often special and handled arbitrarily."""
     return [(2 * at + 3) * vocabulary // 14 for at in range(5)]
 
 
 def parts(vocabulary: int) -> list[list[int]]:
-    """These tokens as a prompt in chunks, so that the last three have logits."""
+    """Split these tokens into chunks of a prompt, so that the last three have logits."""
     ids = tokens(vocabulary)
     return [ids[:3], ids[3:4], ids[4:]]
 
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Compute all activations in float32 within the block, by the same weights. They are widened block by block.
+    """Compute activations in float32 within the block, with the same weights, which are widened block by block.
 
     Args:
-        model: Of ``torch.nn``'s own linear layers and embeddings, and of norms that follow their input's dtype.
+        model: Has only linear layers and embeddings of ``torch.nn``, and norms that follow their input's dtype.
     """
     undo: list[Callable[[], None]] = []
     for module in model.modules():
@@ -69,7 +69,7 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def stock_logits(model: Any) -> Tensor:
-    """What transformers' own forward gives for ``tokens``: ``[5, vocabulary]`` float32."""
+    """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
     ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
     places = torch.arange(len(ids), device=embedding.device)
@@ -78,7 +78,7 @@ def stock_logits(model: Any) -> Tensor:
 
 
 def step_logits(served: MultiVariantModel) -> Tensor:
-    """What packed steps give for the last three ``tokens``, a prompt in chunks beside another request."""
+    """Return packed steps' logits for the last three ``tokens``, as a prompt in chunks next to another request."""
     cache, other = served.new_cache(), served.new_cache()
     found = []
     for part in parts(served.vocabulary):
@@ -87,17 +87,17 @@ def step_logits(served: MultiVariantModel) -> Tensor:
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    """Of logits, in parts of the norm of those that are wanted."""
+    """Return the distance of two logits, relative to the norm of the expected ones."""
     return float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
 
 
 def require_same(served: MultiVariantModel, stock: Tensor) -> None:
     """Compare the logits of packed steps with those of the stock forward.
 
-    Weights that are mapped leave memory afterwards: both sides have read all of them, and packing reads one by one.
+    Mapped weights are released afterwards: both sides have read all of them, and packing reads them one by one.
 
     Args:
-        served: The model; its pool is in float32 where activations are.
+        served: The model; its pool is in float32 if activations are.
         stock: The result of ``stock_logits``.
     """
     off = distance(step_logits(served), stock[2:])
@@ -113,7 +113,7 @@ def require_same(served: MultiVariantModel, stock: Tensor) -> None:
 
 
 def require_windows(model: Any, windows: dict[int, int | None]) -> None:
-    """Every layer must have passed the sliding window of its config: a trial is too short to show it."""
+    """Check that every layer passed the sliding window of its config, which a trial is too short to show."""
     config: Any = model.config.get_text_config()
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -132,11 +132,11 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
 
 
 LOSS = {"bfloat16": 5e-2, "int8": 0.4}
-"""What a format may lose of the logits' norm; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
+"""The most loss of the logits' norm by a format; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
 MOST_LOSS = 0.7
-"""Of int4, which loses up to 0.16 there, and of formats of other packages."""
+"""The loss for int4, which loses up to 0.16 there, and for formats of other packages."""
 SAME = 5e-3
-"""Of the norm: the same weights by other kernels, or by torch. Measured, in all formats: 3.3e-4 and less."""
+"""The tolerance for the same weights by other kernels, or by torch. Measured in all formats: at most 3.3e-4."""
 
 
 def prepare(
@@ -146,17 +146,17 @@ def prepare(
     format: str | None,
     kept: PackedBase | None,
 ) -> None:
-    """Compare, pack and compare.
+    """Compare, pack, and compare again.
 
     Args:
-        served: The model, which computes by the decoder.
+        served: The model, computed by the decoder.
         decoder: In the model's own weights; packed afterwards.
         stock: The result of ``stock_logits``; None: computed where it is needed.
-        format: None: nothing is packed.
+        format: The packed format; None: nothing is packed.
         kept: The base's file in that format.
 
     Raises:
-        GymError: ``MODEL_INVALID`` where logits differ.
+        GymError: ``MODEL_INVALID`` if logits differ.
     """
     is_there = format is not None and kept is not None and kept.open(decoder.layers_in(format))
     if stock is None and not is_there:
@@ -172,7 +172,7 @@ def prepare(
     if kept is not None and kept.logits is not None:
         hint = f"delete {kept.path}: the next start packs the base anew, and compares it with its weights"
         _require(found, kept.logits, SAME, f"packed {format}, from those that its file records,", hint)
-    elif stock is not None and format == served.base_format:  # the weights' own type: nothing is lost
+    elif stock is not None and format == served.base_format:  # the weights' own dtype: nothing is lost
         _require(found, stock[2:], SAME, f"packed {format}", _REPORT)
     elif stock is not None:
         _require(
@@ -192,7 +192,7 @@ _REPORT = (
 
 
 def _decoded(served: MultiVariantModel, decoder: Decoder) -> Tensor:
-    """The same logits, from one chunk, so that every weight is decoded once."""
+    """Compute the same logits from one chunk, so that every weight is decoded once."""
     with decoder.compared():
         return served.step([Chunk(tokens(served.vocabulary), served.new_cache(), num_logits=3)])
 

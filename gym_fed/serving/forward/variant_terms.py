@@ -1,6 +1,6 @@
-"""The terms that the variants of a step add at a module, each to the rows that are of the variant.
+"""The terms that the variants of a step add at a module, each to its own rows.
 
-``x`` and what is added to are in the base's number format, or in float32 beside deltas in the base's.
+``x`` and the output are in the base's dtype, or in float32 with deltas in the base's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def add_linear(
     output: Tensor,
     bound: Collection[Packed | Factors] = (),
 ) -> None:
-    """Of a linear layer with the input ``x`` ``[..., in]``; added to ``output`` ``[..., out]``.
+    """Add the terms of a linear layer with the input ``x`` ``[..., in]`` to ``output`` ``[..., out]``.
 
-    Of ``bound`` all rows have the terms of factors already, and rows that are multiplied one by one the packed terms.
+    For modules in ``bound``, factors are already added to all rows, and packed terms to rows that are not bulk.
     """
     rows = step.head if target.head else step.body
     flat, y = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
@@ -75,7 +75,7 @@ def _add_few(
 def add_embedding(
     target: TargetModule, plan: ModulePlan, step: StepRows, ids: Tensor, output: Tensor
 ) -> None:
-    """Of an embedding of ``ids``; added to ``output`` ``[..., hidden]``."""
+    """Add the terms of an embedding of ``ids`` to ``output`` ``[..., hidden]``."""
     flat, y = ids.reshape(-1), output.view(-1, output.shape[-1])
     for packed in plan.packed:
         assert isinstance(packed.batch, SignBatch)
@@ -92,7 +92,7 @@ def add_embedding(
 
 
 def add_norm(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tensor, output: Tensor) -> None:
-    """Of a norm of ``x``; added to ``output``."""
+    """Add the terms of a norm of ``x`` to ``output``."""
     rows = step.body
     tokens, y = x.movedim(target.token_axis, 0), output.movedim(target.token_axis, 0)
     some = tokens if rows.owned is None else tokens.index_select(0, rows.owned)
@@ -110,7 +110,7 @@ def add_norm(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tensor, 
 
 
 def _add_to(y: Tensor, rows: Tensor | None, term: Tensor) -> None:
-    """In the wider of both number formats, then rounded to ``y``'s."""
+    """Add in the wider of the two dtypes, then round to ``y``'s."""
     if rows is None:
         y += term
     else:

@@ -1,4 +1,4 @@
-"""A variant's delta of one parameter, in the form with which the multi-variant step computes.
+"""The in-memory form of a variant's delta of one parameter, and its loading.
 
 The delta's codec decides (``Codec.resident``): a form that stays packed, or factors. Deltas of other codecs are decoded
 once, to the base's dtype.
@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight(VariantWeight):
-    """Packed as the codec says, ``[out, in]``: sign bits and scales, codes and scales, or a form of another author."""
+    """A packed delta ``[out, in]``: sign bits and scales, codes and scales, or the form of another package."""
 
     held: Resident
 
@@ -52,7 +52,7 @@ class PackedWeight(VariantWeight):
 
 @dataclass(frozen=True, eq=False)
 class FactorWeight(VariantWeight):
-    """A low-rank delta as its factors; ``transposed`` where the parameter lies ``[in, out]``."""
+    """A low-rank delta as its factors; ``transposed`` if the parameter lies ``[in, out]``."""
 
     held: ResidentFactors
     transposed: bool = False
@@ -62,7 +62,7 @@ class FactorWeight(VariantWeight):
         return self.held.nbytes
 
     def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``[r, in]`` and ``[out, r]``, the scaling in one of them, in the number format of the step."""
+        """Return ``[r, in]`` and ``[out, r]`` in the step's dtype, with the scaling in one of them."""
         a, b = self.held.factors(dtype)
         return (b.T, a.T) if self.transposed else (a, b)
 
@@ -72,7 +72,7 @@ class FactorWeight(VariantWeight):
 
 @dataclass(frozen=True, eq=False)
 class DenseWeight(VariantWeight):
-    """The whole matrix ``[out, in]`` in the base's dtype: codecs without a packed form."""
+    """A dense delta ``[out, in]`` in the base's dtype, for codecs without a packed form."""
 
     matrix: Tensor
 
@@ -86,7 +86,7 @@ class DenseWeight(VariantWeight):
 
 @dataclass(frozen=True, eq=False)
 class VectorWeight(VariantWeight):
-    """A norm's weight or a bias, float32: any codec."""
+    """The delta of a norm's weight or a bias in float32, for any codec."""
 
     values: Tensor
 
@@ -129,7 +129,7 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
 
 
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
-    """A variant ready for a batch; raises as ``load_variant_weights``."""
+    """Load a variant for serving; raises as ``load_variant_weights``."""
     weights = load_variant_weights(delta, layout)
     return LoadedVariant(name, sha256, weights, sum(o.resident_bytes for o in weights.values()))
 
@@ -159,7 +159,7 @@ def _variant_weight(
 
 
 def _require_finite(what: str, values: Tensor) -> None:
-    """Check in the step's number format, in which one product has the factors of all variants.
+    """Check values in the step's dtype, since one product has the factors of all variants.
 
     Raises:
         CodecError: For infinities and NaN.
@@ -169,14 +169,14 @@ def _require_finite(what: str, values: Tensor) -> None:
 
 
 MOST_KEPT = 64 << 20
-"""Bytes of sums that are kept."""
+"""Most bytes of sums that are kept."""
 
 
 class MergedWeights:
-    """Sums for the forwards of one variant.
+    """Sums of base and delta, for forwards in which all rows are of one variant.
 
     Args:
-        bulk_rows: Without room to keep it, a sum is made for so many rows or more.
+        bulk_rows: A sum that is not kept is computed only for this many rows or more.
     """
 
     def __init__(self, bulk_rows: int) -> None:
@@ -185,9 +185,9 @@ class MergedWeights:
         self._bytes = 0
 
     def product(self, name: str, module: nn.Module, delta: VariantWeight | None, x: Tensor) -> Tensor | None:
-        """``x @ (weight + delta).T + bias`` of ``[..., in]``, or None where both products are made apart.
+        """Return ``x @ (weight + delta).T + bias``, or None if both products must be computed separately.
 
-        They are in bfloat16, in which a sum would lose a small delta.
+        That is the case in bfloat16, in which a sum would lose a small delta.
         """
         weight, bias = module.weight, module.bias
         assert isinstance(weight, Tensor)

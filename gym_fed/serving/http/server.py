@@ -238,7 +238,8 @@ class _QuietServer(uvicorn.Server):
 
         def protocol() -> asyncio.Protocol:
             made: Any = config.http_protocol_class
-            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type:
+            ignore[no-any-return]
 
         self.servers = [
             await loop.create_server(
