@@ -1,1 +1,1 @@
-"""`gym chat`: a session, and the writers of its answers."""
+"""The session of `gym chat`, and the writers that generate its answers."""

@@ -1,4 +1,4 @@
-"""Answers from the model in this process, through the same service that `gym api` puts on a port."""
+"""Chat with a model in this process, through the same service as `gym api`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _UNSERVABLE = re.compile(r"[^A-Za-z0-9._/-]")
 
 
 class Service(Protocol):
-    """What is used of ``OpenAIService``."""
+    """The method of ``OpenAIService`` that a ``LocalWriter`` uses."""
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[dict[str, Any]]: ...
 
 
 class LocalWriter:
-    """A ``Writer`` over a service.
+    """A ``Writer`` over a service in this process.
 
     Args:
         service: Generates the answers.
         base: The served name.
-        tokenizer: Counts what a prompt takes.
-        context: Tokens that prompt and answer may have together.
-        variants: Returns their names as they are now.
+        tokenizer: Counts the tokens of a prompt.
+        context: Most tokens of prompt and answer together.
+        variants: Returns the current names of variants.
         on_close: Frees model and engine.
     """
 
@@ -60,7 +60,7 @@ class LocalWriter:
         return bool(self._tokenizer.chat_template)
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """See ``Writer``. At least half of the context, or ``max_tokens`` if that is less, is kept for the answer."""
+        """Stream an answer; half of the context, or ``max_tokens`` if less, is kept for it. See ``Writer``."""
         from gym_fed.data.encoding import prompt_ids
 
         wanted = body.get("max_tokens") or self._context
@@ -90,12 +90,12 @@ def open_engine(
     device: str = "auto",
     chat_template: str | None = None,
 ) -> LocalWriter:
-    """One model and its variants, for one conversation.
+    """Open a model and its variants in the engine, for one conversation.
 
     Args:
-        model: As for ``load_model``; adapters are merged.
+        model: A name or folder as for ``load_model``; adapters are merged.
         adapters: Further PEFT folders to merge, in this order.
-        variants: Folder of a variant store.
+        variants: The folder of a variant store.
         device: As for ``pick_device``.
         chat_template: As in ``ServingConfig``.
 
@@ -131,7 +131,7 @@ def open_engine(
 
 
 def _names(serving: Serving) -> list[str]:
-    """Of the store's variants, those of this base."""
+    """Return the names of the store's variants of this base."""
     if serving.store is None:
         return []
     return [record.name for record in serving.store.list() if record.base_digest == serving.base.digest]
@@ -140,7 +140,7 @@ def _names(serving: Serving) -> list[str]:
 def open_plain(
     model: str, *, adapters: Sequence[str] = (), device: str = "auto", chat_template: str | None = None
 ) -> LocalWriter:
-    """A model that the engine cannot serve, by transformers' own ``generate``."""
+    """Open a model that the engine cannot serve, with transformers' own ``generate``."""
     from gym_fed.base.models import load_adapted, model_name
     from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.serving.chat.plain_writer import PlainGeneration
@@ -156,7 +156,7 @@ def open_plain(
 
 
 def require_store(folder: Path | None) -> None:
-    """Refuse a folder that has no variants, rather than make an empty store there.
+    """Refuse a folder without variants, rather than create an empty store there.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``.
@@ -168,7 +168,7 @@ def require_store(folder: Path | None) -> None:
 
 
 def _require_mergeable(model: str) -> None:
-    """Refuse an adapter of virtual tokens, which has no place in the weights."""
+    """Refuse an adapter of virtual tokens, which cannot be merged into weights."""
     from gym_fed.base.models import resolve
 
     folder = Path(resolve(model))

@@ -1,4 +1,4 @@
-"""Answers from a model that the multi-variant step cannot compute, one at a time, by transformers' ``generate``."""
+"""Generate answers with transformers' ``generate``, for models that the multi-variant step cannot compute."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KNOWN = frozenset({"model", "messages", "prompt", "max_tokens", "seed", *_SAMPL
 
 
 class PlainGeneration:
-    """The part of ``OpenAIService`` that a ``LocalWriter`` needs, over ``model.generate``.
+    """Implements ``Service`` of ``LocalWriter`` over ``model.generate``.
 
     Args:
         model: Any causal LM of transformers, or a PEFT model around one.
@@ -33,10 +33,10 @@ class PlainGeneration:
         self._tokenizer = tokenizer
 
     def stream(self, url: str, body: dict[str, Any], caller: object) -> Generator[dict[str, Any]]:
-        """Chunks of one answer.
+        """Stream the chunks of one answer.
 
         Raises:
-            GymError: ``USAGE`` for a field that it does not know.
+            GymError: ``USAGE`` for an unsupported field.
         """
         for name in body.keys() - _KNOWN:
             raise GymError(
@@ -77,7 +77,7 @@ class PlainGeneration:
 
     @torch.inference_mode()
     def _generate(self, ids: list[int], body: dict[str, Any], streamer: _TextQueue, stop: _Stop) -> int:
-        """Number of new tokens, the end token not counted."""
+        """Generate, and return the number of new tokens without the end token."""
         if body.get("seed") is not None:
             torch.manual_seed(body["seed"])
         ends = end_ids(self._model, self._tokenizer)
@@ -109,7 +109,7 @@ class _Stop(StoppingCriteria):
 
 
 class _TextQueue(BaseStreamer):
-    """Passes text on as soon as its characters are complete, as the engine does."""
+    """Passes on text as soon as its characters are complete, like the engine."""
 
     def __init__(self, tokenizer: Any, texts: queue.SimpleQueue[str | None]) -> None:
         self._decoder = TextDecoder(tokenizer)
@@ -117,7 +117,7 @@ class _TextQueue(BaseStreamer):
         self._stream: TextStream | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt first, then a token at a time."""
+        """Take the prompt first, then one token at a time."""
         ids = value.flatten().tolist()
         if self._stream is None:
             self._stream = self._decoder.stream(ids)

@@ -1,4 +1,4 @@
-"""Answers from a server with OpenAI's API, by server-sent events."""
+"""Chat with a server that has OpenAI's API, by server-sent events."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SILENCE_SECONDS = 600.0
 """Longest time between two chunks: the server may queue the request, or prefill a long prompt."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Of an answer that is not streamed, unpacked; the log-probabilities of 100,000 tokens take some 10 MB."""
+"""Size of an unpacked answer without streaming; the log-probabilities of 100,000 tokens take some 10 MB."""
 
 MAX_LINE_BYTES = 4 << 20
-"""Of one line of a stream: a chunk with its log-probabilities has some kB."""
+"""Size of one line of a stream: a chunk with its log-probabilities has some kB."""
 
 ANSWER_SECONDS = 3600.0
-"""For one answer from its first byte to its last: a server may send a byte now and then, and never end."""
+"""Time of one answer from first byte to last: a server may send a byte now and then, and never end."""
 
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,
@@ -35,11 +35,11 @@ _CODES = {
 
 
 class RemoteWriter:
-    """Talks to ``gym api``, or another server of the kind.
+    """A client of ``gym api`` or a compatible server.
 
     Args:
-        url: With or without ``/v1``.
-        model: What the server calls the base, or ``base:variant``; None takes the one base that it serves.
+        url: The address, with or without ``/v1``.
+        model: The server's name of the base, or ``base:variant``; None uses the only base that it serves.
         api_key: Sent as a bearer token.
 
     Raises:
@@ -63,13 +63,13 @@ class RemoteWriter:
         self.base = self._choose(model)
 
     def variants(self) -> list[str]:
-        """Variants of the base that the server lists now."""
+        """Return the variants of the base that the server lists now."""
         self._names = self._listed()
         before = f"{self.base}:"
         return [name.removeprefix(before) for name in self._names if name.startswith(before)]
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """See ``Writer``."""
+        """Stream an answer; see ``Writer``."""
         import httpx
 
         place = f"{self._url}{url.removeprefix('/v1')}"
@@ -90,10 +90,10 @@ class RemoteWriter:
             raise _unreachable(place, error) from error
 
     def complete(self, body: dict[str, Any], what: str = "completions") -> dict[str, Any]:
-        """The first choice of ``/v1/completions``, whole; or of ``chat/completions``.
+        """Return the first choice of ``/v1/completions`` or ``chat/completions``, without streaming.
 
         Raises:
-            GymError: As the server refuses it; ``UNAVAILABLE`` for an answer that is none.
+            GymError: The server's refusal; ``UNAVAILABLE`` for an invalid answer.
         """
         import httpx
 
@@ -135,7 +135,9 @@ class RemoteWriter:
             ) from error
 
     def _choose(self, model: str | None) -> str:
-        bases = [name for name in self._names if ":" not in name] or self._names  # Ollama's all have a tag
+        bases = [
+            name for name in self._names if ":" not in name
+        ] or self._names  # Ollama's models all have a tag
         if model is None and len(bases) == 1:
             return bases[0]
         if model is not None and model in self._names:
@@ -147,7 +149,7 @@ class RemoteWriter:
 
 
 def _whole(place: str, answer: httpx.Response) -> httpx.Response:
-    """An answer with its body, which is read up to ``MAX_ANSWER_BYTES``."""
+    """Read the body of an answer, up to ``MAX_ANSWER_BYTES``."""
     import httpx
 
     parts = list(_parts(place, answer))
@@ -156,14 +158,16 @@ def _whole(place: str, answer: httpx.Response) -> httpx.Response:
 
 
 def _lines(place: str, answer: httpx.Response) -> Iterator[str]:
-    """Lines of a stream, each of ``MAX_LINE_BYTES`` at most."""
+    """Yield the lines of a stream, each of at most ``MAX_LINE_BYTES``."""
     begun: list[bytes] = []
     num_bytes = 0
     for part in _parts(place, answer):
         begun.append(part)
         num_bytes += len(part)
         if b"\n" in part or b"\r" in part:
-            *lines, rest = (b"".join(begun) + b"\0").splitlines()  # the end of what has no newline yet
+            *lines, rest = (
+                b"".join(begun) + b"\0"
+            ).splitlines()  # the start of a line without its newline yet
             for line in lines:
                 yield line.decode("utf-8", errors="replace")
             begun, num_bytes = [rest[:-1]], len(rest) - 1
@@ -173,7 +177,7 @@ def _lines(place: str, answer: httpx.Response) -> Iterator[str]:
 
 
 def _parts(place: str, answer: httpx.Response) -> Iterator[bytes]:
-    """The bytes of an answer, up to ``MAX_ANSWER_BYTES`` and for ``ANSWER_SECONDS``."""
+    """Yield the bytes of an answer, up to ``MAX_ANSWER_BYTES`` and for ``ANSWER_SECONDS``."""
     end, num_bytes = time.monotonic() + ANSWER_SECONDS, 0
     for part in answer.iter_bytes():
         num_bytes += len(part)
@@ -226,7 +230,7 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
 
 
 def _said(document: Any) -> tuple[str, str]:
-    """Message and code of OpenAI's error object, whatever else a server may send."""
+    """Return message and code of OpenAI's error object, whatever else a server may send."""
     error = document.get("error", document) if isinstance(document, dict) else document
     if isinstance(error, dict):
         return str(error.get("message", error)), str(error.get("code") or "")

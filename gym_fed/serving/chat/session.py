@@ -1,6 +1,6 @@
 """A chat session: its messages, its writer, and the dropping of old messages when the context is full.
 
-A ``Writer`` answers: the model in this process, or a server with OpenAI's API. Both get the same request.
+A ``Writer`` generates answers: the model in this process, or a server with OpenAI's API. Both get the same request.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Message = dict[str, str]
 
 
 class Writer(Protocol):
-    """Generates the answers."""
+    """Generates the answers of a session."""
 
     @property
     def base(self) -> str:
-        """What requests call the model; a variant is ``<base>:<name>``."""
+        """The name of the model in requests; a variant is ``<base>:<name>``."""
 
     @property
     def remembers(self) -> bool:
-        """True if the model has a chat template. One without continues each text on its own."""
+        """True if the model has a chat template. A model without one continues each text on its own."""
 
     def variants(self) -> list[str]:
-        """Names of the variants that may be requested."""
+        """Return the names of the variants that may be requested."""
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """Chunks of OpenAI's streaming format; closing the iterator stops the answer.
+        """Stream chunks in OpenAI's format; closing the iterator stops the answer.
 
         Raises:
-            GymError: ``TOO_LARGE`` when the prompt leaves no room for an answer; or another refusal.
+            GymError: ``TOO_LARGE`` if the prompt leaves no room for an answer; or another refusal.
         """
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
 
 class ChatSession:
@@ -48,14 +48,14 @@ class ChatSession:
 
     Args:
         writer: Generates the answers.
-        system: A message before everything, which is never forgotten.
-        variant: The writer's variant; None is the base.
-        sampling: Fields of the request besides model and messages, such as ``temperature``.
+        system: A first message that is never dropped.
+        variant: A variant of the writer; None is the base.
+        sampling: Further fields of the request, such as ``temperature``.
 
     Attributes:
-        messages: Everything said by user and assistant, oldest first.
+        messages: All messages of user and assistant, oldest first.
         forgotten: How many of the oldest messages the model no longer sees.
-        finish_reason: Why the last answer ended; ``stopped`` for one that was interrupted.
+        finish_reason: Why the last answer ended; ``stopped`` if it was interrupted.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ChatSession:
 
     @property
     def model(self) -> str:
-        """As requests name it."""
+        """The name of the model in requests."""
         return self.writer.base if self.variant is None else f"{self.writer.base}:{self.variant}"
 
     def switch(self, variant: str | None) -> None:
-        """Answer with another variant from here on; the messages stay.
+        """Answer with another variant from now on; the messages stay.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -96,7 +96,7 @@ class ChatSession:
         self.variant = variant
 
     def require_memory(self, what: str) -> None:
-        """Refuse what needs a chat template where there is none."""
+        """Refuse an operation that needs a chat template if there is none."""
         if not self.writer.remembers:
             raise GymError(
                 ErrorCode.USAGE,
@@ -105,13 +105,13 @@ class ChatSession:
             )
 
     def say(self, text: str) -> Generator[str]:
-        """The answer to ``text``, chunk by chunk.
+        """Stream the answer to ``text``.
 
-        An answer that ends early (the iterator is closed, or fails) is kept as far as it came. Where nothing came,
+        An answer that ends early (the iterator is closed, or fails) is kept as far as it came. If nothing came,
         ``text`` is not kept either.
 
         Raises:
-            GymError: ``TOO_LARGE`` when ``text`` alone does not fit the context; or the writer's refusal.
+            GymError: ``TOO_LARGE`` if ``text`` alone does not fit the context; or the writer's refusal.
         """
         if not self.writer.remembers:
             yield from self._texts("/v1/completions", {"prompt": text})
@@ -139,16 +139,16 @@ class ChatSession:
         return None
 
     def reset(self) -> None:
-        """Remove all messages but the system's."""
+        """Remove all messages except the system's."""
         self.messages = []
         self.forgotten = 0
 
     def save(self, path: Path) -> None:
-        """All messages, the system's first, as a JSON list. What is replaced was saved or loaded by this conversation.
+        """Write all messages, the system's first, as a JSON list. Only files of this conversation are replaced.
 
         Raises:
-            GymError: ``USAGE`` when nothing was said; ``FILE_EXISTS`` for any other file; ``FILE_NOT_FOUND`` where no
-                file can be written.
+            GymError: ``USAGE`` if there are no messages; ``FILE_EXISTS`` for any other file; ``FILE_NOT_FOUND`` if no
+                    file can be written.
         """
         if not self.messages:
             raise GymError(ErrorCode.USAGE, "nothing was said that could be saved")
@@ -176,10 +176,10 @@ class ChatSession:
             ) from error
 
     def load(self, path: Path) -> None:
-        """Replace the messages by those that ``save`` wrote.
+        """Replace the messages with those of a file that ``save`` wrote.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the message that is off; then nothing changes.
+            GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming the invalid message; then nothing changes.
         """
         messages = read_messages(path)
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
@@ -207,7 +207,7 @@ class ChatSession:
             return
 
     def _texts(self, url: str, prompt: dict[str, Any]) -> Generator[str]:
-        """Texts of the chunks; sets ``finish_reason``."""
+        """Yield the texts of the chunks, and set ``finish_reason``."""
         self.finish_reason = "stopped"
         with closing(self.writer.write(url, {"model": self.model, **prompt, **self.sampling})) as chunks:
             for chunk in chunks:
@@ -220,7 +220,7 @@ class ChatSession:
 
 
 def read_messages(path: Path) -> list[Message]:
-    """A JSON list of ``{"role", "content"}``, a system message at most as the first."""
+    """Read a JSON list of ``{"role", "content"}``, with at most one system message, which is the first."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

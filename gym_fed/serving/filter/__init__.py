@@ -1,1 +1,1 @@
-"""The content filter of `gym api`: rules by category, text held back until no rule can match it, a classifier."""
+"""The content filter of `gym api`: rules by category, streaming that holds back text, and a classifier."""

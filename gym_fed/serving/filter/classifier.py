@@ -1,8 +1,8 @@
-"""A yes-or-no question about a text, answered by the served model or one of its variants, in the same engine.
+"""A yes-or-no classifier of texts that runs on the served model or one of its variants.
 
 The verdict is ``p(yes) / (p(yes) + p(no))`` of the first token of the answer: two requests of one token, each with that
-token forced, whose log-probability the engine reports as the model had it. They share batches with everything else, so
-there is no second model in memory. The question comes through the chat template, in which no text can end its message.
+token forced, whose log-probability the engine reports before forcing. They are batched with everything else, so
+there is no second model in memory. The question goes through the chat template, in which no text can end its message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.generation import Generation
 
 _FORCED = 1000.0
-"""The highest bias that the engine takes: far beyond any logit."""
+"""The highest bias that the engine accepts: far beyond any logit."""
 _SECONDS = 60.0
 
 
@@ -30,15 +30,15 @@ class Classifier:
     """Judges whole texts; from any thread.
 
     Args:
-        config: The question, who answers it, and from which probability on a text is refused.
-        engine: Answers it.
-        render: Token ids of the question as a user's message, up to where the answer begins.
-        yes: First token of the answer ``yes``.
-        no: The token ids of ``no``.
+        config: The question, the variant that answers it, and the probability from which a text is refused.
+        engine: Generates the answer.
+        render: Returns the token ids of the question as a user's message, up to where the answer begins.
+        yes: The first token of the answer ``yes``.
+        no: The first token of the answer ``no``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where both answers begin with one token, and for a question that cannot be
-            answered, since one is asked at once.
+        GymError: ``CONFIG_INVALID`` if both answers begin with the same token, or if a test question cannot be
+                answered.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Classifier:
         """Ask about a text, without waiting for the answer.
 
         Args:
-            text: Whole.
-            user: Whose place in the queue it takes.
+            text: The whole text.
+            user: The user whose place in the queue it takes.
 
         Raises:
-            GymError: ``TOO_LARGE`` for a text that leaves no room for the question; ``BUSY``; ``UNAVAILABLE`` where the
-                model cannot answer.
+            GymError: ``TOO_LARGE`` for a text that leaves no room for the question; ``BUSY``; ``UNAVAILABLE`` if the
+                    model cannot answer.
         """
         with _errors():
             return self._ask(text, user)
@@ -95,17 +95,17 @@ class Classifier:
 
 
 class Verdict:
-    """The answer to come."""
+    """A pending verdict."""
 
     def __init__(self, yes: Generation, no: Generation, threshold: float) -> None:
         self._both = yes, no
         self._threshold = threshold
 
     def probability(self) -> float:
-        """Of yes.
+        """Return the probability of yes.
 
         Raises:
-            GymError: ``UNAVAILABLE`` when it failed or was cancelled, ``DEADLINE_EXCEEDED`` after a minute.
+            GymError: ``UNAVAILABLE`` if it failed or was cancelled, ``DEADLINE_EXCEEDED`` after a minute.
         """
         try:
             with _errors():
@@ -115,7 +115,7 @@ class Verdict:
         return _share(yes, no)
 
     def refuses(self) -> bool:
-        """Return whether the text is to be refused; raises as ``probability``."""
+        """Return whether the text must be refused; raises as ``probability``."""
         return self.probability() >= self._threshold
 
     async def refuses_async(self) -> bool:
@@ -129,7 +129,7 @@ class Verdict:
 
     def _cancel(self) -> None:
         for generation in self._both:
-            generation.cancel()  # nothing, for one that has ended
+            generation.cancel()  # no effect on one that has ended
 
 
 _PASSED = (ErrorCode.TOO_LARGE, ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)
@@ -137,7 +137,7 @@ _PASSED = (ErrorCode.TOO_LARGE, ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What fails here is not the caller's model: any error of it is that of the filter."""
+    """Translate errors to the filter's: the caller did not ask for this model."""
     try:
         yield
     except GymError as error:
@@ -161,12 +161,12 @@ class RefusedEvent(Event):
 
 
 class JudgedGeneration:
-    """An answer all of whose events wait until the classifier has judged its text.
+    """An answer whose events all wait until the classifier has judged its text.
 
     Args:
         generation: The answer.
-        classifier: Asked once it has ended.
-        user: Whose place in the queue the question takes.
+        classifier: Asked once the answer has ended.
+        user: The user whose place in the queue the question takes.
     """
 
     def __init__(self, generation: Generation, classifier: Classifier, user: str) -> None:
@@ -199,5 +199,5 @@ class JudgedGeneration:
 
 
 def _has_text(events: list[Event]) -> bool:
-    """Return whether there is something to judge: an answer that failed or was cancelled is not shown."""
+    """Return whether there is text to judge: an answer that failed or was cancelled is not shown."""
     return events[-1].finish_reason in ("stop", "length") and any(event.text for event in events)

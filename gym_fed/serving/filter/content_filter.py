@@ -1,6 +1,6 @@
-"""The content filter of one server: what is refused, the answer in its place, and counts by category.
+"""The content filter of one server: refusals by rules, text held back in streams, and counts by category.
 
-Neither the log nor the counts ever hold a text.
+Neither the log nor the counts ever contain a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Direction = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class _Filtered:
-    """What one direction is compared with: rules, and whether a classifier judges it."""
+    """The rules of one direction, and whether a classifier judges it."""
 
     rules: Rules
     classified: bool
@@ -33,13 +33,13 @@ class ContentFilter:
     """Refuses requests and answers by rules; from any thread.
 
     Args:
-        config: With ``input`` or ``output`` on.
+        config: A config with ``input`` or ``output`` on.
 
     Attributes:
-        config: As given.
+        config: The given config.
 
     Raises:
-        GymError: As ``read_rules``; ``CONFIG_INVALID`` for a category that nothing refuses.
+        GymError: As ``read_rules``; ``CONFIG_INVALID`` for a category without rule or classifier.
     """
 
     def __init__(self, config: FilterConfig) -> None:
@@ -55,14 +55,14 @@ class ContentFilter:
         return direction in self._on and self._on[direction].classified
 
     def category_of(self, direction: Direction, texts: Iterable[str]) -> str | None:
-        """Category of the rule that refuses one of these whole texts."""
+        """Return the category of the rule that refuses one of these whole texts."""
         if direction not in self._on:
             return None
         found = map(self._on[direction].rules.find, texts)
         return next((category for category in found if category is not None), None)
 
     def held_text(self, before: str = "") -> HeldText | None:
-        """For one answer that continues a text; None where answers are not filtered."""
+        """Return the ``HeldText`` of an answer that continues a text; None if answers are not filtered."""
         return HeldText(self._on["output"].rules, before) if "output" in self._on else None
 
     def count(self, direction: Direction, category: str) -> None:
@@ -72,7 +72,7 @@ class ContentFilter:
             self._refused[direction, category] += 1
 
     def refused(self) -> dict[tuple[Direction, str], int]:
-        """Refusals so far by direction and category; those without any are zero."""
+        """Return refusals so far by direction and category, zeros included."""
         counts = {(key, name): 0 for key, side in self._on.items() for name in self._categories(side)}
         with self._lock:
             return {**counts, **self._refused}
@@ -97,7 +97,7 @@ class ContentFilter:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Every text in a JSON value, keys too."""
+    """Yield every string in a JSON value, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -110,14 +110,17 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 class HeldText:
-    """One answer's text, of which the end is held.
+    """Holds back the end of a growing answer until no rule can match it, however it is split into chunks.
+
+    A match has at most ``width`` folded characters, so text further than that before the end can be in no match to
+    come. A match that touches the end waits for the next character, which may make another word of it.
 
     Args:
-        rules: That it is compared with.
-        before: What the text continues: a match may begin in it, but not end in it.
+        rules: The rules to match.
+        before: The text that the answer continues: a match may begin in it, but not end in it.
 
     Attributes:
-        category: The category of the rule that matched; from then on nothing leaves any more.
+        category: The category of the rule that matched; after that nothing is released.
     """
 
     def __init__(self, rules: Rules, before: str = "") -> None:
@@ -127,12 +130,12 @@ class HeldText:
         context = fold(before)[-self._width - 1 :]
         self._folded = context
         self._starts = [0] * len(context)  # where in ``_text`` each folded character comes from
-        self._context = len(context)  # of the folded characters, those that are not held
-        self._begins = 0  # first place where a match may begin: one in what has left was looked for before
+        self._context = len(context)  # how many folded characters are released already
+        self._begins = 0  # first place where a match may begin: earlier ones were searched before
         self._text = ""
 
     def push(self, text: str, *, last: bool = False) -> str:
-        """Take the next text; returns what may leave. With ``last`` that is all, unless a rule matches."""
+        """Add text, and return what may be shown. With ``last`` that is all, unless a rule matches."""
         if self.category is not None:
             return ""
         if not self._width:
@@ -162,9 +165,9 @@ class HeldText:
         self._folded = "".join(folded)
 
     def _release(self, count: int) -> str:
-        """Let the first ``count`` folded characters go, and their text; the last of them stays as context."""
+        """Release the first ``count`` folded characters, and their text; the last of them stays as context."""
         while 0 < count < len(self._starts) and self._starts[count] == self._starts[count - 1]:
-            count -= 1  # one character became several
+            count -= 1  # one character was folded to several
         if count <= self._context:
             return ""
         cut = self._starts[count]

@@ -1,12 +1,16 @@
-"""Rules by category, from text files: words and phrases, and patterns between slashes.
+"""Filter rules by category, read from text files: words and phrases, and patterns between slashes.
 
     # a comment
     [weapons]
     pipe bomb
     /\\b(?:build|make)\\b.{0,20}\\bbomb/
 
-A phrase matches whole words in scripts that put blanks between words, and anywhere in the others (Chinese, Japanese,
+A phrase matches whole words in scripts that separate words by spaces, and anywhere in the others (Chinese, Japanese,
 Korean, Thai).
+
+Rules and texts are compared in a folded form, so that a slightly different spelling does not hide a word: compatibility
+forms become plain (NFKD), accents of U+0300 to U+036F and invisible characters are removed, and case is folded. White
+space of any length is one space. Look-alikes of other alphabets, digits for letters and s p a c e d words stay.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ _ACCENTS = range(0x300, 0x370)
 
 
 class _Folds(dict[int, str]):
-    """The folded text of each character, made when it is first met; its size is that of Unicode at most."""
+    """The folded text of each character, computed on first use; bounded by the size of Unicode."""
 
     def __missing__(self, code: int) -> str:
         self[code] = found = _folded(chr(code))
@@ -45,31 +49,35 @@ def _folded(character: str) -> str:
 
 
 FOLDS = _Folds()
-"""Folded text by code point; white space is a blank, and what is not seen is nothing."""
+"""Folded text by code point; white space is a space, and invisible characters are empty."""
 
 
 def fold(text: str) -> str:
-    """``text`` as rules see it."""
+    """Return ``text`` in the form in which rules are compared."""
     return _SPACES.sub(" ", text.translate(FOLDS))
 
 
 MAX_CHARACTERS = 500
-"""Of a pattern."""
+"""Most characters of a pattern."""
 MAX_WIDTH = 200
-"""Characters of a match: as many are held back of a stream."""
+"""Most characters of a match: that many are held back of a stream."""
 MAX_WAYS = 1000
 _ATOMS = {sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN}
 _BOUNDARIES = {sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY}
 
 
 def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
-    """The compiled pattern, and the most characters of its match.
+    """Compile a pattern whose search takes bounded time, and return it with the most characters of its match.
+
+    A text chosen by a stranger can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be
+    stopped. So the ways in which a pattern can match are counted: a backtracking search visits each at most once from each place.
+    Only constructs that can be counted are allowed.
 
     Args:
-        text: Searched in folded text, without regard to case.
+        text: The pattern, which is searched in folded text and ignores case.
 
     Raises:
-        ValueError: Why it is refused.
+        ValueError: If it is refused, with the reason.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"a pattern of {len(text)} characters; {MAX_CHARACTERS} at most")
@@ -96,7 +104,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
 
 
 def _ways(tree: Iterable[tuple[Any, Any]]) -> int:
-    """Upper bound of the paths that a backtracking search can take from one place; stops soon beyond ``MAX_WAYS``."""
+    """Return an upper bound of the paths of a backtracking search from one place; stops soon beyond ``MAX_WAYS``."""
     total = 1
     for kind, value in tree:
         total *= _ways_of(kind, value)
@@ -128,7 +136,7 @@ def _ways_of(kind: Any, value: Any) -> int:
 
 
 def _ways_of_branches(branches: Iterable[Any]) -> int:
-    """Of branches that begin with different characters one alone can go on."""
+    """Sum over branches; of branches that begin with different characters only one can continue."""
     total: dict[str | None, int] = {}
     for branch in branches:
         begins = chr(branch[0][1]).casefold() if len(branch) and branch[0][0] is sre.LITERAL else None
@@ -140,11 +148,11 @@ def _ways_of_branches(branches: Iterable[Any]) -> int:
 PACKAGE_RULES = Path(__file__).resolve().parents[2] / "assets" / "filter" / "rules.txt"
 MAX_BYTES = 1 << 20
 MAX_PATTERNS = 200
-"""Of all files: each is searched with every token."""
+"""Patterns of all files: each is searched with every token."""
 MAX_CATEGORIES = 32
 MAX_PHRASE = 100
 _CATEGORY = re.compile(CATEGORY, re.ASCII)
-_SPACED = "\\x00-\\u0dff"  # Latin to Sinhala; Thai is the first script without blanks
+_SPACED = "\\x00-\\u0dff"  # Latin to Sinhala; Thai is the first script without spaces
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,7 @@ class _ContentRule:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules to compare folded texts with.
+    """Rules that are matched against folded texts.
 
     Attributes:
         width: Most characters of a match.
@@ -175,11 +183,11 @@ class Rules:
         return list(dict.fromkeys(rule.category for rule in self._rules))
 
     def of(self, categories: Sequence[str]) -> Rules:
-        """Those of some categories."""
+        """Return the rules of some categories."""
         return Rules(tuple(rule for rule in self._rules if rule.category in categories))
 
     def find(self, text: str) -> str | None:
-        """Category of the first rule that matches somewhere in ``text``; None without one."""
+        """Return the category of the first rule that matches anywhere in ``text``; None without a match."""
         folded = fold(text)
         return next((rule.category for rule in self._rules if rule.pattern.search(folded)), None)
 
@@ -195,7 +203,7 @@ class Rules:
 
 
 def read_rules(paths: Iterable[Path]) -> Rules:
-    """The rules of these files together.
+    """Read the rules of several files.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE``; ``CONFIG_INVALID`` naming file and line.
@@ -228,7 +236,7 @@ def read_rules(paths: Iterable[Path]) -> Rules:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbers and texts of the lines that are not empty and no comments."""
+    """Yield numbers and texts of the lines that are neither empty nor comments."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -282,14 +290,14 @@ def _phrase(line: str, where: str) -> str:
 
 
 def _any_of(phrases: list[str]) -> re.Pattern[str]:
-    """One pattern of all phrases: a tree by their letters, so that a search takes no longer for thousands of them."""
+    """Compile one pattern of all phrases: a prefix tree, so that a search stays fast with thousands of them."""
     begins = f"(?:(?=[{_SPACED}])(?<!\\w)|(?=[^{_SPACED}]))"
     ends = f"(?:(?<=[{_SPACED}])(?!\\w)|(?<=[^{_SPACED}]))"
     return re.compile(f"{begins}(?:{_tree(sorted(phrases))}){ends}")
 
 
 def _tree(phrases: list[str]) -> str:
-    """Alternatives of sorted texts, grouped by what they begin with."""
+    """Join sorted texts as alternatives, grouped by common prefixes."""
     groups: dict[str, list[str]] = {}
     for phrase in phrases:
         groups.setdefault(phrase[:1], []).append(phrase)
@@ -304,7 +312,7 @@ def _tree(phrases: list[str]) -> str:
 
 
 def _shared(first: str, last: str) -> int:
-    """Length of the common beginning of two texts."""
+    """Return the length of the common prefix of two texts."""
     return next(
         (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )

@@ -1,4 +1,4 @@
-"""A request that was let in: whose it is, and its body, read and worked on within the caller's share."""
+"""An admitted HTTP request: its caller, and its body, which is read and processed within the caller's limits."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Admitted:
     """A request whose caller is known and within its limits.
 
     Args:
-        gateway: Lets it in.
-        request: As it came.
+        gateway: The gateway that admits it.
+        request: The HTTP request.
 
     Attributes:
-        caller: Who sent it.
-        serving: What answers it.
-        shares: Headers of its answer, of what the caller has left.
+        caller: The caller that sent it.
+        serving: The loaded parts that answer it.
+        shares: Headers of its answer with the caller's remaining limits.
 
     Raises:
-        GymError: It is not let in.
+        GymError: If it is not admitted.
     """
 
     def __init__(self, gateway: Gateway, request: Request) -> None:
@@ -46,7 +46,7 @@ class Admitted:
         self._held = gateway.bodies.hold(self.caller.name)
 
     async def body(self) -> bytearray:
-        """The bytes of the body, for ``parsed``."""
+        """Read the bytes of the body, for ``parsed``."""
         try:
             async with asyncio.timeout(self._gateway.request_timeout_seconds):
                 return await read_body(self._request, self._held.add)
@@ -65,14 +65,14 @@ class Admitted:
         *,
         given_up: Callable[[T], None] = lambda found: None,
     ) -> T:
-        """What the work makes of the parsed body, on one of few threads: the event loop goes on meanwhile.
+        """Parse the body and run ``work`` on it in one of few threads, without blocking the event loop.
 
-        Pictures are read by few requests at once, which end where their client leaves.
+        Pictures are read by few requests at once, and reading stops when the client disconnects.
 
         Args:
             data: The bytes of the body.
-            work: It.
-            given_up: Gets what the work made after the client had left.
+            work: Computes the result from the parsed body.
+            given_up: Gets a result that was computed after the client had disconnected.
         """
         pictures_to_read = self.serving.service.pictures_to_read
 
@@ -121,21 +121,21 @@ class Admitted:
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_VALUES = 2**18
-"""More than the tokens of a long context. Parsing holds Python's lock, for a time that grows with values, not bytes."""
+"""More than the tokens of a long context. Parsing holds the GIL for a time that grows with values, not bytes."""
 
 _MOST_QUOTES = 4 * MAX_VALUES
 """Two around each name and each value."""
 
 
 async def read_body(request: Request, came: Callable[[int], None] = lambda size: None) -> bytearray:
-    """The bytes of the body.
+    """Read the bytes of a request's body.
 
     Args:
-        request: Whose.
-        came: Gets the size of each part, and may refuse it.
+        request: The request.
+        came: Gets the size of each part, and may raise to refuse it.
 
     Raises:
-        GymError: ``TOO_LARGE``; ``USAGE`` for another content type, as a web form sends.
+        GymError: ``TOO_LARGE``; ``USAGE`` for another content type, such as that of a web form.
         ClientGone: The client disconnected before the end of the body.
     """
     kind, _, more = request.headers.get("content-type", "").partition(";")
@@ -164,10 +164,10 @@ async def read_body(request: Request, came: Callable[[int], None] = lambda size:
 
 
 def parse_body(data: bytearray) -> Any:
-    """The value of a body; takes its time, and so is not for the event loop.
+    """Parse a body; too slow for the event loop.
 
     Raises:
-        GymError: ``TOO_LARGE`` for too many values; ``USAGE`` for what is not JSON.
+        GymError: ``TOO_LARGE`` for too many values; ``USAGE`` for invalid JSON.
     """
     if _has_many_values(data):
         raise _too_large(f"has more than {MAX_VALUES:,} values")
@@ -178,7 +178,7 @@ def parse_body(data: bytearray) -> Any:
 
 
 def _has_many_values(data: bytearray) -> bool:
-    """By what stands between values, without that in texts."""
+    """Count separators between values, ignoring those inside strings."""
     if _marks(data) <= MAX_VALUES:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")

@@ -1,6 +1,6 @@
-"""The Starlette application: routes, authorization, a limit on a body's size, and every error in OpenAI's form.
+"""The Starlette application: routes, authorization, body limits, and every error in OpenAI's form.
 
-``/health`` and ``/ready`` are open to all, for process monitors. Everything else needs a key where keys are set;
+``/health`` and ``/ready`` are open to all, for process monitors. Everything else needs a key if keys are configured;
 ``/metrics`` needs one with that permission.
 """
 
@@ -44,7 +44,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(gateway: Gateway) -> Starlette:
-    """The application over a gateway, which may get its model later."""
+    """Create the application over a gateway, which may get its model later."""
     app = Starlette()
     metrics = Metrics(gateway)
     app.add_middleware(_Measured, gateway=gateway, metrics=metrics)
@@ -108,7 +108,7 @@ def _route(app: Starlette, method: str, path: str) -> Callable[[Endpoint], Endpo
 
 
 def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
-    """Read and delete the answers that a caller has stored."""
+    """Add the routes that read and delete a caller's stored answers."""
 
     @_route(app, "GET", f"{url}/{{answer_id}}")
     async def stored(request: Request) -> Response:
@@ -127,7 +127,7 @@ def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
 
 
 def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
-    """List what a stored response answers."""
+    """Add the route that lists the input items of a stored response."""
 
     @_route(app, "GET", f"{RESPONSES}/{{answer_id}}/input_items")
     async def items(request: Request) -> Response:
@@ -144,7 +144,7 @@ def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
 
 
 def _refuse_query(request: Request) -> None:
-    """Refuse to stream what is stored, or to add to it."""
+    """Refuse query parameters that would stream or extend a stored answer."""
     for name, value in request.query_params.items():
         if (name, value) != ("stream", "false"):
             raise unsupported(name[:80])
@@ -204,7 +204,7 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
 async def _stream(
     pending: Pending, timeout: RequestTimeout, gateway: Gateway, end: Callable[[], None]
 ) -> Response:
-    """A stream that starts with its first chunk, so that an earlier failure has a status of its own."""
+    """Start a stream with its first chunk, so that an earlier failure has a status of its own."""
     chunks = pending.achunks()
 
     async def next_one() -> dict[str, Any]:
@@ -241,7 +241,7 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
         return Response(status_code=GONE_STATUS)
 
     def known() -> str:
-        """Every route, as ``GET /v1/models``."""
+        """List every route, such as ``GET /v1/models``."""
         routes = (route for route in app.routes if isinstance(route, Route))
         found = [
             f"{method} {route.path.replace(':path', '')}"
@@ -261,7 +261,7 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
 
     async def defect(request: Request, error: Exception) -> Response:
         answer = response_of(GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace"))
-        answer.headers["Connection"] = "close"  # Starlette raises the error again, and uvicorn closes then
+        answer.headers["Connection"] = "close"  # Starlette raises the error again, and uvicorn then closes
         return answer
 
     handlers: dict[type[Exception], Any] = {
@@ -275,7 +275,7 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
 
 
 class _Measured:
-    """ASGI middleware: counts requests, and the active ones for answers."""
+    """ASGI middleware that measures requests, and counts the active ones for answers."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway, metrics: Metrics) -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""HTTP connections: limits on their number, in all and per address, and on their slowness.
+"""Limits on HTTP connections: their number, in total and per address, and their idle times.
 
-The server closes connections that send no request, send one too slowly, or do not read the response. When there are
-too many, one without a request is closed for the next, so that silent connections never keep anybody out.
+The server closes connections that send no request, send one too slowly, or do not read the response. If there are
+too many, one without a request is closed for a new one, so that silent connections never keep anybody out.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gym_fed.core.open_files import raise_file_limit
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
-"""Of one request, its first line included."""
+"""Most bytes of a request's headers, first line included."""
 _LOOK_SECONDS = 0.5
 _MINUTE_SECONDS = 60.0
 
 
 class Connections:
-    """All connections of one server. For the event loop's thread.
+    """All connections of one server, for the event loop's thread.
 
     Args:
-        config: Numbers and time-outs.
+        config: Limits and timeouts.
     """
 
     def __init__(self, config: ConnectionsConfig) -> None:
@@ -45,7 +45,7 @@ class Connections:
         return len(self._open)
 
     def protocol(self) -> type[asyncio.Protocol]:
-        """Uvicorn's protocol, whose connections are counted here."""
+        """Return uvicorn's protocol class, with connections counted here."""
 
         class Counted(_Counted):
             connections_of_server = self
@@ -53,7 +53,7 @@ class Connections:
         return Counted
 
     async def watch(self) -> None:
-        """Close what is too slow; until cancelled."""
+        """Close slow connections until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             now = time.monotonic()
@@ -68,7 +68,7 @@ class Connections:
                 self._closed.clear()
 
     def add(self, connection: Any, address: str) -> None:
-        """Count a connection, and close one when there are too many."""
+        """Count a new connection, and close one if there are too many."""
         self._open[connection] = None
         self._by_address[address] += 1
         if self._by_address[address] > self._config.max_per_address:
@@ -77,7 +77,7 @@ class Connections:
             self._make_room(list(self._open), "too many")
 
     def remove(self, connection: Any) -> None:
-        """A connection is over."""
+        """Forget a closed connection."""
         if connection in self._open:
             del self._open[connection]
             self._by_address[connection.address] -= 1
@@ -85,7 +85,7 @@ class Connections:
                 del self._by_address[connection.address]
 
     def _make_room(self, among: list[Any], why: str) -> None:
-        """The oldest that is not being answered goes; where all are, the newest."""
+        """Close the oldest connection that is not being answered, or the newest if all are."""
         idle = [one for one in among[:-1] if not one.is_busy]
         self._close(idle[0] if idle else among[-1], why)
 
@@ -96,7 +96,7 @@ class Connections:
 
 
 class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A connection that knows how far its request is."""
+    """A connection that tracks the progress of its request."""
 
     connections_of_server: Connections
 
@@ -123,11 +123,11 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def is_busy(self) -> bool:
-        """True if a request's headers are there and its answer is not complete."""
+        """True if a request's headers have arrived and its answer is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def too_slow(self, now: float, config: ConnectionsConfig) -> str:
-        """Why the connection is to be closed; empty when it may go on."""
+        """Return why the connection must be closed; empty if it may continue."""
         self._note_phase()
         if not self.is_busy:
             return "without a request" if now - self._since > config.header_seconds else ""
@@ -140,12 +140,12 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return "that took no answer" if now - self._moved > config.stalled_seconds else ""
 
     def end(self) -> None:
-        """Close at once; what waits to be written is dropped."""
+        """Close at once and drop pending writes."""
         if not self.transport.is_closing():
             self.transport.abort()
 
     def _note_phase(self) -> None:
-        """Times and bytes begin anew with every request, and again when its answer is complete."""
+        """Reset times and bytes when a request begins, and when its answer is complete."""
         phase = (self.cycle, self.is_busy)
         if phase != self._phase:
             self._phase = phase

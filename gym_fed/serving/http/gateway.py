@@ -1,4 +1,4 @@
-"""The HTTP server's state: what it serves, who is authorized, and whether it is loading, ready or draining."""
+"""The state of the HTTP server: limits, authorization, and whether it is loading, ready or draining."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 _LOADING_SECONDS, _DRAINING_SECONDS = 5, 10
 FORGET_SECONDS = 30.0
-"""Between looks for stored answers whose time is over."""
+"""Seconds between two checks for expired stored answers."""
 
 _PARSERS_PER_CALLER = 4
-"""Of the 40 threads that parse requests, those that one caller may have at once."""
+"""How many of the 40 threads that parse requests one caller may use at once."""
 
 
 class Gateway:
-    """Shared by all requests; all but ``__init__`` is for the event loop's thread.
+    """The state that all requests share; all methods but ``__init__`` are for the event loop's thread.
 
     Args:
         gate: Authenticates callers.
         request_timeout_seconds: Timeout of one request, queueing and streaming included.
 
     Attributes:
-        serving: None until the model is loaded.
-        active: Active requests for answers.
+        serving: The loaded parts; None until the model is loaded.
+        active: The number of active requests for answers.
         draining: Whether new requests are refused, because the server is about to stop.
         stopped: Set when active requests are cancelled, too.
-        limits: What each key has left of its share.
-        errors: What of an error its caller gets.
-        picture_slots: Who reads pictures next.
-        bodies: Those that are held.
+        limits: The rate limits of keys.
+        errors: Formats errors for callers.
+        picture_slots: Limits how many requests read pictures at once.
+        bodies: Limits the bytes of bodies in memory.
     """
 
     def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
@@ -72,7 +72,7 @@ class Gateway:
 
     @asynccontextmanager
     async def parser_slot(self, caller: Caller) -> AsyncIterator[None]:
-        """Parsing a request takes one of few threads: limit how many one caller has at once."""
+        """Limit how many of the parser threads one caller uses at once."""
         slots = self._parsers.get(caller.name)
         if slots is None:
             self._parsers[caller.name] = slots = asyncio.Semaphore(_PARSERS_PER_CALLER)
@@ -80,14 +80,14 @@ class Gateway:
             yield
 
     async def watch(self) -> None:
-        """Forget stored answers when their time is over, also while no request comes; until it is cancelled."""
+        """Delete expired stored answers, also while no request comes, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             if self.serving is not None:
                 self.serving.service.forget_old_answers()
 
     def open(self) -> Serving:
-        """The running server's parts.
+        """Return the loaded parts of the server.
 
         Raises:
             GymError: ``UNAVAILABLE`` before the model is loaded, and while draining.
@@ -101,9 +101,10 @@ class Gateway:
         return self.serving
 
     def require_ready(self) -> None:
-        """For load balancers: raise as ``open``, and when the engine's steps fail or the keys cannot be read.
+        """For load balancers: raise like ``open``, and when the engine's steps fail or the keys cannot be read.
 
-        Requests still reach an engine whose last steps failed, because it is healthy again after a step that succeeds.
+        Requests are still sent to an engine whose last steps failed, because a step that succeeds makes it healthy
+        again.
 
         Raises:
             GymError: ``UNAVAILABLE``.
@@ -113,7 +114,7 @@ class Gateway:
         self.gate.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
-        """Seconds of the header ``Retry-After``, for errors that may pass."""
+        """Return the seconds for the header ``Retry-After``, for errors that may pass."""
         if isinstance(error, RateLimited):
             return error.retry_after
         if error.code is ErrorCode.BUSY and self.serving is not None:
@@ -125,14 +126,14 @@ class Gateway:
 
 SLOTS = 3
 PER_CALLER = 2
-"""Of the slots; one picture is prepared while another is in the vision tower."""
+"""The number of slots; one picture is prepared while another is in the vision tower."""
 MOST_WAITING = 16
-"""Requests of one caller, each of which holds its body."""
+"""Waiting requests of one caller, each of which holds its body."""
 
 _FIRST_GUESS = 0.1
-"""Seconds a picture."""
+"""Assumed seconds per picture before one was measured."""
 _WEIGHT = 0.1
-"""Of the last request in the mean."""
+"""Weight of the last request in the mean."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,22 +144,22 @@ class _Waiter:
 
 
 class PictureSlots:
-    """For the event loop's thread."""
+    """Slots for requests that read pictures, given to the least served caller first; for the event loop's thread."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiter] = []
         self._running: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._least = 0.0
-        """Of the seconds of those whose turn came; who comes anew begins there."""
+        """The seconds used by the caller served last; a new caller starts there."""
         self._per_picture = _FIRST_GUESS
 
     async def take(self, caller: str, pictures: int) -> None:
-        """Wait for a slot, which ``give_back`` frees again.
+        """Wait for a slot, which ``give_back`` frees.
 
         Args:
-            caller: The caller of the request.
-            pictures: How many it has.
+            caller: The caller's name.
+            pictures: The number of pictures in the request.
 
         Raises:
             GymError: ``BUSY``.
@@ -183,7 +184,7 @@ class PictureSlots:
             raise
 
     def give_back(self, caller: str, pictures: int, seconds: float) -> None:
-        """Free a slot that was held for so long, to read so many."""
+        """Free a slot, which was held for ``seconds`` to read ``pictures``."""
         self._running[caller] -= 1
         if pictures:
             self._per_picture += _WEIGHT * (seconds / pictures - self._per_picture)
@@ -191,7 +192,7 @@ class PictureSlots:
         self._next()
 
     def _used_then(self, one: _Waiter) -> float:
-        """Seconds of a caller when this request is answered."""
+        """Estimate the seconds that a caller will have used when this request is answered."""
         return self._seconds[one.caller] + one.pictures * self._per_picture
 
     def _next(self) -> None:
@@ -214,14 +215,18 @@ class PictureSlots:
 
 
 MOST = 1 << 30
-"""Of all callers, shared evenly among those that hold some."""
+"""Bytes of all callers, shared evenly among those that hold some."""
 MOST_OF_CALLER = 128 << 20
 LEAST_OF_CALLER = 16 << 20
-"""A caller always has so much: two bodies of the largest size."""
+"""Every caller may hold this much: two bodies of the largest size."""
 
 
 class HeldBodies:
-    """For the event loop's thread."""
+    """Bytes of bodies that are held until they are parsed, limited per caller.
+
+    A body may arrive slowly, and each of hundreds of connections may send one. Without a limit one key could fill the
+    memory. For the event loop's thread.
+    """
 
     def __init__(self) -> None:
         self._bytes: Counter[str] = Counter()
@@ -230,26 +235,26 @@ class HeldBodies:
         return self._bytes.total()
 
     def hold(self, caller: str) -> HeldBody:
-        """A body that begins to come."""
+        """Start to count a body."""
         return HeldBody(self._bytes, caller)
 
 
 class HeldBody:
-    """Use ``HeldBodies.hold``.
+    """The bytes of one body; use ``HeldBodies.hold``.
 
     Args:
         held: Bytes by caller.
-        caller: Whose it is.
+        caller: The caller's name.
     """
 
     def __init__(self, held: Counter[str], caller: str) -> None:
         self._held, self._caller, self._own = held, caller, 0
 
     def add(self, size: int) -> None:
-        """Some of it has come.
+        """Count bytes that have arrived.
 
         Raises:
-            GymError: ``BUSY`` where its caller holds too much.
+            GymError: ``BUSY`` if the caller holds too much.
         """
         self._own += size
         self._held[self._caller] += size
@@ -262,7 +267,7 @@ class HeldBody:
             )
 
     def end(self) -> None:
-        """It is read, or given up."""
+        """Stop counting, since the body is parsed or abandoned."""
         self._held[self._caller] -= self._own
         self._own = 0
         if not self._held[self._caller]:
@@ -284,20 +289,20 @@ _ABOUT_THE_SERVER = frozenset(
         ErrorCode.STATE_LOCKED,
     }
 )
-"""Codes whose messages name what the server has on its disk; the caller gets the code's own sentence."""
+"""Codes whose messages name files of the server; the caller gets the code's own sentence instead."""
 _PATH = re.compile(r"""\s?\(?(?<![\w/.:])~?(?:[A-Za-z]:)?[/\\][^\s'"(),;]*[^\s'"(),;:.]\)?""")
 _DIGEST = re.compile(r"(?:sha256:)?(?<![0-9A-Za-z])c?[0-9a-f]{12,}(?![0-9A-Za-z])")
 _REMEMBERED = 256
 
 
 class PublicErrors:
-    """Errors as answers' bodies; for one thread."""
+    """Formats errors for callers without paths of the server and digests, which go to its log; for one thread."""
 
     def __init__(self) -> None:
         self._logged: OrderedDict[str, None] = OrderedDict()
 
     def body(self, error: GymError) -> dict[str, Any]:
-        """OpenAI's form of an error. What it leaves out goes to the log, once for the same text."""
+        """Return OpenAI's form of an error. The full text goes to the log, once for the same text."""
         if isinstance(error, RequestError):
             return error_body(error)
         shown = _without_insides(error)

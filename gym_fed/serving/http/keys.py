@@ -1,13 +1,13 @@
-"""Authentication: the API key of a request or, without keys, that no web page of another site sent it.
+"""Authentication by API keys or, without keys, protection against requests from web pages of other sites.
 
-A key is ``gym-`` and 32 random bytes. A file has each key's permissions and its sha256, which suffices for random
-bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added and revoked while
+A key is ``gym-`` and 32 random bytes. The key file has each key's permissions and its SHA-256, which suffices for
+random bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added and revoked while
 a server runs.
 
 Without keys the server listens on loopback, and any program of this machine may use it. A browser would let pages of
-other sites do so too. Such a page can post a form or script to 127.0.0.1; ``Origin`` reveals it. Or its own name
-resolves to 127.0.0.1 (DNS rebinding); ``Host`` reveals it. Both are refused. With keys neither can do harm, because the
-page has no key.
+other sites do so, too. Such a page can post a form or script to 127.0.0.1, which ``Origin`` reveals, or let its own
+name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither can do harm, because
+the page has no key.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ class Gate:
     """Authenticates callers.
 
     Args:
-        keys: The file of keys; None lets everyone on this machine in.
+        keys: The key file; None accepts everyone on this machine.
     """
 
     def __init__(self, keys: KeyFile | None) -> None:
         self._keys = keys
-        self._trouble = ""  # with the file of keys, as it was logged
+        self._trouble = ""  # the last logged problem of the key file
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """The caller that sent the request.
+        """Authenticate a request.
 
         Args:
             headers: The headers of the request, names in lower case.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of elsewhere;
-                ``UNAVAILABLE`` where the file of keys cannot be used.
+            GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of another site;
+                    ``UNAVAILABLE`` if the key file cannot be used.
         """
         if self._keys is None:
             require_local(headers)
@@ -77,8 +77,10 @@ class Gate:
         return caller
 
     def require_usable(self) -> None:
-        """Raises:
-        GymError: ``UNAVAILABLE`` where the file of keys cannot be used.
+        """Check that keys can be read.
+
+        Raises:
+            GymError: ``UNAVAILABLE`` if the key file cannot be used.
         """
         if self._keys is not None:
             with self._trouble_of_ours():
@@ -86,7 +88,7 @@ class Gate:
 
     @contextmanager
     def _trouble_of_ours(self) -> Iterator[None]:
-        """Log once why the file of keys cannot be used, which concerns the operator, not the caller."""
+        """Log once why the key file cannot be used, which concerns the operator, not the caller."""
         try:
             yield
         except GymError as error:
@@ -128,23 +130,23 @@ _OWNER = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$"
 
 
 class ApiKey(StrictModel):
-    """One key, without the key."""
+    """The entry of one key, without the key itself."""
 
     name: str = Field(pattern=_NAME)
-    """Its user's name: in the usage log, and for fairness in the queue."""
+    """The user's name, for the usage log and for fairness in the queue."""
 
     sha256: Sha256
     base: bool = True
     """Whether the base itself may be used."""
 
     everything: bool = False
-    """Whether all variants may."""
+    """Whether all variants may be used."""
 
     variants: tuple[VariantName, ...] = ()
-    """Variants that may, by name."""
+    """Names of variants that may be used."""
 
     owners: tuple[Annotated[str, Field(pattern=_OWNER)], ...] = ()
-    """Owners (accounts or user ids) all of whose variants may, later ones too."""
+    """Owners (accounts or user ids) whose variants may be used, later ones included."""
 
     metrics: bool = False
     """Whether the server's metrics may be read."""
@@ -154,7 +156,7 @@ class ApiKey(StrictModel):
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
 
     created_at: int = Field(ge=0)
     """Unix seconds."""
@@ -185,15 +187,15 @@ class _KeysDocument(StrictModel):
 
 
 def hashed(key: str) -> str:
-    """Hex sha256 of a key."""
+    """Return the SHA-256 of a key in hex."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class KeyFile:
-    """The file of keys; from any thread.
+    """The key file; usable from any thread.
 
     Args:
-        path: JSON, mode 0600.
+        path: A JSON file, mode 0600.
     """
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +205,7 @@ class KeyFile:
         self._keys: tuple[ApiKey, ...] = ()
 
     def caller(self, key: str) -> Caller | None:
-        """The caller with this key; None for an unknown or expired one. Compares every key, whichever matches.
+        """Return the caller with this key; None for an unknown or expired one. Compares every key.
 
         Raises:
             GymError: As ``keys``.
@@ -218,10 +220,11 @@ class KeyFile:
         return found.caller()
 
     def keys(self) -> tuple[ApiKey, ...]:
-        """All keys, as the file has them now.
+        """Read all keys from the file as it is now.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``, ``CONFIG_INVALID``, or ``PERMISSION_DENIED`` for a file that others may write.
+            GymError: ``FILE_NOT_FOUND``, ``CONFIG_INVALID``, or ``PERMISSION_DENIED`` for a file that others may write
+                to.
         """
         with self._lock:
             try:
@@ -253,13 +256,13 @@ class KeyFile:
         tokens_per_minute: int | None = None,
         expires_at: int | None = None,
     ) -> str:
-        """Make a key; the file is made where there is none.
+        """Create a key, and the file if there is none.
 
         Returns:
-            The key, which is kept nowhere.
+            The key, which is stored nowhere.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has one; ``USAGE`` for invalid values, or no permission.
+            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for invalid values, or no permission.
         """
         if not (base or everything or variants or owners or metrics or manage_variants):
             raise GymError(
@@ -311,7 +314,7 @@ class KeyFile:
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[ApiKey, ...]]:
-        """The keys as they are, while no other process changes them."""
+        """Yield the current keys, while no other process changes them."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -342,13 +345,13 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 
 
 def bearer_token(header: str | None) -> str | None:
-    """The key of an ``Authorization`` header; None where there is none of that form."""
+    """Return the key of an ``Authorization`` header; None if it has another form."""
     found = _BEARER.fullmatch(header or "")
     return found[1] if found else None
 
 
 def _require_safe(path: Path, status: os.stat_result) -> None:
-    """A user who can write the file could add a key; one who can read it only learns names."""
+    """Refuse a file that other users can write to, since they could add a key."""
     if status.st_mode & 0o022:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,

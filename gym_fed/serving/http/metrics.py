@@ -1,6 +1,6 @@
-"""Prometheus metrics: requests by route and status, the engine's and the store's own figures.
+"""Prometheus metrics: requests by route and status, and figures of the engine and the store.
 
-No label holds what a user can choose: routes and statuses are few, and there is none for a variant, key or model.
+No label has values that users choose: routes and statuses are few, and there is none for a variant, key or model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROUTES = (
     "/metrics",
 )
 _BY_ID = ("/v1/models", "/v1/responses", "/v1/chat/completions")
-"""Routes with names or ids below them."""
+"""Routes that have names or ids below them."""
 
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -112,13 +112,13 @@ class Metrics:
         self._registry.register(_Served(gateway))
 
     def observe(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that has ended; 499 is one whose client disconnected."""
+        """Count a request that has ended; 499 if its client disconnected."""
         route = path if path in ROUTES else _route_of_id(path)
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def text(self) -> tuple[bytes, str]:
-        """The exposition, and its content type."""
+        """Return the exposition and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
 
@@ -180,7 +180,7 @@ def _plain(prefix: str, stats: Any, counts: dict[str, str], states: dict[str, st
 
 
 def _histogram(name: str, description: str, found: Any) -> Metric:
-    """From counts of each bucket alone to Prometheus's, which add up."""
+    """Convert counts per bucket to Prometheus's cumulative ones."""
     buckets, total = [], 0
     for bound, count in zip([*map(str, found.bounds), "+Inf"], found.counts, strict=True):
         total += count

@@ -1,9 +1,9 @@
-"""Requests and tokens per minute of each key, as buckets that fill again all the time.
+"""Rate limits per key: requests and tokens per minute, as token buckets.
 
-A key begins with a minute's share of both. A request takes one from the bucket of requests at once; its tokens are
-taken when it has ended, for only then is their number known. So the bucket of tokens may go below zero, and the key
-waits until that is paid. A full bucket is the same as none, and is forgotten: the state is bounded by the keys in use.
-A key that was made again under an earlier one's name is another.
+A key begins with a minute's share of both. A request takes one from the request bucket at once. Its tokens are
+taken when it has ended, since their number is not known before. So the token bucket may go below zero, and the key
+waits until that is paid. A full bucket is forgotten, so the state is bounded by the keys in use. A key created again
+under an earlier one's name has its own buckets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Headers = dict[str, str]
 
 
 class RateLimited(RequestError):
-    """A key that has used up its share.
+    """Raised for a key that has used up its share.
 
     Attributes:
         retry_after: Seconds until there is a share again.
-        headers: OpenAI's, of what is left.
+        headers: OpenAI's headers with the remaining shares.
     """
 
     def __init__(self, message: str, retry_after: int, headers: Headers) -> None:
@@ -44,11 +44,11 @@ class RateLimited(RequestError):
 
 @dataclass
 class _Bucket:
-    """Of one key and one thing.
+    """The bucket of one key, for requests or tokens.
 
     Attributes:
-        left: What may be taken; below zero it is owed.
-        at: When that was so.
+        left: What is left; below zero it is owed.
+        at: The time of ``left``.
     """
 
     left: float
@@ -63,7 +63,7 @@ class RateLimits:
     """The buckets of all keys; for one thread.
 
     Args:
-        now: Seconds of a clock that never goes back.
+        now: A monotonic clock in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -74,13 +74,13 @@ class RateLimits:
         return len(self._buckets)
 
     def admit(self, caller: Caller) -> Headers:
-        """Take a request.
+        """Take one request from the caller's bucket.
 
         Returns:
             The headers ``x-ratelimit-*`` of its answer; empty for a key without limits.
 
         Raises:
-            RateLimited: Nothing was taken.
+            RateLimited: If the bucket is empty; nothing is taken.
         """
         found = self._of(caller)
         for what, (limit, bucket) in found.items():
@@ -94,12 +94,12 @@ class RateLimits:
         return _headers(found)
 
     def spend(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of a request that has ended, however it did."""
+        """Take the tokens of a request that has ended, successfully or not."""
         if "tokens" in (found := self._of(caller)):
             found["tokens"][1].left -= tokens
 
     def _of(self, caller: Caller) -> dict[str, tuple[int, _Bucket]]:
-        """The caller's limits and buckets, as full as they are now."""
+        """Return the caller's limits and buckets, refilled to now."""
         now = self._now()
         found = {}
         limits = {"requests": caller.requests_per_minute, "tokens": caller.tokens_per_minute}
@@ -115,7 +115,7 @@ class RateLimits:
         return found
 
     def _tidy(self, now: float) -> None:
-        """Forget what nobody took from for a minute and owes nothing: such a bucket is full."""
+        """Forget full buckets: unused for a minute, and owing nothing."""
         kept = {key: one for key, one in self._buckets.items() if now - one.at < _MINUTE or one.left < 0}
         self._buckets = kept
 
@@ -130,7 +130,7 @@ def _headers(found: dict[str, tuple[int, _Bucket]]) -> Headers:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: ``120ms``, ``6.5s``, ``1m30s``."""
+    """Format seconds as OpenAI does: ``120ms``, ``6.5s``, ``1m30s``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     minutes, left = divmod(seconds, _MINUTE)

@@ -1,8 +1,8 @@
-"""Runs the application: listens at once, loads the model meanwhile, and drains on a signal.
+"""Run the HTTP server: listen at once, load the model in the background, and drain on a signal.
 
 After the first Ctrl-C or SIGTERM new requests get 503, and active ones have some seconds to finish. After these, or at
-a second signal, the remaining requests are cancelled. A process that does not end by itself then is ended, so that
-25 seconds after the signal there is none with the defaults: supervisors kill after 30.
+a second signal, the remaining requests are cancelled. A process that still does not end is killed, so that with the
+defaults it is gone 25 seconds after the signal; supervisors kill after 30.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from gym_fed.serving.setup import Serving, open_serving
 DRAIN_SECONDS = 20.0
 _GRACE_SECONDS = 2
 LEAVE_SECONDS = 5.0
-"""From the end of draining to that of the process, whatever hangs in it: a step of the model, or a thread."""
+"""Seconds from the end of draining to that of the process, even if a step of the model or a thread hangs."""
 
 _log = logging.getLogger(__name__)
 
 OnListening = Callable[[str], None]
 """Gets the server's address, ``http://host:port`` (``https`` with TLS), once it accepts connections.
 
-It answers 503 to most then."""
+Most requests then get 503."""
 
 OnReady = Callable[[str, Serving], None]
 """Gets the address and the loaded parts, once answers are given."""
@@ -59,25 +59,25 @@ def run_server(
     on_ready: OnReady = lambda address, serving: None,
     on_draining: OnDraining = lambda active: None,
 ) -> bool:
-    """Serve until a signal. For the main thread.
+    """Serve until a signal arrives. For the main thread.
 
     Args:
-        config: What to serve, and where.
+        config: The serving config.
         drain_seconds: How long active requests may continue after the first signal.
         on_listening: See ``OnListening``.
         on_ready: See ``OnReady``.
         on_draining: See ``OnDraining``.
 
     Returns:
-        Whether every active answer was finished.
+        True if every active answer was finished.
 
     Raises:
-        GymError: What cannot be loaded; as ``require_usable`` for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an address
-            that cannot be listened at.
+        GymError: If the model cannot be loaded; as ``require_usable`` for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an
+                address that cannot be bound.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
-        keys.keys()  # raises now for unreadable ones, not at the first request
+        keys.keys()  # raises now for an unreadable file, not at the first request
     if config.tls is not None:
         require_usable(config.tls)
     with listen(config) as listener:
@@ -113,7 +113,7 @@ class _Life:
         self._last_moment.daemon = True
 
     def end(self) -> None:
-        """The process ends by itself."""
+        """Called when the process ends by itself."""
         self._last_moment.cancel()
 
     async def run(self) -> bool:
@@ -155,18 +155,18 @@ class _Life:
                 if loading.done() and not loading.cancelled() and loading.exception() is None:
                     await asyncio.to_thread(loading.result().close)
             finally:
-                give_back()  # last: a signal that comes while it closes does not end it
+                give_back()  # last: a signal during closing does not end it
         if loading.done() and not loading.cancelled():
             loading.result()  # raises why it could not be loaded
         return self._finished
 
     def _load(self) -> asyncio.Future[Serving]:
-        """Load the model in a thread for which a stopping process does not wait."""
+        """Load the model in a thread that a stopping process does not wait for."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Serving] = loop.create_future()
 
         def settle(found: Serving | None, error: BaseException | None) -> None:
-            if future.done():  # the server has stopped meanwhile
+            if future.done():  # the server has stopped in the meantime
                 if found is not None:
                     found.close()
             elif error is not None:
@@ -215,11 +215,11 @@ def _leave_anyway() -> None:
 
 
 class _QuietServer(uvicorn.Server):
-    """Leaves signals to ``_Life``, and gives a TLS handshake no more time than a request's headers.
+    """Leaves signals to ``_Life``, and limits TLS handshakes like a request's headers.
 
     Args:
         config: uvicorn's config.
-        handshake_seconds: Uvicorn itself has no setting for it, and asyncio waits a minute.
+        handshake_seconds: The limit, for which uvicorn has no setting; asyncio waits a minute.
     """
 
     def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
@@ -238,8 +238,7 @@ class _QuietServer(uvicorn.Server):
 
         def protocol() -> asyncio.Protocol:
             made: Any = config.http_protocol_class
-            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type:
-            ignore[no-any-return]
+            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
 
         self.servers = [
             await loop.create_server(
@@ -255,7 +254,7 @@ class _QuietServer(uvicorn.Server):
 
 
 def listen(config: ServingConfig) -> socket.socket:
-    """The socket of ``host`` and ``port``.
+    """Bind a socket to ``host`` and ``port``.
 
     Raises:
         GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
@@ -264,11 +263,11 @@ def listen(config: ServingConfig) -> socket.socket:
 
 
 def require_usable(tls: TlsConfig) -> None:
-    """Refuse files that no connection could be made with.
+    """Refuse TLS files that no connection could be made with.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the file that is no certificate or key, has ended, or
-            does not belong to the other; ``KEY_LOCKED`` for a key under a passphrase.
+        GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the file that is not a certificate or key, has expired,
+            or does not belong to the other; ``KEY_LOCKED`` for a key under a passphrase.
     """
     from gym_fed.trust.identity.tls import validity
 

@@ -1,7 +1,7 @@
-"""The usage log: a JSON line for each request, as `gym-server ledger attribute --usage` reads them.
+"""The usage log: a JSON line per request, read by `gym-server ledger attribute --usage`.
 
 ``version`` is the digest of the base's weights. A base that was exported from a hub's version has that version's
-digest, so the hub finds whom to credit; a variant counts as use of the base that it stands on, and is named beside.
+digest, so the hub finds whom to credit. A variant counts as use of its base, and is named as well.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class UsageLog:
-    """Appends; a line is written as a whole or not at all, so that several servers may share a file.
+    """Appends whole lines or nothing, so that several servers may share a file.
 
-    A line that cannot be written, because the disk is full, costs nobody an answer: it is counted, and the log of the
-    process has it whole, to be appended by hand.
+    A line that cannot be written, because the disk is full, fails no answer: it is counted, and written to the
+    process's log, from which it can be appended by hand.
 
     Args:
-        path: Made with mode 0600 where there is none.
+        path: The file; created with mode 0600 if missing.
         version: Digest of the base, ``sha256:<hex>``.
 
     Attributes:
@@ -50,7 +50,7 @@ class UsageLog:
             drop_torn_line(path)
 
     def write(self, use: Use) -> None:
-        """Append one request, unless it used no token. A failed write is counted and logged, not raised."""
+        """Append one request, unless it used no tokens. A failed write is counted and logged, not raised."""
         tokens = use.prompt_tokens + use.completion_tokens
         if not tokens:
             return
@@ -81,12 +81,12 @@ class UsageLog:
     def _append(self, data: bytes) -> None:
         size = os.fstat(self._file).st_size
         if os.write(self._file, data) < len(data):
-            os.ftruncate(self._file, size)  # part of a line would make the file unreadable
+            os.ftruncate(self._file, size)  # a partial line would make the file unreadable
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While no other thread or server writes."""
+        """Lock the file against other threads and servers."""
         with self._lock:
             lock(self._file, wait=True)
             try:
@@ -105,12 +105,12 @@ class Use:
     Attributes:
         url: The kind of request.
         model: The requested name.
-        caller: Name of the caller.
+        caller: The name of the caller.
         end_user: The request's ``user``, if any.
-        safety_identifier: The request's, if any.
-        metadata: The request's, if any.
+        safety_identifier: The request's ``safety_identifier``, if any.
+        metadata: The request's ``metadata``, if any.
         prompt_tokens: Tokens of the prompts.
-        completion_tokens: Tokens of the answers, also of cancelled ones.
+        completion_tokens: Tokens of the answers, including cancelled ones.
     """
 
     url: str

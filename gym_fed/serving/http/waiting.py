@@ -1,4 +1,4 @@
-"""Wait for an answer, whole or as server-sent events, until it is there, its time is up, or client or server leave."""
+"""Wait for an answer, whole or as server-sent events, until it is done, times out, or client or server stop."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class ClientGone(Exception):
 
 
 class RequestTimeout:
-    """Waits for one request's work until its timeout, which starts now, its client or the server end the wait.
+    """Waits for one request's work until its timeout, its client's disconnection or the server's stop.
 
     Args:
-        receive: ASGI's, with the request's body read.
-        seconds: The timeout, of all waits together.
+        receive: ASGI's ``receive``, after the request's body was read.
+        seconds: The timeout of all waits together, which starts now.
         stopped: Set when the server stops.
     """
 
@@ -36,11 +36,11 @@ class RequestTimeout:
         self._stopped = stopped
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result. If anything else ends the wait, the work is cancelled first.
+        """Return the work's result. If anything else ends the wait, the work is cancelled first.
 
         Raises:
-            ClientGone: The client closed its connection.
-            GymError: ``DEADLINE_EXCEEDED``, ``UNAVAILABLE`` when the server stops, or the work's own error.
+            ClientGone: If the client closed its connection.
+            GymError: ``DEADLINE_EXCEEDED``, ``UNAVAILABLE`` if the server stops, or the work's own error.
         """
         task = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(self._gone())
@@ -74,17 +74,17 @@ class RequestTimeout:
 
 
 class EventStream(Response):
-    """A stream whose first chunk is there, so that earlier refusals had a status of their own.
+    """A stream of server-sent events whose first chunk is known, so that earlier errors have a status of their own.
 
-    A later failure is reported by a last chunk, after which there is no ``[DONE]``. Chunks that have a ``type``, those
-    of the Responses API, are events of that name.
+    A later failure is sent as the last chunk, without ``[DONE]``. Chunks with a ``type``, those of the Responses API,
+    are events of that name.
 
     Args:
-        first: Its first chunk.
-        later: The others.
+        first: The first chunk.
+        later: The remaining chunks.
         timeout: The timeout of the whole request.
-        failure: The last chunk of a stream that fails.
-        on_end: Called once the stream has ended, however it did.
+        failure: Makes the last chunk of a stream that fails.
+        on_end: Called once the stream has ended, successfully or not.
         with_done: Whether ``[DONE]`` follows the last chunk.
     """
 

@@ -1,4 +1,4 @@
-"""Pictures in prompts: what arrives is decoded, a model's processor prepares it, and its vision tower reads it.
+"""Pictures in prompts: they are decoded, prepared by the model's processor, and read by its vision tower.
 
-Features are computed once a picture and take the place of embeddings in the engine's steps.
+Features are computed once per picture and replace embeddings in the engine's steps.
 """

@@ -1,8 +1,8 @@
-"""Decodes the pictures of a request, which are anybody's bytes: nothing is fetched, and everything is bounded first.
+"""Decode the pictures of a request, which are untrusted bytes: nothing is fetched, and everything is bounded first.
 
-Bytes are bounded before base64 is read, pixels before anything is decompressed, and how long and narrow a picture may
-be before it is resized: a strip of one pixel would become one of gigabytes. Formats are few, known by first bytes.
-What of a file makes no pixels (``containers``) is not decoded.
+Bytes are bounded before base64 is decoded, pixels before anything is decompressed, and the aspect ratio before
+resizing: a strip of one pixel would become one of gigabytes. Few formats are accepted, recognised by their first bytes.
+Parts of a file that do not make pixels are removed before decoding.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 MAX_PICTURES = 16
-"""Of a request."""
+"""Most pictures of a request."""
 MAX_PICTURE_BYTES = 6 * 2**20
 MAX_PIXELS = 2**24
 MAX_REQUEST_PIXELS = 2**26
-"""Of all pictures of a request."""
+"""Most pixels of all pictures of a request."""
 MAX_RATIO = 50
-"""Of the longer side to the shorter one."""
+"""Most ratio of the longer side to the shorter one."""
 
 Detail = Literal["auto", "low", "high"]
 
@@ -52,10 +52,10 @@ _TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-"""What undoes an orientation; 1 is upright."""
+"""The transposition that undoes an EXIF orientation; 1 is upright."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, OverflowError, TypeError)
-"""What PIL raises for broken files."""
+"""The exceptions that PIL raises for broken files."""
 _DECODED = "send a PNG, JPEG, WebP or GIF as data:image/png;base64,..."
 
 
@@ -64,12 +64,12 @@ class Picture:
     """A picture whose header was read.
 
     Attributes:
-        data: What of the file makes its pixels.
-        width: In pixels.
-        height: In pixels.
-        detail: How closely it is read.
-        digest: The digest of the file and detail.
-        orientation: How its camera was held, as EXIF has it.
+        data: The part of the file that makes its pixels.
+        width: The width in pixels.
+        height: The height in pixels.
+        detail: The requested resolution.
+        digest: The digest of file and detail.
+        orientation: The EXIF orientation.
     """
 
     data: bytes
@@ -84,7 +84,7 @@ class Picture:
         return self.width * self.height
 
     def decoded(self) -> Image:
-        """Its pixels in RGB, turned as its camera says; of several frames the first.
+        """Decode to upright RGB; the first of several frames.
 
         Raises:
             GymError: ``USAGE`` for a broken file.
@@ -102,7 +102,7 @@ class Picture:
 
 
 def read_picture(url: str, detail: Detail = "auto") -> Picture:
-    """A picture from its data URL; nothing is decompressed.
+    """Read the header of a picture in a data URL; nothing is decompressed.
 
     Raises:
         GymError: ``USAGE`` for another URL or format, ``TOO_LARGE`` beyond a bound.
@@ -129,7 +129,7 @@ def require_few(count: int, pixels: int) -> None:
     """Refuse more pictures, or more pixels, than a request may have.
 
     Args:
-        count: Pictures so far.
+        count: The number of pictures so far.
         pixels: Pixels of all of them together.
 
     Raises:
@@ -176,11 +176,11 @@ def _bytes_of(url: str) -> bytes:
 
 
 def _size_of(data: bytes) -> tuple[int, int]:
-    """Width and height by the header."""
+    """Return width and height from the header."""
     from PIL import Image
 
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        width, height = _size_of_webp(data)  # PIL makes room for its pixels when it is opened
+        width, height = _size_of_webp(data)  # PIL allocates its pixels when it is opened
         if width * height > MAX_PIXELS:
             return width, height
     try:
@@ -193,7 +193,7 @@ def _size_of(data: bytes) -> tuple[int, int]:
 
 
 def _size_of_webp(data: bytes) -> tuple[int, int]:
-    """Of the canvas; (0, 0) for what is no WebP that is known."""
+    """Return the size of the canvas; (0, 0) for an unknown kind of WebP."""
     kind, body = data[12:16], data[20:30]
     if len(body) < 10:
         return 0, 0
@@ -216,33 +216,33 @@ def _too_large(why: str) -> GymError:
 
 
 MAX_PARTS = 16_384
-"""Segments or chunks of a file."""
+"""Most segments or chunks of a file."""
 MAX_BLOCKS = 65_536
-"""Of at most 255 bytes, of a GIF."""
+"""Most blocks of at most 255 bytes of a GIF."""
 MAX_SCANS = 100
-"""Of a JPEG: each goes over all of its pixels, and may have a few bytes."""
+"""Most scans of a JPEG: each goes over all of its pixels, and may have only a few bytes."""
 
 _ORIENTATION, _SHORT = 0x0112, 3
 _MOST_ENTRIES = 512
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _SOI, _EOI, _SOS, _COMMENT, _EXIF = 0xD8, 0xD9, 0xDA, 0xFE, 0xE1
 _OF_COLOURS = (0xE0, 0xEE)
-"""JFIF and Adobe: how a JPEG's numbers are colours."""
+"""JFIF and Adobe, which say how a JPEG's numbers are colours."""
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
 
 class TooManyParts(ValueError):
-    """A file of more parts than are read."""
+    """Raised for a file with more parts than are read."""
 
 
 def pixels_alone(data: bytes) -> tuple[bytes, int]:
-    """The file with what makes its pixels, of several frames the first, and EXIF's orientation (1 to 8).
+    """Return the file with only the parts that make its pixels (of the first frame), and its EXIF orientation (1 to 8).
 
-    What is broken is left as it is, for the decoder to refuse.
+    A broken file is left as it is, for the decoder to refuse.
 
     Raises:
-        TooManyParts: It says of what.
+        TooManyParts: Names the parts.
     """
     for start, strip in _STRIPPERS.items():
         if data.startswith(start):
@@ -287,7 +287,7 @@ def _png(data: bytes) -> tuple[bytes, int]:
 
 
 def _webp(data: bytes) -> tuple[bytes, int]:
-    """Unchanged: its library reads no other chunk than those of the first frame."""
+    """Unchanged: libwebp reads no other chunks than those of the first frame."""
     at = 12
     for _ in range(MAX_PARTS):
         if at >= len(data):
@@ -314,12 +314,12 @@ def _gif(data: bytes) -> tuple[bytes, int]:
 
 
 def _table(flags: int) -> int:
-    """Bytes of the colours that follow."""
+    """Return the bytes of the colour table that follows."""
     return 3 << (flags % 8 + 1) if flags & 0x80 else 0
 
 
 def _end_of_blocks(data: bytes, at: int, left: Iterator[int]) -> int:
-    """Where blocks end that begin with their lengths, the last of which is zero."""
+    """Return the end of blocks that begin with their lengths, the last of which is zero."""
     for _ in left:
         length = data[at] if at < len(data) else 0
         at += 1 + length
@@ -329,7 +329,7 @@ def _end_of_blocks(data: bytes, at: int, left: Iterator[int]) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """Of EXIF data; 1 where they have none."""
+    """Return the orientation in EXIF data; 1 if there is none."""
     exif = exif.removeprefix(b"Exif\0\0")
     order = {b"II": "<", b"MM": ">"}.get(exif[:2])
     if order is None:
@@ -345,7 +345,7 @@ def _orientation(exif: bytes) -> int:
 
 
 def _number(data: bytes, at: int, form: str) -> int:
-    """At that place; 0 beyond the end."""
+    """Unpack a number; 0 beyond the end."""
     size = struct.calcsize(form)
     found: int = struct.unpack(form, data[at : at + size].ljust(size, b"\0"))[0]
     return found
@@ -357,4 +357,4 @@ _STRIPPERS: dict[bytes, Callable[[bytes], tuple[bytes, int]]] = {
     b"RIFF": _webp,
     b"GIF8": _gif,
 }
-"""By a file's first bytes."""
+"""The readers by a file's first bytes."""

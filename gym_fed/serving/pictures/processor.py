@@ -1,4 +1,9 @@
-"""A model's own processor, one picture at a time: the tokens that stand for it, and the vision tower's input."""
+"""A model's own image processor, and the families of vision models that are served.
+
+A family is served if its language model sees a picture like ordinary tokens: positions count tokens one by one,
+attention is causal, and a picture enters by embeddings alone. Others would be answered wrongly, so every family is tested before it
+is listed here.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    """A type of model, as ``config.json`` names it.
+    """A model type of ``config.json``.
 
     Attributes:
-        in_parts: The processor's setting that says whether large pictures are read in parts; None: it has none.
+        in_parts: The processor's setting that splits large pictures into parts; None: it has none.
     """
 
     in_parts: str | None = None
@@ -50,12 +55,12 @@ _WHY = {
 
 
 def why_not(kind: str) -> str:
-    """Why a family's pictures are not read."""
+    """Return why a family's pictures are not read."""
     return _WHY.get(kind, "this family has not been tried")
 
 
 def require_family(name: str, kind: str | None) -> None:
-    """Refuse a vision model of another family; None is a model of text.
+    """Refuse a vision model of a family that is not served; None is a text model.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -74,10 +79,10 @@ _IN_ONE = 'leave detail out, or give "auto"'
 
 @dataclass(frozen=True, eq=False)
 class ProcessedPicture:
-    """A picture as its model takes it.
+    """A picture in the form that the model takes.
 
     Attributes:
-        run: Token ids that stand for it in a prompt.
+        run: Token ids that represent it in a prompt.
         places: Which of them take a feature.
         inputs: The arguments of ``get_image_features``.
     """
@@ -88,7 +93,7 @@ class ProcessedPicture:
 
 
 class PictureProcessor:
-    """Prepares pictures; from any thread, one at a time.
+    """Prepares pictures, from any thread, one at a time.
 
     Args:
         processor: The processor of the model (``load_processor``); nothing else may use it.
@@ -96,7 +101,7 @@ class PictureProcessor:
         image_token_id: The token that takes a feature.
 
     Raises:
-        GymError: ``MODEL_INVALID`` where model and processor do not have the same token for pictures.
+        GymError: ``MODEL_INVALID`` if model and processor have different tokens for pictures.
     """
 
     def __init__(self, processor: Any, family: Family, image_token_id: int) -> None:
@@ -113,7 +118,7 @@ class PictureProcessor:
             )
 
     def process(self, picture: Picture) -> ProcessedPicture:
-        """The picture's tokens and input.
+        """Compute the picture's tokens and input.
 
         Raises:
             GymError: ``USAGE`` for a broken picture, and for a ``detail`` that the model does not have.
@@ -132,8 +137,10 @@ class PictureProcessor:
         return ProcessedPicture(run, places, {key: made[key] for key in made if key not in _OF_TEXT})
 
     def require_detail(self, picture: Picture) -> None:
-        """Raises:
-        GymError: ``USAGE`` for a ``detail`` that the model does not have.
+        """Check that the model has the picture's ``detail``.
+
+        Raises:
+            GymError: ``USAGE``.
         """
         self._settings(picture)
 
@@ -148,12 +155,14 @@ class PictureProcessor:
 
 
 is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
-"""Set by who can be given up, for its own thread."""
+"""Returns False once nobody waits for the pictures; set by the caller for its own thread."""
 
 
 def require_wanted() -> None:
-    """Raises:
-    GymError: ``INTERRUPTED``, which nobody reads.
+    """Stop reading pictures that nobody waits for.
+
+    Raises:
+        GymError: ``INTERRUPTED``, which nobody reads.
     """
     if not is_wanted.get()():
         raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these pictures any more")

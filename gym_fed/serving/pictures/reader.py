@@ -1,4 +1,4 @@
-"""Pictures of a model's prompts, from the request to the engine: their tokens first, and their features last."""
+"""Pictures of a model's prompts, from the request to the engine: first their tokens, then their features."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 256 * 2**20
 OWNER_BYTES = 2 * 2**30
-"""Of features in the requests of one owner, those that wait too: 16 pictures of a model of 8B may have 750 MB."""
+"""Bytes of features in the requests of one owner, waiting ones included: 16 pictures of an 8B model may have 750 MB."""
 
 
 class PictureEncoder:
-    """Computes features; from any thread, one picture at a time, beside the engine's steps.
+    """Computes picture features, from any thread, one picture at a time, in parallel with the engine's steps.
 
-    The vision tower is used by nothing else. What is kept is found again by its owner alone.
+    Nothing else uses the vision tower. Cached features are found again only by their owner.
 
     Args:
         model: The vision model; only read.
-        cache_bytes: Most bytes of features that are kept.
-        owner_bytes: Most bytes of features in one owner's requests that are not kept.
+        cache_bytes: Most bytes of cached features.
+        owner_bytes: Most bytes of features in one owner's requests that are not cached.
     """
 
     def __init__(self, model: Any, cache_bytes: int = CACHE_BYTES, owner_bytes: int = OWNER_BYTES) -> None:
@@ -55,16 +55,16 @@ class PictureEncoder:
         self.computed = 0
 
     def features(self, picture: Picture, processed: ProcessedPicture, owner: str) -> Tensor:
-        """``[places, hidden]``, on the model's device.
+        """Return the features ``[places, hidden]`` on the model's device.
 
         Args:
-            picture: Whose.
+            picture: The picture.
             processed: Its tokens and input.
-            owner: Whose features are found: time shows nobody what others sent.
+            owner: The owner of cached features; timing must not show what others sent.
 
         Raises:
-            GymError: ``BUSY`` where the owner's requests have too many; ``INTERNAL`` where the model gives another
-                number of features than its processor has places.
+            GymError: ``BUSY`` if the owner's requests have too many; ``INTERNAL`` if the model gives another
+                    number of features than its processor has places.
         """
         key = owner, picture.digest
         with self._lock:
@@ -120,8 +120,8 @@ class PictureRun:
     """A picture in a prompt, whose features may not be computed yet.
 
     Attributes:
-        start: First token of its run.
-        picture: It.
+        start: The first token of its run.
+        picture: The picture.
         processed: Its tokens and input.
     """
 
@@ -132,7 +132,7 @@ class PictureRun:
 
 @dataclass(frozen=True, eq=False)
 class ExpandedPrompt:
-    """A prompt in which every picture has its tokens.
+    """A prompt in which every picture has all of its tokens.
 
     Attributes:
         ids: Token ids.
@@ -148,10 +148,10 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True)
 class NoPictures:
-    """In the place of a ``PictureReader`` where pictures are refused.
+    """Replaces a ``PictureReader`` where pictures are refused.
 
     Attributes:
-        why: For the refusal.
+        why: The reason, for the refusal.
     """
 
     why: str = "This server computes text models alone"
@@ -170,11 +170,11 @@ class PictureReader:
 
     @classmethod
     def open(cls, name: str, model: Any) -> PictureReader | NoPictures:
-        """Of a model that is loaded; none of a model of text, and of a family whose pictures are not read.
+        """Open the reader of a loaded model; ``NoPictures`` for text models, and for families that are not served.
 
         Args:
-            name: Where its processor is.
-            model: It.
+            name: The name or folder with its processor.
+            model: The loaded model.
 
         Raises:
             GymError: As ``load_processor`` and ``PictureProcessor``.
@@ -182,7 +182,7 @@ class PictureReader:
         if getattr(model.config, "vision_config", None) is None:
             kind = _vision_type(
                 Path(resolve(name))
-            )  # of some vision models the language model alone was loaded
+            )  # of some vision models only the language model was loaded
             return NoPictures() if kind is None else _not_read(kind)
         if (family := FAMILIES.get(model.config.model_type)) is None:
             return _not_read(model.config.model_type)
@@ -191,18 +191,18 @@ class PictureReader:
 
     @property
     def chat_template(self) -> str | None:
-        """Of the processor, which may have one where the tokenizer has none."""
+        """The template of the processor, which may have one if the tokenizer has none."""
         found = self.processor.chat_template
         return found if isinstance(found, str) else None
 
     def places(self, ids: Sequence[int]) -> int:
-        """How many pictures a prompt has places for."""
+        """Count the pictures that a prompt has places for."""
         return list(ids).count(self.processor.image_token_id)
 
     def expand(
         self, ids: Sequence[int], pictures: Sequence[tuple[Picture, ProcessedPicture]]
     ) -> ExpandedPrompt:
-        """A prompt with one token for each picture, as the chat template writes it, with all of their tokens."""
+        """Expand a prompt with one token per picture, as the chat template writes it, to all of their tokens."""
         found: list[int] = []
         runs: list[PictureRun] = []
         left = iter(pictures)
@@ -216,12 +216,12 @@ class PictureReader:
         return ExpandedPrompt(found, tuple(runs))
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
-        """The pictures of a prompt for the engine: their features are computed, unless the owner's are kept.
+        """Return the pictures of a prompt for the engine; features are computed unless the owner has cached ones.
 
         Raises:
             GymError: As ``PictureEncoder.features`` and ``require_wanted``.
         """
-        from gym_fed.serving.forward.picture_rows import PlacedPicture  # which imports torch
+        from gym_fed.serving.forward.picture_rows import PlacedPicture  # imports torch
 
         placed = []
         for run in prompt.runs:
@@ -237,8 +237,8 @@ def _not_read(kind: str) -> NoPictures:
 
 
 def _vision_type(folder: Path) -> str | None:
-    """The type of a folder's model, if that has a part that reads pictures."""
-    with suppress(OSError, ValueError, AttributeError):  # loading has said so
+    """Return the type of a folder's model if that has a vision config."""
+    with suppress(OSError, ValueError, AttributeError):  # loading has reported it
         config = read_object(folder / "config.json")
         return str(config.get("model_type")) if "vision_config" in config else None
     return None
