@@ -11,7 +11,7 @@ from gym_client.hub.rotation import revoke, rotate
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.ledger.rewards import verify_online
-from gym_client.variants.variants import (
+from gym_client.variants import (
     get_variant,
     list_variants,
     pull_variant,

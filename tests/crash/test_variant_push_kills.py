@@ -11,7 +11,7 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
-from gym_client.variants.variants import pull_variant, push_variant, to_push
+from gym_client.variants import pull_variant, push_variant, to_push
 
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError

@@ -15,7 +15,7 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
-from gym_client.variants.variants import pull_variant, push_variant, sign_variant
+from gym_client.variants import pull_variant, push_variant, sign_variant
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey

@@ -7,8 +7,8 @@ from typing import Any
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.display import Display
-from gym_client.hub import from_hub
 from gym_client.hub.backoff import is_passing
+from gym_client.hub.replies import parse_object, parse_verdicts
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
@@ -58,7 +58,7 @@ class Account:
         Raises:
             GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
         """
-        receipt = from_hub.document(text, "a receipt")
+        receipt = parse_object(text, "a receipt")
         self._receipts.check(receipt)
         server = self._client.pin.server
         kept = {**receipt, "server": server, "task": message_id, "group": group}
@@ -79,7 +79,7 @@ class Account:
         Returns:
             The hub's verdicts on this contributor's updates, newest first.
         """
-        verdicts: list[dict[str, Any]] = from_hub.verdicts(account.verdicts_json)
+        verdicts: list[dict[str, Any]] = parse_verdicts(account.verdicts_json)
         settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
         forget(self._home, self._client.pin.server, verdicts)
         for reported in reversed(verdicts):
@@ -88,7 +88,7 @@ class Account:
                 text = f"verdict: {reported['verdict']} update {str(reported['update'])[:12]}{why}"
                 self._display.report("verdict", text, **reported)
         self._receipts.fetch(verdicts)
-        worth = from_hub.document(account.rewards_json or "{}", "an account")
+        worth = parse_object(account.rewards_json or "{}", "an account")
         self._report_spent(worth.get("privacy"))
         if account.balance != self.balance:
             self.balance = account.balance

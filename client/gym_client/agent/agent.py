@@ -18,22 +18,26 @@ from flwr.clientapp import ClientApp
 
 from gym_client.agent.account import Account
 from gym_client.agent.agreement import Agreement
-from gym_client.agent.disk_room import DiskRoom
-from gym_client.agent.evaluated import evaluation_notes
-from gym_client.agent.failures import FATAL, GONE, TASKS_OWN
-from gym_client.agent.flower import new_context, to_message, to_refusal, to_submit, to_submit_records
+from gym_client.agent.data import evaluation_notes
 from gym_client.agent.hooks import Hooks, hooks_set
-from gym_client.agent.pauses import Pauses, PolicyStamp
+from gym_client.agent.pauses import DiskRoom, Pauses, PolicyStamp
 from gym_client.agent.policy import Policy
-from gym_client.agent.task_objects import Retry, TaskObjects
+from gym_client.agent.task_objects import (
+    Retry,
+    TaskObjects,
+    new_context,
+    to_message,
+    to_refusal,
+    to_submit,
+    to_submit_records,
+)
 from gym_client.agent.tasks import TaskFolder, drop_old
 from gym_client.agent.work import parse_task
 from gym_client.app import update_records
 from gym_client.display import Display
-from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub
+from gym_client.hub.backoff import FATAL, GONE, TASKS_OWN, Outage, is_passing, retry_at_known_hub
 from gym_client.hub.clock import ClockReport
-from gym_client.hub.heartbeats import Lease, heartbeats
-from gym_client.hub.stream import WorkStream
+from gym_client.hub.stream import Lease, WorkStream, heartbeats
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home

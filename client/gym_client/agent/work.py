@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from gym_client.agent.data import Data, load_data
 from gym_client.agent.global_model import GlobalModel, base_source, global_model
-from gym_client.agent.hooks import Hooks, current_hooks
+from gym_client.agent.hooks import Hooks, TimeLimit, current_hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
-from gym_client.agent.time_limit import TimeLimit
 from gym_client.base.store import BaseStore
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at

@@ -2,19 +2,130 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from gym_client.hub.transfers import ObjectCache, Progress, download
 from gym_client.hub.transport import HubClient
-from gym_fed.base.files import BaseFile, check_settings
+from gym_fed.base.files import (
+    MAX_FILES,
+    MAX_TENSORS,
+    BaseFile,
+    check_listing,
+    check_settings,
+    listing_sha256,
+    most_bytes,
+)
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256, fsync_folder
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.json_files import read_object
+from gym_fed.core.text import plain, readable_bytes
+from gym_fed.trust.wire.limits import CALL_SECONDS
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+_SPARE_VALUES = 1 << 24
+"""Of buffers, such as tables of positions, which no file holds."""
+
+
+MOST_VALUE = 1 << 30
+"""Of any whole number in a config; the largest that public models have are tens of millions (positions, rope)."""
+MOST_EXPERTS = 4096
+_LAYERS = re.compile(r"(^|_)(n|num)_(.*_)?(layer|block|stage)s?$|depth", re.ASCII)
+_EXPERTS = re.compile(r"(^|_)(n|num)_(.*_)?experts?$", re.ASCII)
+
+_DIGEST_BYTES = 16
+_MAX_BYTES = 64 << 20
+"""Of a whole listing; one of 20,000 tensors takes about 2 MB."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files by which the base travels, none where the hub serves none; sixteen bytes a tensor, none where unknown."""
+
+    files: tuple[BaseFile, ...]
+    tensors: Mapping[str, bytes]
+
+    def require(self, sha256: str, size_bytes: int) -> None:
+        """Whether these files are those that were offered, and may travel.
+
+        Raises:
+            GymError: ``HASH_MISMATCH`` for another list, ``MODEL_INVALID`` as ``check_listing``.
+        """
+        check_listing(self.files, "the hub")
+        total = sum(file.size_bytes for file in self.files)
+        if listing_sha256(self.files) != sha256 or total != size_bytes:
+            raise GymError(
+                ErrorCode.HASH_MISMATCH,
+                f"the hub now lists other files of its base ({total} bytes) than it offered ({size_bytes} bytes)",
+                "join again to see the new offer",
+            )
+
+
+def read_listing(client: HubClient) -> Listing:
+    """Ask a hub for the listing of its base.
+
+    Raises:
+        GymError: ``TOO_LARGE`` for more than any base has, ``UNAVAILABLE`` when the line broke.
+    """
+    files: list[BaseFile] = []
+    tensors: dict[str, bytes] = {}
+    num_bytes = 0
+    call = client.stream("Base", pb.BaseRequest(), CALL_SECONDS)
+    try:
+        with client.errors():
+            for part in call:
+                num_bytes += part.ByteSize()
+                files += [BaseFile(file.name, file.size_bytes, file.sha256) for file in part.files]
+                tensors |= {tensor.name: tensor.digest[:_DIGEST_BYTES] for tensor in part.tensors}
+                if len(files) > MAX_FILES or len(tensors) > MAX_TENSORS or num_bytes > _MAX_BYTES:
+                    raise GymError(
+                        ErrorCode.TOO_LARGE,
+                        f"{client.address} lists more of its base than {MAX_FILES} files, {MAX_TENSORS} tensors or "
+                        f"{readable_bytes(_MAX_BYTES)}",
+                    )
+    finally:
+        call.cancel()
+    return Listing(tuple(files), tensors)
+
+
+def differences(listing: Listing, tensors: Mapping[str, bytes], folder: Path | None) -> str:
+    """What of a model here is not as the hub has it, in words; empty where nothing can be said.
+
+    Args:
+        listing: The hub's.
+        tensors: Of the model here, from ``digests_by_tensor``.
+        folder: Its files; None where they are not known.
+    """
+    if listing.tensors:
+        theirs, names = listing.tensors, sorted(listing.tensors.keys() | tensors.keys())
+        unlike = [name for name in names if theirs.get(name) != tensors.get(name)]
+        return _in_words(unlike, len(names), theirs, tensors) if unlike else ""
+    for file in listing.files if folder is not None else ():
+        if not most_bytes(file.name) or not file.name.endswith(".safetensors"):
+            continue
+        path = Path(folder or "") / file.name
+        if not path.is_file() or path.stat().st_size != file.size_bytes or file_sha256(path) != file.sha256:
+            return f"{path} is missing, or another file than the hub's"
+    return ""
+
+
+def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: Mapping[str, bytes]) -> str:
+    first = unlike[0]
+    how = "has other values, dtype or shape"
+    if first not in ours:
+        how = "is not in the model here"
+    elif first not in theirs:
+        how = "is not in the hub's base"
+    more = f"; {len(unlike)} of {count} tensors are unlike" if len(unlike) > 1 else ""
+    return f"tensor {plain(first, 140)!r} {how}{more}"
+
 
 T = TypeVar("T")
 
@@ -99,3 +210,72 @@ def _require_space(folder: Path, missing: Sequence[BaseFile]) -> None:
             f"the base needs {readable_bytes(needed)} more in {folder}, where {readable_bytes(free)} are free",
             "free some space, or use a home on another disk with --home",
         )
+
+
+def require_own_weights(folder: Path, names: Sequence[str]) -> None:
+    """Whether the model that ``config.json`` describes is no larger than the files of weights beside it.
+
+    Loading makes every tensor that the config describes, also those that no file has: a config of a few bytes could
+    fill the memory of this machine.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    num_values = num_tensors = 0
+    for name in names:
+        if not name.endswith(".safetensors"):
+            continue
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 (it is no dict)
+                    num_values += math.prod(file.get_slice(key).get_shape())
+                    num_tensors += 1
+        except SafetensorError as error:
+            raise _invalid(f"{name} is no file of weights: {error}") from error
+    _require_bounded(read_object(folder / "config.json"), num_tensors)
+    wanted = _values_of(folder)
+    if wanted > num_values + _SPARE_VALUES:
+        raise _invalid(f"config.json describes {wanted} values, the files of weights have {num_values}")
+
+
+def _require_bounded(config: object, num_tensors: int) -> None:
+    """Refuse numbers of layers and experts that no model with so few tensors has: already a list of them is memory."""
+    waiting = [config]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+            continue
+        for key, value in one.items() if isinstance(one, dict) else ():
+            waiting.append(value)
+            most = MOST_VALUE
+            if _LAYERS.search(key):
+                most = num_tensors
+            elif _EXPERTS.search(key):
+                most = MOST_EXPERTS
+            if isinstance(value, int) and abs(value) > most:
+                raise _invalid(f"config.json says {plain(key, 80)}: {value:.6g}; it may be {most} at most")
+
+
+def _values_of(folder: Path) -> int:
+    """Parameters and buffers of the model that a folder's config describes; nothing is allocated."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from gym_fed.base.models import quiet_loading
+
+    with quiet_loading():
+        try:
+            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        except Exception as error:
+            raise _invalid(f"config.json describes no model: {plain(error, 200)}") from error
+    return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
+
+
+def _invalid(what: str) -> GymError:
+    hint = "report it to the coordinator"
+    return GymError(ErrorCode.MODEL_INVALID, f"the base that the hub sent: {what[:300]}", hint)

@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gym_client.hub import from_hub
+from gym_client.hub.replies import parse_object
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain, readable_bytes
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -55,7 +55,7 @@ class BaseOffer:
         if not status.base_json:
             return None
         require_digest(status.base_digest)
-        said = from_hub.document(status.base_json, "the offer of its base", ErrorCode.POLICY_REFUSED)
+        said = parse_object(status.base_json, "the offer of its base", ErrorCode.POLICY_REFUSED)
         offer = cls(
             plain(status.base_model, 100),
             status.base_digest,

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gym_client.agent.global_model import GlobalModel, base_source, global_model, keep_model, needs_a_look
 from gym_client.agent.policy import Policy
-from gym_client.base.fetching import fetch_files
-from gym_client.base.listing import differences, read_listing
+from gym_client.base.fetching import differences, fetch_files, read_listing, require_own_weights
 from gym_client.base.offer import BaseOffer, require_digest
 from gym_client.base.store import BaseStore
-from gym_client.base.weights import require_own_weights
-from gym_client.cli.offer import bytes_to_join, rounds_to_come
+from gym_client.cli.announced import bytes_to_join, rounds_to_come
 from gym_client.display import Display
-from gym_client.hub.bandwidth import Bandwidth, DownloadPace
-from gym_client.hub.traffic import Traffic
+from gym_client.hub.traffic import Bandwidth, DownloadPace, Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.base.files import check_settings, most_bytes

@@ -2,11 +2,175 @@
 
 from __future__ import annotations
 
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from gym_client.cli.round_time import RoundTime
-from gym_client.hub.bandwidth import Bandwidth
-from gym_fed.core.text import readable_bytes, readable_seconds
+from gym_client.agent.global_model import GlobalModel
+from gym_client.hub.traffic import Bandwidth
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, readable_bytes, readable_seconds
+
+_HEAD = "lm_head"
+
+_STEPS = 2
+"""Steps that are timed, after one that warms up."""
+
+_MOST_SECONDS = 6.0
+"""What all of them may take; a recipe whose steps take longer is timed on fewer rows."""
+
+_TOO_MANY_SECONDS = 18.0
+"""Where the fewest rows would take so long, no step is tried."""
+
+_PASSES = 3
+"""A step in passes forwards: backwards costs two (Kaplan et al. 2020, section 2.1)."""
+
+_FIRST_TOKENS = 16
+_LONG_ENOUGH_SECONDS = 2.0
+_FEWEST_ROWS = 64
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """What the training of a round takes here; encoding and transfers come on top.
+
+    Attributes:
+        seconds: Of one round; None where it could not be measured.
+        measured: What was timed, or why nothing was.
+    """
+
+    seconds: float | None
+    measured: str
+
+
+class _Timed(Exception):
+    """The last step that was wanted is done; nothing of the run is kept."""
+
+
+def time_round(
+    model: GlobalModel,
+    recipe: TrainingRecipe,
+    rows: Sequence[dict[str, Any]],
+    device: str,
+    stop: threading.Event,
+) -> RoundTime:
+    """Time steps of ``recipe`` on some of ``rows``; the model's tensors are afterwards what they were.
+
+    Raises:
+        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be tried is no error here.
+    """
+    if stop.is_set():
+        raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    pace, tokens = _pace(model.model, recipe.max_length, device, stop)
+    row_seconds = _PASSES * pace * recipe.max_length
+    least = _least_rows(recipe)
+    fitting = max(int(_MOST_SECONDS / ((1 + _STEPS) * row_seconds)), least)
+    if (1 + _STEPS) * row_seconds * least > _TOO_MANY_SECONDS:
+        seconds = row_seconds * batch * recipe.max_steps
+        return RoundTime(
+            seconds,
+            f"a pass of {counted(tokens, 'token')}; with rows of {counted(recipe.max_length, 'token')}",
+        )
+    try:
+        step, tried = _step_seconds(model, recipe, rows, device, stop, fitting)
+    except GymError as error:
+        if error.code is ErrorCode.INTERRUPTED:
+            raise
+        return RoundTime(None, f"its steps could not be tried here: {error.message}")
+    what = f"{_STEPS} training steps of {counted(tried, 'row')}, after one to warm up"
+    return RoundTime(step * batch / tried * recipe.max_steps, what)
+
+
+def _step_seconds(
+    model: GlobalModel,
+    recipe: TrainingRecipe,
+    rows: Sequence[dict[str, Any]],
+    device: str,
+    stop: threading.Event,
+    fitting: int,
+) -> tuple[float, int]:
+    """Seconds of a step, and its rows: those of the recipe where they fit into the time."""
+    from gym_fed.config.hub.round_training import round_training
+    from gym_fed.training.trainer import Trainer
+
+    batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
+    sizes: dict[str, Any] = {"max_steps": max(recipe.max_steps, 1 + _STEPS)}
+    if fitting < batch:
+        sizes |= {"per_device_train_batch_size": fitting, "gradient_accumulation_steps": 1}
+    ends: list[float] = []
+
+    def on_step(step: int, total: int, loss: float) -> None:
+        if stop.is_set():
+            raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
+        ends.append(time.perf_counter())
+        if len(ends) > _STEPS:
+            raise _Timed
+
+    with tempfile.TemporaryDirectory(prefix="gym-client-") as folder:
+        config = round_training(recipe.model_copy(update=sizes), 1, Path(folder) / "run", device)
+        trainer = Trainer(
+            config,
+            model=model.model,
+            tokenizer=model.tokenizer,
+            on_step=on_step,
+            on_rows=lambda name, counts: None,
+        )
+        try:
+            trainer.train(dataset=_some(rows, (1 + _STEPS) * batch))
+        except _Timed:
+            pass
+        finally:
+            model.restore()
+    return (ends[-1] - ends[0]) / _STEPS, min(fitting, batch)
+
+
+def _some(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """About ``count`` rows from all over the data."""
+    return list(rows[:: max(1, len(rows) // max(count, _FEWEST_ROWS))])
+
+
+def _least_rows(recipe: TrainingRecipe) -> int:
+    from gym_fed.core.registries import ALGORITHMS
+
+    section = recipe.chosen_sections().get(recipe.algorithm)
+    return 1 if section is None else int(ALGORITHMS.type_of(recipe.algorithm).least_batch(section))
+
+
+def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
+    """Seconds of a token forwards, and how many were tried: doubled until a row is full, for short passes are slow."""
+    from gym_fed.base.models import pick_device
+
+    place = pick_device(device)
+    model.to(place)
+    tokens = min(_FIRST_TOKENS, most_tokens)
+    seconds = _pass_seconds(model, tokens, place)
+    if seconds < _MOST_SECONDS:  # the first one also loads kernels and starts threads
+        seconds = _pass_seconds(model, tokens, place)
+    pace = seconds / tokens
+    while seconds < _LONG_ENOUGH_SECONDS and tokens < most_tokens:
+        if stop.is_set():
+            raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
+        tokens = min(2 * tokens, most_tokens)
+        seconds = _pass_seconds(model, tokens, place)
+        pace = min(pace, seconds / tokens)
+    return pace, tokens
+
+
+def _pass_seconds(model: Any, tokens: int, place: Any) -> float:
+    import torch
+
+    ids = torch.zeros((1, tokens), dtype=torch.long, device=place)
+    begun = time.perf_counter()
+    with torch.no_grad():
+        float(model(input_ids=ids, use_cache=False).logits[0, -1, 0])  # waits for a GPU
+    return time.perf_counter() - begun
 
 
 @dataclass(frozen=True)
@@ -83,3 +247,56 @@ class Costs:
         return (
             f"{readable_bytes(self.total_download_bytes)} in all, {pace.duration(self.total_download_bytes)}"
         )
+
+
+def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
+    """Bytes of the ``.gymdelta`` file that a round of this recipe makes, at most, before anything is trained.
+
+    Exact but for what depends on the values: ``group_size: auto`` (the larger choice is reported), budgets (the
+    budget is reported), and ``factors: auto``, whose mixture of grids may take a few header bytes more
+    or less.
+    """
+    from gym_quant.codecs.lora import factor_budget
+    from gym_quant.registry import get_codec
+
+    from gym_fed.delta.budget import estimated_bytes, file_bytes
+    from gym_fed.delta.manifest import TensorRecord
+    from gym_fed.delta.policy import CodecChoice
+
+    if not recipe.sends_factors:
+        return estimated_bytes(model.base.shapes, codec, model.base)
+    lora = get_codec("lora")
+    choices = []
+    for name, shape in _adapted(model.model, recipe.lora):
+        wanted = _factor_params(recipe.lora, codec)
+        params = lora.normalise({**wanted, "rank": min(recipe.lora.r, *shape)}, shape)
+        payload_bytes = lora.payload_bytes(shape, params)
+        if codec.factors == "auto":
+            payload_bytes = factor_budget(codec.factor_bits, recipe.lora.r * sum(shape))
+        choices.append(CodecChoice(TensorRecord(name, shape, lora.name, params), payload_bytes, "estimate"))
+    return file_bytes(choices, model.base, {})
+
+
+def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
+    """The codec's parameters but for the rank; with ``factors: auto`` a plan stands for the one yet to be found."""
+    if not codec.quantises_factors:
+        return {"scaling": recipe.lora_alpha / recipe.r, "factors": codec.factors}
+    return {
+        "factors": "int4" if codec.factors == "auto" else codec.factors,
+        "factor_group_size": codec.factor_group_size,
+    }
+
+
+def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
+    import torch
+
+    found: list[tuple[str, tuple[int, int]]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        last = name.rpartition(".")[2]
+        wanted = last != _HEAD if recipe.target_modules == "all-linear" else last in recipe.target_modules
+        if wanted:
+            found.append((f"{name}.weight", (module.out_features, module.in_features)))
+    return found

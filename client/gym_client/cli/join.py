@@ -14,8 +14,7 @@ from gym_client.agent.data import Data, load_data
 from gym_client.agent.pauses import PolicyStamp
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup, use_threads
-from gym_client.cli.consent import Consent
-from gym_client.cli.stopping import signals_set
+from gym_client.cli.terminal import Consent, signals_set
 from gym_client.display import Display, warnings_shown
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
 from gym_client.hub.clock import ClockReport
@@ -193,7 +192,8 @@ class _Joining:
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
-        from gym_client.cli.offer import announced, bytes_to_join, make_offer, require_rows, rounds_to_come
+        from gym_client.cli.announced import announced, bytes_to_join, rounds_to_come
+        from gym_client.cli.offer import make_offer, require_rows
         from gym_client.privacy.terms import Promises, check_promises
 
         recipe = announced(status)[0]
@@ -222,7 +222,7 @@ class _Joining:
         offer.check(self._policy)
         if self._agreement(client, status, data).is_known():
             return status, offer
-        from gym_client.cli.round_time import time_round
+        from gym_client.cli.costs import time_round
 
         self._display.busy("timing a few training steps on this machine; nothing of them is kept")
         time = time_round(model, recipe, data.rows, self._setup.device, self._stop)
@@ -231,8 +231,7 @@ class _Joining:
     def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
         """The terms of the hub now, beside what was agreed to in this home before."""
         from gym_client.agent.agreement import Agreement, Terms
-        from gym_client.cli.offer import announced
-        from gym_client.cli.pay_terms import announced_pay
+        from gym_client.cli.announced import announced, announced_pay
 
         recipe, codec = announced(status)
         terms = Terms.of(
@@ -271,7 +270,7 @@ class _Joining:
         self._display.busy("loading the trainer")
         from gym_client.agent.agent import Agent
         from gym_client.app import app
-        from gym_client.cli.offer import announced
+        from gym_client.cli.announced import announced
         from gym_client.privacy.terms import Promises
 
         agent = Agent(

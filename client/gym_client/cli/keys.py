@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
-from gym_client.hub import from_hub
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 
@@ -235,6 +234,7 @@ def transfer(
     """Transfer credits to another contributor; they arrive when the hub's hold period is over."""
 
     from gym_client.hub.known import enrolled_client
+    from gym_client.hub.replies import parse_object
     from gym_fed.trust.identity.statements import TransferOrder
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -249,7 +249,7 @@ def transfer(
             issued_at=int(client.now("Transfer")),
         )
         request = pb.TransferRequest(statement_json=order.to_json(), signature=client.sign(order.signed()))
-        accepted = from_hub.document(
+        accepted = parse_object(
             client.call("Transfer", request).receipt_json, "a receipt", amount=int, to=str, status=str
         )
     if as_json:

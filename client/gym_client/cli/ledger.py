@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
-from gym_client.hub import from_hub
 from gym_fed.core.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import ExportedLedger
@@ -61,6 +60,7 @@ def rewards(
 def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:
     from gym_client.display import Display, make_display
     from gym_client.hub.known import enrolled_client
+    from gym_client.hub.replies import parse_object, parse_verdicts
     from gym_client.ledger.receipts import Receipts
     from gym_client.ledger.rewards import proved_rounds, verify_online
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -75,11 +75,11 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
                     folder, client, lambda done, total: display.progress("ledger", done, total, None)
                 )
             account = client.call("Account", pb.AccountRequest())
-            verdicts = from_hub.verdicts(account.verdicts_json)
+            verdicts = parse_verdicts(account.verdicts_json)
             Receipts(folder, client).fetch(verdicts)
         finally:
             display.close()
-        worth = from_hub.document(account.rewards_json or "{}", "an account")
+        worth = parse_object(account.rewards_json or "{}", "an account")
         proved = proved_rounds(folder, client.pin.server)
     rounds = [
         {**line, "receipts": proved.get(line["server_round"], [])} for line in worth.pop("rounds", verdicts)

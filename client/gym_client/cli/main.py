@@ -12,7 +12,6 @@ from gym_client.cli.keys import key_app, transfer
 from gym_client.cli.ledger import ledger_app, rewards
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_client.cli.service import install_service, pause, resume
-from gym_client.hub import from_hub
 from gym_fed.core.console import (
     AsJson,
     AsJsonLines,
@@ -198,6 +197,7 @@ def status(
     """Show your balance at a hub, and the verdicts on your updates."""
     from gym_client.cli.terminal import account_table, traffic_line
     from gym_client.hub.known import enrolled_client
+    from gym_client.hub.replies import parse_verdicts
     from gym_client.hub.traffic import total_of
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -217,7 +217,7 @@ def status(
         "num_rounds": hub.num_rounds,
         "version_height": hub.version_height,
         "paused": hub.paused,
-        "verdicts": from_hub.verdicts(account.verdicts_json),
+        "verdicts": parse_verdicts(account.verdicts_json),
         "join_download_bytes": hub.join_download_bytes,
         "round_download_bytes": hub.round_download_bytes,
         **moved.to_dict(),

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
 from rich.panel import Panel
 from rich.text import Text
 
@@ -15,20 +14,22 @@ from gym_client.agent.data import Data
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import Setup
-from gym_client.cli.costs import Costs
-from gym_client.cli.pay_terms import announced_pay
-from gym_client.cli.round_time import RoundTime
-from gym_client.cli.update_size import update_bytes
-from gym_client.hub import from_hub
-from gym_client.hub.bandwidth import Bandwidth
+from gym_client.cli.announced import (
+    SOUP_FORMS,
+    announced,
+    announced_pay,
+    announced_soup_form,
+    bytes_to_join,
+    rounds_to_come,
+)
+from gym_client.cli.costs import Costs, RoundTime, update_bytes
+from gym_client.hub.traffic import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
-from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.core.tables import TextTable
 from gym_fed.core.text import counted, plain, readable_bytes
@@ -44,13 +45,6 @@ _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 
 """Of what grows or shrinks with every round: below 64 MiB, 1 MiB and 64 rounds all are one to the name of an offer."""
 _SPENT = ("epsilon_spent", "epsilon_after_next_round")
 """Of a hub's own privacy, whose budget is fixed."""
-
-_FORMS = {
-    "factors": "the soup as LoRA factors",
-    "values": "the soup as full matrices",
-    "full": "the soup of full updates",
-}
-"""What a hub's word for the form of its soups means; nothing else that it says of them is shown."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +185,7 @@ class Offer:
 
     def _fetched(self) -> list[tuple[str, str]]:
         per_round = f"about {readable_bytes(self.round_download_bytes)} each round"
-        form = _FORMS.get(self.soup_form)
+        form = SOUP_FORMS.get(self.soup_form)
         now = f"{per_round} ({form})" if form else per_round
         if self.join_download_bytes:
             now += f"; {readable_bytes(self.join_download_bytes)} to join: the soups so far"
@@ -267,7 +261,7 @@ def make_offer(
         secure=secure,
         join_download_bytes=bytes_to_join(client, status),
         round_download_bytes=status.round_download_bytes,
-        soup_form=_soup_form(status),
+        soup_form=announced_soup_form(status),
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         rounds=rounds_to_come(status, rounds),
         rows=counts.as_dict(),
@@ -284,30 +278,6 @@ def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
     rows = f"{counts.describe(recipe.max_length)}{often}"
     lines = (rows, unread_in_words(counts.unread), warning and f"warning: {warning}")
     return tuple(line for line in lines if line)
-
-
-def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
-    """What is still to be fetched before the first round: the hub's soups, less what an account has here already."""
-    here = 0
-    if client.pin.account:
-        here = sum(path.stat().st_size for path in client.home.objects.iterdir() if path.is_file())
-    return max(0, int(status.join_download_bytes) - here)
-
-
-def _soup_form(status: pb.StatusReply) -> str:
-    soup = from_hub.document(status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED).get("soup")
-    form = soup.get("form") if isinstance(soup, dict) else None
-    return form if isinstance(form, str) and form in _FORMS else ""
-
-
-def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
-    """Rounds that the hub still plans, or as many as are wanted; None where nobody knows."""
-    left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
-    document = from_hub.document(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
-    said = document.get("rounds_left")  # versions that were abandoned do not count; older hubs say nothing
-    left = said if type(said) is int and said >= 0 else left
-    known = [number for number in (left, wanted) if number is not None]
-    return min(known) if known else None
 
 
 def require_rows(data: Data, recipe: TrainingRecipe) -> None:
@@ -346,39 +316,6 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     if not counts.learned:  # with privacy no row is left out
         raise counts.nothing_learned(recipe.max_length)
     return counts
-
-
-def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
-    """The recipe and codec that the hub says its rounds have.
-
-    Raises:
-        GymError: ``MISSING_DEPENDENCY`` naming a plug-in that is missing here, or is another; ``POLICY_REFUSED`` naming
-            what is unknown or off.
-    """
-    plugins = recorded_in(status.recipe_json)
-    require_plugins(plugins, "the hub's recipe")
-    try:
-        document = from_hub.document(
-            status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
-        )
-        with only_recorded(plugins, "the hub's recipe"):
-            recipe, codec = (
-                TrainingRecipe.model_validate(document["recipe"]),
-                CodecPolicy.model_validate(document["codec"]),
-            )
-    except (ValueError, KeyError, TypeError, GymError) as error:
-        if isinstance(error, GymError) and error.code is ErrorCode.MISSING_DEPENDENCY:
-            raise
-        what = error.message if isinstance(error, GymError) else str(error)
-        if isinstance(error, ValidationError):
-            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise GymError(
-            ErrorCode.POLICY_REFUSED,
-            f"the server announces a recipe that is refused: {what}",
-            "update gym-fed",
-        ) from error
-    require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))
-    return recipe, codec
 
 
 def describe_device(name: str) -> str:

@@ -9,11 +9,11 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from gym_client.cli.consent import Consent
 from gym_client.identity.address import Address
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
@@ -25,6 +25,38 @@ if TYPE_CHECKING:
     from gym_client.base.offer import BaseOffer
     from gym_client.cli.offer import Offer
     from gym_client.ledger.restored import Loss
+
+
+class Consent:
+    """How a person gives consent. The command line prompts on the terminal; tests bring their own."""
+
+    def server_key(self, address: Address, fingerprint: str) -> bool:
+        """Whether a key that nobody vouches for is the right one."""
+        raise NotImplementedError
+
+    def local_copy(self, name: str) -> bool:
+        """Whether to read the local copy of a base model that only the hub has named, to work out the terms."""
+        raise NotImplementedError
+
+    def base(self, offer: BaseOffer) -> bool:
+        """Whether to fetch a base that this machine lacks, and to be enrolled for that."""
+        raise NotImplementedError
+
+    def offer(self, offer: Offer) -> bool:
+        """Whether to join on these terms."""
+        raise NotImplementedError
+
+    def renewed(self, renewal: Renewal) -> bool:
+        """Whether to go on with a hub whose rounds ask for something else now."""
+        raise NotImplementedError
+
+    def accepts(self, name: str) -> bool:
+        """Whether the terms of this name were accepted on the command line."""
+        return False
+
+    def restored(self, loss: Loss) -> bool:
+        """Whether to go on with a hub that was restored from a backup, and lost this."""
+        raise NotImplementedError
 
 
 MAX_TERM = 1000
@@ -227,3 +259,23 @@ def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
             row["data"][:12], "all together", "", "", f"{row['epsilon']:.3f}", f"{row['target_delta']:g}"
         )
     return table
+
+
+@contextmanager
+def signals_set(stop: threading.Event) -> Iterator[None]:
+    """The first SIGINT or SIGTERM requests a stop at a checkpoint, the second ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_client.hub.head_file import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
+from gym_client.hub.replies import NOT_ITS_OWN, heads_in_force, is_statement, refused_as_unsigned
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import append_lines, drop_torn_line, make_folder, write_atomically

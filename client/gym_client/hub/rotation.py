@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_client.hub import from_hub
+from gym_client.hub.replies import parse_object
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
@@ -146,7 +146,7 @@ def _declare(home: Home, pin: ServerPin, signer: SigningKey) -> GymError | None:
                 statement_json=statement.to_json(),
                 signature=statement.sign(signer),
             )
-            from_hub.document(client.call("RevokeKey", request).receipt_json, "a receipt")
+            parse_object(client.call("RevokeKey", request).receipt_json, "a receipt")
     except GymError as error:
         return error
     return None

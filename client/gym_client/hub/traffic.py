@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.text import readable_bytes, readable_seconds
+
+_POLL_SECONDS, _LEAST_SECONDS = 0.2, 0.001
+_SECONDS_A_CALL = 10
+"""What one upload call moves at most, so that a hub never waits long for its end."""
+
+_SETTING = "down_bytes_per_second"
+_ENOUGH_BYTES = 1_000_000
+_UNKNOWN = "how long that takes is not known: nothing large was fetched here before"
 
 
 @dataclass(frozen=True)
@@ -101,3 +112,135 @@ def _read(home: Home) -> dict[str, Any]:
 def _total(found: dict[str, Any], server: str) -> Bytes:
     said = found.get(server, {"down": 0, "up": 0})
     return Bytes(int(said["down"]), int(said["up"]))
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes per second that come down, and how that is known."""
+
+    bytes_per_second: float
+    known_by: str
+
+    def duration(self, num_bytes: int) -> str:
+        """How long so many bytes take."""
+        seconds = readable_seconds(num_bytes / self.bytes_per_second)
+        return f"about {seconds} at {readable_bytes(self.bytes_per_second)}/s, {self.known_by}"
+
+
+class DownloadPace:
+    """Measures a download, and knows what the last one was.
+
+    Args:
+        home: Keeps the measurement.
+        limit: Of ``policy.yaml``; None for none.
+        clock: Seconds, rising.
+    """
+
+    def __init__(
+        self, home: Home, limit: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._home, self._limit, self._clock = home, limit, clock
+        self._first: tuple[int, float] | None = None
+        self._last = (0, 0.0)
+
+    def note(self, done: int) -> None:
+        """So many bytes are here now."""
+        self._last = (done, self._clock())
+        self._first = self._first or self._last
+
+    def bandwidth(self) -> Bandwidth | None:
+        """As measured in this run, else the last time, else None; the limit where that is lower."""
+        measured = self._measured()
+        found = None if measured is None else Bandwidth(measured, "measured just now")
+        if found is None:
+            remembered = self._home.settings().get(_SETTING)
+            if isinstance(remembered, int | float) and remembered > 0:
+                found = Bandwidth(float(remembered), "measured at the last download")
+        if self._limit is not None and (found is None or self._limit < found.bytes_per_second):
+            return Bandwidth(float(self._limit), "the most that policy.yaml allows")
+        return found
+
+    def duration(self, num_bytes: int) -> str:
+        """How long so many bytes take, in words."""
+        found = self.bandwidth()
+        return _UNKNOWN if found is None else found.duration(num_bytes)
+
+    def save(self) -> None:
+        """Remember what was measured."""
+        measured = self._measured()
+        if measured is not None:
+            self._home.remember(**{_SETTING: round(measured)})
+
+    def _measured(self) -> float | None:
+        if self._first is None:
+            return None
+        num_bytes, seconds = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        return num_bytes / seconds if num_bytes >= _ENOUGH_BYTES and seconds > 0 else None
+
+
+class TokenBucket:
+    """Lets ``bytes_per_second`` through, a second's worth at once. Safe from any thread.
+
+    Args:
+        bytes_per_second: None lets everything through.
+        clock: Seconds, rising.
+        sleep: Waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._tokens, self._at = float(bytes_per_second or 0), clock()
+
+    def take(self, num_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Pay for bytes that were moved: returns when the bucket is no longer empty, or at ``should_stop``."""
+        with self._lock:
+            self._fill()
+            self._tokens -= num_bytes
+        while (wait := self._seconds()) > 0 and not should_stop():
+            self._sleep(min(max(wait, _LEAST_SECONDS), _POLL_SECONDS))
+
+    def seconds(self, num_bytes: int) -> float:
+        """What so many bytes take at this rate."""
+        rate = self.bytes_per_second
+        return 0.0 if rate is None else num_bytes / rate
+
+    def chunk(self, most: int) -> int:
+        """Bytes to hand over at once: a second's worth, ``most`` at most."""
+        return most if self.bytes_per_second is None else min(most, self.bytes_per_second)
+
+    def span(self, most: int) -> int:
+        """Bytes of one upload call, ``most`` at most."""
+        return most if self.bytes_per_second is None else min(most, _SECONDS_A_CALL * self.bytes_per_second)
+
+    def _seconds(self) -> float:
+        """Until the bucket is no longer empty."""
+        with self._lock:
+            self._fill()
+            rate = self.bytes_per_second
+            return 0.0 if rate is None or self._tokens >= 0 else -self._tokens / rate
+
+    def _fill(self) -> None:
+        now, rate = self._clock(), self.bytes_per_second
+        if rate is None:
+            self._tokens = 0.0
+        else:
+            self._tokens = min(float(rate), self._tokens + (now - self._at) * rate)
+        self._at = now
+
+
+class Rates:
+    """The two directions of one hub."""
+
+    def __init__(self) -> None:
+        self.up, self.down = TokenBucket(), TokenBucket()
+
+    def limit(self, up: int | None, down: int | None) -> None:
+        """Bytes per second from now on; None for no limit."""
+        self.up.bytes_per_second, self.down.bytes_per_second = up, down

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gym_client.hub.rates import TokenBucket
+from gym_client.hub.traffic import TokenBucket
 from gym_client.hub.transport import HubClient, transfer_seconds
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, write_atomically

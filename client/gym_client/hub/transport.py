@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 
 from gym_client.hub.clock import Clocks, HubTime
-from gym_client.hub.head_file import read_proof
 from gym_client.hub.heads import Heads
-from gym_client.hub.rates import Rates
+from gym_client.hub.replies import read_proof
+from gym_client.hub.traffic import Rates
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, key_for, require_one_pin

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_client.hub.backoff import is_passing
-from gym_client.hub.head_file import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.hub.heads import Heads
+from gym_client.hub.replies import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError

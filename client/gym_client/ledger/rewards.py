@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_client.hub import from_hub
 from gym_client.hub.heads import Heads
+from gym_client.hub.replies import parse_verdicts
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.ledger.copy import LedgerCopy, Progress
@@ -171,7 +171,7 @@ def verify_online(
         copy.sync(client, progress)
         tally = Tally(client.pin.contributor)
         found = verify_copy(home, copy.path, key, tally)
-        contradictions = tally.contradictions(account.balance, from_hub.verdicts(account.verdicts_json))
+        contradictions = tally.contradictions(account.balance, parse_verdicts(account.verdicts_json))
         if not contradictions:
             return found
     raise GymError(

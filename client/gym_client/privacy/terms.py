@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gym_client.hub import from_hub
+from gym_client.hub.replies import parse_object
 from gym_client.privacy.book import Charge, PrivacyBook, now
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
@@ -40,7 +40,7 @@ class SecureTerms:
         Raises:
             GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
         """
-        promised = from_hub.document(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
+        promised = parse_object(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
         terms = promised.get("secure_aggregation") if isinstance(promised, dict) else None
         if not terms:
             return None
@@ -92,7 +92,7 @@ class Promises:
             GymError: ``POLICY_REFUSED`` for what is no such promise.
         """
         try:
-            document = from_hub.document(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
+            document = parse_object(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
             central = document.get("central") or None
             if central is not None:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])

@@ -60,7 +60,7 @@ def remove(
     """
     from gym_client.cli.options import open_home
     from gym_client.cli.terminal import confirm
-    from gym_client.variants.removal import pushed_to, remove_everywhere
+    from gym_client.variant_removal import pushed_to, remove_everywhere
 
     from gym_fed.personalization.removal import LocalRemoval, remove_variant
     from gym_fed.serving.store.records import validate_name
@@ -106,7 +106,7 @@ def verify(
 ) -> None:
     """Check a receipt: its signature, and by this home's pinned keys what each hub's ledger says."""
     from gym_client.identity.home import Home
-    from gym_client.variants.removal import check_hubs
+    from gym_client.variant_removal import check_hubs
 
     from gym_fed.trust.identity.removal import SignedRemoval
 

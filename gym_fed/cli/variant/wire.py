@@ -17,7 +17,7 @@ from gym_fed.serving.store.naming import variants_folder
 
 if TYPE_CHECKING:
     from gym_client.hub.transport import HubClient
-    from gym_client.variants.variants import HubVariant
+    from gym_client.variants import HubVariant
 
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
@@ -49,7 +49,7 @@ def push(
     """Push a variant of the store to a hub, signed by your account there. The same command resumes a push."""
     shown = _readers(readers, public, private)
     with open_store(store) as opened, _enrolled(server, home, passphrase_file, insecure) as client:
-        from gym_client.variants.variants import push_variant, to_push
+        from gym_client.variants import push_variant, to_push
 
         record, path = opened.get(name), opened.path(name)
         before = record.signed()
@@ -88,7 +88,7 @@ def pull(
     """Pull a variant from a hub into the store, checked against its owner's signature and the hub's ledger."""
     incoming = variants_folder(store) / "incoming"
     with _enrolled(server, home, passphrase_file, insecure) as client:
-        from gym_client.variants.variants import pull_variant
+        from gym_client.variants import pull_variant
 
         before, local = _local(store, name)
         owner, keeper = _owners(before, name, client.pin.contributor, user)
@@ -118,7 +118,7 @@ def list_hub(
     from gym_fed.core.tables import TextTable
 
     with _enrolled(server, home, passphrase_file, insecure) as client:
-        from gym_client.variants.variants import list_variants
+        from gym_client.variants import list_variants
 
         found = list(list_variants(client))
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", "note", box=None)
@@ -143,7 +143,7 @@ def remove_hub(
 ) -> None:
     """Remove a variant of yours from a hub; nobody reads it there any more. The store keeps its own."""
     with _enrolled(server, home, passphrase_file, insecure) as client:
-        from gym_client.variants.variants import remove_variant
+        from gym_client.variants import remove_variant
 
         receipt = remove_variant(client, name)
     console.print_result(as_json, receipt, f"removed {name} from {client.address}")

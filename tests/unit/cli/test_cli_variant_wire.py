@@ -151,7 +151,7 @@ def test_a_variant_of_a_user_id_is_pushed_pulled_and_goes_on_under_that_id_on_an
 
     next_revision(ann.store, delta, 1)
     assert ann.ask("push", "mine", "--public")["revision"] == 1
-    monkeypatch.setattr("gym_client.variants.variants.download", None)  # nothing that is here is fetched
+    monkeypatch.setattr("gym_client.variants.download", None)  # nothing that is here is fetched
     again = ann.ask("pull", "mine")
     assert (again["owner"], again["revision"]) == ("me", 1)
     with pytest.MonkeyPatch.context() as patched:
@@ -174,7 +174,7 @@ def test_a_name_that_is_anothers_here_is_refused_before_anything_is_fetched(
     ann.ask("push", "poet")
     ann.store = ann.store.with_name("other")
     ann.has(delta, "poet", owner="eve")
-    monkeypatch.setattr("gym_client.variants.variants.download", None)
+    monkeypatch.setattr("gym_client.variants.download", None)
     assert "--user eve" in ann.refused(ErrorCode.PERMISSION_DENIED, "pull", "poet").hint
 
 

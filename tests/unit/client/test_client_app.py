@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, RecordDict
 from gym_client.agent import global_model as models
-from gym_client.agent import time_limit
+from gym_client.agent import hooks
 from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
@@ -317,7 +317,7 @@ def test_distillation_and_encoding_after_the_policys_time_are_refused(
 ) -> None:
     late = {"seconds": 0.0}
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late["seconds"])
-    monkeypatch.setattr(time_limit, "time", clock)
+    monkeypatch.setattr(hooks, "time", clock)
     seen: list[tuple[str, int]] = []
 
     def progress(at: str, done: int, total: int, loss: float | None) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from gym_client.agent.global_model import GlobalModel
-from gym_client.cli import round_time
-from gym_client.cli.round_time import RoundTime, time_round
-from gym_client.hub.bandwidth import Bandwidth
+from gym_client.cli import costs
+from gym_client.cli.costs import RoundTime, time_round
+from gym_client.hub.traffic import Bandwidth
 
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
@@ -55,12 +55,12 @@ def test_steps_that_would_take_long_are_timed_on_fewer_rows_and_by_a_pass_alone(
         tried.append(arguments[-1])
         return 0.5, 3
 
-    monkeypatch.setattr(round_time, "_step_seconds", step)
-    monkeypatch.setattr(round_time, "_pace", lambda *_: (6.0 / (3 * 3 * 32 * 3), 32))
+    monkeypatch.setattr(costs, "_step_seconds", step)
+    monkeypatch.setattr(costs, "_pace", lambda *_: (6.0 / (3 * 3 * 32 * 3), 32))
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
     assert tried == [3]
     assert found.seconds == pytest.approx(0.5 * 8 / 3 * 40)
-    monkeypatch.setattr(round_time, "_pace", lambda *_: (1.0, 16))
+    monkeypatch.setattr(costs, "_pace", lambda *_: (1.0, 16))
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
     assert tried == [3]
     assert found == RoundTime(3 * 32 * 8 * 40, "a pass of 16 tokens; with rows of 32 tokens")

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gym_client.agent import disk_room
-from gym_client.agent.disk_room import DiskRoom
+from gym_client.agent import pauses
+from gym_client.agent.pauses import DiskRoom
 from gym_client.display import Display
 from gym_client.identity.home import Home
 
@@ -43,7 +43,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found = [0]
     usage = lambda _: SimpleNamespace(total=1 << 30, free=found[0])  # noqa: E731
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    monkeypatch.setattr(disk_room, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(pauses, "_DISK_POLL_SECONDS", 0.01)
     return found
 
 

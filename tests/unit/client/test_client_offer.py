@@ -9,10 +9,10 @@ import pytest
 import torch
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
-from gym_client.cli.offer import Offer, announced
-from gym_client.cli.round_time import RoundTime
-from gym_client.cli.update_size import update_bytes
-from gym_client.hub.bandwidth import Bandwidth
+from gym_client.cli.announced import announced
+from gym_client.cli.costs import RoundTime, update_bytes
+from gym_client.cli.offer import Offer
+from gym_client.hub.traffic import Bandwidth
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from rich.console import Console
 

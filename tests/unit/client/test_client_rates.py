@@ -6,8 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from gym_client.hub.bandwidth import DownloadPace
-from gym_client.hub.rates import TokenBucket
+from gym_client.hub.traffic import DownloadPace, TokenBucket
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.identity.home import Home
 

@@ -299,7 +299,7 @@ def test_a_receipt_that_is_fetched_again_is_kept_once_whatever_was_counted(tmp_p
 
 
 def test_soups_that_an_account_has_here_are_not_to_be_fetched_to_join(scene: Scene) -> None:
-    from gym_client.cli.offer import bytes_to_join
+    from gym_client.cli.announced import bytes_to_join
 
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gym_client.cli.join import enter
-from gym_client.hub.rates import Rates
+from gym_client.hub.traffic import Rates
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.cli.consent import Consent
 from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.terminal import Consent
 from gym_client.display import (
     Display,
     Narrator,
@@ -24,7 +24,7 @@ from gym_client.display import (
     make_display,
     warnings_shown,
 )
-from gym_client.hub import heartbeats
+from gym_client.hub import stream
 from gym_client.hub.backoff import LINE_SECONDS, Outage, is_passing, readable_seconds
 from gym_client.identity.home import Home
 from rich.console import Console
@@ -206,7 +206,7 @@ def test_an_idle_agent_reports_that_the_hub_is_back_though_there_is_no_task(scen
 def test_no_heartbeat_is_under_way_while_a_task_is_answered(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    monkeypatch.setattr(heartbeats, "_BEATS_PER_LEASE", 30_000)
+    monkeypatch.setattr(stream, "_BEATS_PER_LEASE", 30_000)
     calls: list[str] = []
 
     def note(method: str, request: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gym_client.agent.evaluated import evaluation_notes
+from gym_client.agent.data import evaluation_notes
 from gym_server.evaluations.runner import announced_suites
 
 from gym_fed.config.hub.sections import GateConfig

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.agent.flower import to_refusal
+from gym_client.agent.task_objects import to_refusal
 from gym_client.hub.transport import HubClient
 from gym_server.strategy import DeltaSoup
 from gym_server.strategy.grid import HubGrid

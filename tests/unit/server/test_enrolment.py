@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.cli.consent import Consent
 from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.terminal import Consent
 from gym_client.display import Display
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address

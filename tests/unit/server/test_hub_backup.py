@@ -27,7 +27,7 @@ from gym_client.ledger.copy import LedgerCopy
 from gym_client.ledger.receipts import Receipts, kept_receipts
 from gym_client.ledger.restored import accept_restore, loss_of, with_restores
 from gym_client.ledger.rewards import Tally, verify_copy
-from gym_client.variants.variants import push_variant, sign_variant
+from gym_client.variants import push_variant, sign_variant
 from gym_server.backup.backup import KeyPolicy, backup, check_backup, check_hub
 from gym_server.backup.restore import fork_in_place, restore
 from gym_server.store.tables import credits

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from gym_client.hub.transfers import upload
-from gym_client.variants.variants import push_variant, remove_variant, sign_variant
+from gym_client.variants import push_variant, remove_variant, sign_variant
 from gym_server.backup.backup import care_lock
 from gym_server.backup.gc import _delete, gc, gc_pass
 from gym_server.clock import HubClock

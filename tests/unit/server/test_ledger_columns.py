@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gym_client.variants.variants import push_variant, sign_variant
+from gym_client.variants import push_variant, sign_variant
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of

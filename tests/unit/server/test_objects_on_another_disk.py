@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from gym_client.agent.residuals import Residuals
 from gym_client.identity.home import Home
-from gym_client.variants.variants import push_variant, sign_variant
+from gym_client.variants import push_variant, sign_variant
 from gym_server.backup.gc import gc
 from gym_server.store.objects import ObjectStore
 

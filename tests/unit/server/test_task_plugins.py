@@ -11,7 +11,7 @@ import pytest
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import parse_task
-from gym_client.cli.offer import announced
+from gym_client.cli.announced import announced
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.variants.variants import push_variant, sign_variant
+from gym_client.variants import push_variant, sign_variant
 from gym_server.cli.variants import variants_of
 
 from gym_fed.core.errors import ErrorCode, GymError

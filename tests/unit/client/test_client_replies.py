@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from gym_client.hub import from_hub
+from gym_client.hub.replies import parse_object, parse_verdicts
 from gym_client.privacy.terms import Promises, SecureTerms
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -25,7 +25,7 @@ HOSTILE = ["", "null", "[]", "7", '"x"', "{", "[" * 100_000, '{"a":' * 50_000, "
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(GymError) as caught:
-        from_hub.document(text, "a receipt")
+        parse_object(text, "a receipt")
     assert caught.value.code is ErrorCode.INTERNAL
     assert "a receipt that the hub sent" in caught.value.message
 
@@ -35,17 +35,17 @@ def test_what_is_no_object_is_refused(text: str) -> None:
 def test_a_verdict_without_a_field_or_with_another_type_is_refused(key: str, value: object) -> None:
     for odd in ({**VERDICT, key: value}, {k: v for k, v in VERDICT.items() if k != key}):
         with pytest.raises(GymError, match=repr(key)):
-            from_hub.verdicts([json.dumps(odd)])
+            parse_verdicts([json.dumps(odd)])
 
 
 @pytest.mark.parametrize("entries", ["x", [1.5], [True], {"1": 1}])
 def test_entries_of_a_verdict_that_are_no_numbers_are_refused(entries: object) -> None:
     with pytest.raises(GymError, match="entries"):
-        from_hub.verdicts([json.dumps({**VERDICT, "entries": entries})])
+        parse_verdicts([json.dumps({**VERDICT, "entries": entries})])
 
 
 def test_a_verdict_is_read_as_it_was_sent() -> None:
-    assert from_hub.verdicts([json.dumps(VERDICT)]) == [VERDICT]
+    assert parse_verdicts([json.dumps(VERDICT)]) == [VERDICT]
 
 
 @pytest.mark.parametrize("parse", [Promises.parse, SecureTerms.parse])

@@ -10,7 +10,7 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin, with_account
 from gym_client.ledger.receipts import check_receipt
-from gym_client.variants.variants import known_slots, remove_variant
+from gym_client.variants import known_slots, remove_variant
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.serving.store.records import is_account

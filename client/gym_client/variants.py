@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_client.hub import from_hub
 from gym_client.hub.heads import Heads
+from gym_client.hub.replies import parse_object
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_for
+from gym_client.ledger.copy import check_said
 from gym_client.ledger.receipts import check_receipt, kept_receipts
-from gym_client.variants.ledger import check_said
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
 from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
@@ -280,7 +280,7 @@ def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
 
 
 def _keep(client: HubClient, text: str, name: str, signed: SignedVariant | None) -> dict[str, Any]:
-    receipt = from_hub.document(text, "a receipt", proof=dict)
+    receipt = parse_object(text, "a receipt", proof=dict)
     proof = check_receipt({"proof": receipt.get("proof")}, bytes.fromhex(client.pin.ledger_key))
     assert proof is not None
     document = receipt.get("document") if signed is None else signed.digest

@@ -1,0 +1,99 @@
+"""Parse what a hub announces in its status: recipe, codec, pay, rounds and downloads."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from gym_client.hub.replies import parse_object
+from gym_client.hub.transport import HubClient
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.pay import PayTerms
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+SOUP_FORMS = {
+    "factors": "the soup as LoRA factors",
+    "values": "the soup as full matrices",
+    "full": "the soup of full updates",
+}
+"""Descriptions of the forms in which a hub may send its soups. Any other value from a hub is ignored."""
+
+
+def announced_pay(status: pb.StatusReply) -> PayTerms | None:
+    """Return the terms of pay that the hub announces; None if it announces none.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` for terms that cannot be read.
+    """
+    pay = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED).get("pay")
+    if pay is None:
+        return None
+    try:
+        return PayTerms.model_validate(pay)
+    except ValidationError as error:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server announces terms of pay that cannot be read: {first_problem(error)}",
+            "update gym-fed",
+        ) from error
+
+
+def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
+    """Return the bytes to fetch before the first round: the hub's soups, minus what is already on this machine."""
+    here = 0
+    if client.pin.account:
+        here = sum(path.stat().st_size for path in client.home.objects.iterdir() if path.is_file())
+    return max(0, int(status.join_download_bytes) - here)
+
+
+def announced_soup_form(status: pb.StatusReply) -> str:
+    """Return the form in which the hub sends its soups, a key of ``SOUP_FORMS``; empty if unknown."""
+    soup = parse_object(status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED).get("soup")
+    form = soup.get("form") if isinstance(soup, dict) else None
+    return form if isinstance(form, str) and form in SOUP_FORMS else ""
+
+
+def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
+    """Return the smaller of the rounds that the hub still plans and those wanted; None if neither is known."""
+    left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
+    document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
+    said = document.get("rounds_left")  # versions that were abandoned do not count; older hubs say nothing
+    left = said if type(said) is int and said >= 0 else left
+    known = [number for number in (left, wanted) if number is not None]
+    return min(known) if known else None
+
+
+def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
+    """Return the recipe and codec that the hub announces for its rounds.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` naming a plug-in that is missing here, or is another; ``POLICY_REFUSED`` naming
+            what is unknown or off.
+    """
+    plugins = recorded_in(status.recipe_json)
+    require_plugins(plugins, "the hub's recipe")
+    try:
+        document = parse_object(
+            status.recipe_json, "a recipe", ErrorCode.POLICY_REFUSED, recipe=dict, codec=dict
+        )
+        with only_recorded(plugins, "the hub's recipe"):
+            recipe, codec = (
+                TrainingRecipe.model_validate(document["recipe"]),
+                CodecPolicy.model_validate(document["codec"]),
+            )
+    except (ValueError, KeyError, TypeError, GymError) as error:
+        if isinstance(error, GymError) and error.code is ErrorCode.MISSING_DEPENDENCY:
+            raise
+        what = error.message if isinstance(error, GymError) else str(error)
+        if isinstance(error, ValidationError):
+            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"the server announces a recipe that is refused: {what}",
+            "update gym-fed",
+        ) from error
+    require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))
+    return recipe, codec

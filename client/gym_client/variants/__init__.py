@@ -1,1 +1,0 @@
-"""Personal variants at a hub: push, pull, list, remove."""
