@@ -36,7 +36,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.merging import inner_products, merge
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed, stacks_of

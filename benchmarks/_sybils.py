@@ -29,8 +29,8 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame
-from gym_fed.soup.credit.running_score import RunningScore
-from gym_fed.soup.sybils.similarity import compare, leaders, torn_apart
+from gym_fed.soup.credit import RunningScore
+from gym_fed.soup.screening import compare, leaders, torn_apart
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 OTHERS, KEYS, STEPS, LEARNING_RATE, LUCK = 3, (1, 2, 4), 20, 2e-3, 2.0

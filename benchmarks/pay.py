@@ -24,8 +24,7 @@ from scipy.stats import spearmanr
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import Scores
-from gym_fed.soup.credit.reputation import Outcome, after
-from gym_fed.soup.credit.running_score import RunningScore
+from gym_fed.soup.credit import Outcome, RunningScore, after
 
 ROUNDS, LUCK = 50, 2.0
 SETS = ("digits", "mnist")

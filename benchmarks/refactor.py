@@ -20,7 +20,7 @@ import torch
 from _report import Report, options
 from torch import Tensor
 
-from gym_fed.soup.lora.low_rank import LowRank, combine, products, refactor, rows_of
+from gym_fed.soup.low_rank import LowRank, combine, products, refactor, rows_of
 
 RANK = 16
 SIZE, CONTRIBUTORS = 4096, 32

@@ -3,9 +3,9 @@
     python benchmarks/similarity.py [--beyond] [--quick] [--json]
 
 Real training of small models: gym-nano on text tasks, stories260K on Shakespeare's speakers where the team's folder is
-there. The cosine is that of ``gym_fed.soup.sybils.similarity`` on dense updates and on the same written as signs.
+there. The cosine is that of ``gym_fed.soup.screening`` on dense updates and on the same written as signs.
 
-``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.sybils.similarity``): in honest
+``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.screening``): in honest
 rounds of three to six contributors, and in rounds of four to six of which one has two to four keys.
 """
 
@@ -34,7 +34,7 @@ from gym_fed.data.generated import generate
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.sybils.similarity import Comparison, beyond, compare
+from gym_fed.soup.screening import Comparison, beyond, compare
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONTRIBUTORS = 4

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy_torch import torch
 from gym_fed.core.text import counted
-from gym_fed.soup.linalg import signs
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup import signs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.rule import Rule
 from gym_fed.soup.rule import RuleConfig as AggregatorConfig
 

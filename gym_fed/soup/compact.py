@@ -1,4 +1,4 @@
-"""Write a merged delta small: every tensor in the fewest bytes that stay within an error, and reports that error.
+"""Write a merged delta in the fewest bytes per tensor that stay within an error bound, and report that error.
 
 A merge leaves values that no one codec fits. Sign bits of two updates average to three levels, trimmed updates to many
 zeros, LoRA factors to stacked factors, and a majority vote is sign bits again. So each tensor gets the smallest

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.soup.credit.certainty import standard_error
+from gym_fed.soup.credit import standard_error
 
 Coalition: TypeAlias = "frozenset[int]"
 Vector: TypeAlias = "NDArray[np.float64]"

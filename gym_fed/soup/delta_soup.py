@@ -35,11 +35,11 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.building import build, is_method
-from gym_fed.soup.credit.rewards import split_pool
+from gym_fed.soup.credit import split_pool
 from gym_fed.soup.merging import SoupReport, merge
 from gym_fed.soup.model_merging import ModelMergeReport, merge_models
 from gym_fed.soup.private import PrivateMerge
-from gym_fed.soup.sybils.screening import screen_norms
+from gym_fed.soup.screening import screen_norms
 
 _MIN_FOR_NORM_SCREEN = 3
 

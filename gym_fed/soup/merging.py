@@ -26,10 +26,10 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
-from gym_fed.soup.lora.adapters import write_adapters
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, private_stacks
@@ -324,3 +324,35 @@ def _check(
                     ErrorCode.BASE_MISMATCH,
                     f"{update.path}: tensor {record.name!r} {list(record.shape)} is not one of the base's",
                 )
+
+
+_PARTS_BLOCK = 1 << 21
+
+
+def parts(updates: Sequence[DeltaFile], soup: DeltaFile) -> list[float]:
+    """Coefficients ``c`` that bring ``sum_i c_i update_i`` nearest to the soup (least squares).
+
+    They are the rule's own where it weighs whole updates and the soup is written exactly, and the best linear account
+    of it elsewhere. Updates that depend on each other share what they have in common. For the eye: the last bits depend
+    on the machine.
+    """
+    rows = [*updates, soup]
+    products = np.zeros((len(rows), len(rows)))
+    for name in sorted({name for file in rows for name in file.names}):
+        shape = next(file.record(name).shape for file in rows if name in file)
+        height, width = as_matrix(shape)
+        step = max(1, _PARTS_BLOCK // (width * len(rows)))
+        for start in range(0, height, step):
+            stop = min(height, start + step)
+            block = (
+                torch.stack([_dense_rows(file, name, start, stop, width) for file in rows]).double().numpy()
+            )
+            products += block @ block.T
+    coefficients, *_ = np.linalg.lstsq(products[:-1, :-1], products[:-1, -1], rcond=1e-9)
+    return [float(value) for value in coefficients]
+
+
+def _dense_rows(file: DeltaFile, name: str, start: int, stop: int, width: int) -> Tensor:
+    if name not in file:
+        return torch.zeros((stop - start) * width)
+    return file.decode_rows(name, start, stop).reshape(-1)

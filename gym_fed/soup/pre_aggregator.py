@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix
+from gym_fed.soup.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.rule import Rule
 
 if TYPE_CHECKING:

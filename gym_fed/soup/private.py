@@ -42,8 +42,8 @@ from gym_fed.privacy.adaptive import next_norm, noise_left
 from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.linalg.gram import CombinationWeights
-from gym_fed.soup.lora.low_rank import LowRank
+from gym_fed.soup.gram import CombinationWeights
+from gym_fed.soup.low_rank import LowRank
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, DecodedStack, FactorStack, Stack, form_of
 
 FrozenA = Callable[[str, int], Tensor]

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.soup.linalg.gram import Needs
+from gym_fed.soup.gram import Needs
 
 
 class RuleConfig(StrictModel):

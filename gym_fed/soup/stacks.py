@@ -9,7 +9,7 @@ Of LoRA factors products and combinations come from the factors alone; the full 
 
 Sign deltas are merged on their packed bits, which are never turned into floats where the rule allows it: a combination
 of them is an integer vote, in which contributor i's bit counts for a whole number proportional to its coefficient times
-its scale (``gym_fed.soup.linalg.signs``).
+its scale (``gym_fed.soup.signs``).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
+from gym_fed.soup import low_rank
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
-from gym_fed.soup.linalg.gram import CombinationWeights
-from gym_fed.soup.lora import low_rank
-from gym_fed.soup.lora.low_rank import LowRank, combine, frozen_a, powers_of_two, rows_of
+from gym_fed.soup.gram import CombinationWeights
+from gym_fed.soup.low_rank import LowRank, combine, frozen_a, powers_of_two, rows_of
 
 
 class Stack(ABC):

@@ -198,7 +198,7 @@ class Federation:
         """
         import torch
 
-        from gym_fed.soup.linalg.gram import Needs
+        from gym_fed.soup.gram import Needs
         from gym_fed.soup.pipeline import Pipeline
 
         pipeline = Pipeline.of(self.config.soup)

@@ -14,7 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
 from gym_fed.soup.building import build_aggregator
-from gym_fed.soup.linalg.gram import Needs
+from gym_fed.soup.gram import Needs
 
 NAMES = AGGREGATORS.names()
 ROBUST = [name for name in NAMES if AGGREGATORS.type_of(name).robust]

@@ -20,7 +20,7 @@ from gym_fed.core.registries import AGGREGATORS
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.compact import EXACT, error_bound, write_compact
-from gym_fed.soup.linalg.gram import Needs
+from gym_fed.soup.gram import Needs
 from gym_fed.soup.merging import merge
 from gym_fed.soup.private import PrivateMerge
 from tests.support.codec_settings import settings_of

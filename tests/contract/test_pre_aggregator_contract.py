@@ -10,7 +10,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import PRE_AGGREGATORS
 from gym_fed.soup.building import build_pre_aggregators
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 NAMES = PRE_AGGREGATORS.names()

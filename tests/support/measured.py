@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from gym_server.rewards.split import MeasuredRound
 
-from gym_fed.soup.credit.certainty import Vector
-from gym_fed.soup.credit.running_score import RunningScore
+from gym_fed.soup.credit import RunningScore, Vector
 
 BLOCKS = 100
 

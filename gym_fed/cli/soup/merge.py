@@ -169,7 +169,7 @@ def _run(
     """Open, merge, encode, evaluate, and only then replace ``output``. Returns what the command prints."""
     from gym_fed.delta.file import DeltaFile
     from gym_fed.soup.compact import compared
-    from gym_fed.soup.credit.parts import parts
+    from gym_fed.soup.merging import parts
 
     loaded, spec = base_of(names, base)
     output.parent.mkdir(parents=True, exist_ok=True)

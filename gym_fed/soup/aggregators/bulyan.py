@@ -18,7 +18,7 @@ import numpy as np
 
 from gym_fed.core.lazy_torch import kernels, torch
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
-from gym_fed.soup.linalg.gram import GramMatrix
+from gym_fed.soup.gram import GramMatrix
 from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from pydantic import Field
 
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.linalg.gram import GramMatrix
-from gym_fed.soup.linalg.ordered import dot, symmetric_times
+from gym_fed.soup.gram import GramMatrix, dot, symmetric_times
 
 if TYPE_CHECKING:
     from torch import Tensor

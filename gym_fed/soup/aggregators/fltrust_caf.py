@@ -22,7 +22,7 @@ from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH
 from gym_fed.soup.aggregators.caf import filtered
 from gym_fed.soup.aggregators.fltrust import trusted
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ import numpy as np
 
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import GramMatrix
+from gym_fed.soup.gram import GramMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor

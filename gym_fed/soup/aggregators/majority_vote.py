@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gym_fed.core.lazy_torch import torch
+from gym_fed.soup import signs
 from gym_fed.soup.aggregator import CoordinateRule, Floats, Integers
 from gym_fed.soup.aggregators.median import weighted_median
-from gym_fed.soup.linalg import signs
 
 if TYPE_CHECKING:
     from torch import Tensor

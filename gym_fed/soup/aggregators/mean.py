@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import Floats, Integers, WeightRule
-from gym_fed.soup.linalg.gram import GramMatrix, Needs
+from gym_fed.soup.gram import GramMatrix, Needs
 
 if TYPE_CHECKING:
     from torch import Tensor

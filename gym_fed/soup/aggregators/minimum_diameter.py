@@ -10,6 +10,7 @@ A vertex cover of at most f is found in about 1.47^f steps (Chen et al. 2001, "V
 Further Improvements", whose first reductions are used). Trying the subsets, as ByzFL does, takes n over f. Where
 several subsets have the smallest diameter, the next largest distance decides, and so on down: the result does not
 depend on the order of contributors unless distances are equal.
+
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from typing import TYPE_CHECKING
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import GramMatrix
-from gym_fed.soup.linalg.vertex_cover import Conflicts
+from gym_fed.soup.gram import GramMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,3 +67,100 @@ def _closest_together(squared_distances: Tensor, malicious: int) -> list[int]:
                 break
     omitted = conflicts.omitted
     return [index for index in range(count) if index not in omitted]
+
+
+class Conflicts:
+    """A growing graph of conflicts, of which at most ``limit`` vertices may be left out.
+
+    Args:
+        limit: Omissions allowed; the work grows like 1.47^limit at worst.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._edges: dict[int, int] = {}  # vertex to a bit mask of its neighbours
+        self._stays = 0
+        self._cover = 0  # some omissions that resolve all conflicts so far
+
+    def part(self, first: int, second: int) -> bool:
+        """Add a conflict if all can still be resolved; if they cannot, leave it out, and both stay for good."""
+        pair = 1 << first | 1 << second
+        if pair & self._stays == pair:
+            return False
+        edges = dict(self._edges)
+        edges[first] = edges.get(first, 0) | 1 << second
+        edges[second] = edges.get(second, 0) | 1 << first
+        cover: int | None = self._cover
+        if not pair & self._cover:
+            cover = _cover(edges, self._stays, self._limit)
+        if cover is None:  # so no cover of the others holds either of the two: the one at hand remains right
+            self._stays |= pair
+            return False
+        self._edges, self._cover = edges, cover
+        return True
+
+    @property
+    def decided(self) -> bool:
+        """Whether all covers left are one and the same."""
+        forced = 0
+        for vertex, neighbours in self._edges.items():
+            if self._stays >> vertex & 1:
+                forced |= neighbours
+            elif neighbours.bit_count() > self._limit:
+                forced |= 1 << vertex
+        return forced.bit_count() == self._limit
+
+    @property
+    def omitted(self) -> set[int]:
+        """Vertices whose omission resolves all conflicts so far, at most ``limit``."""
+        return {vertex for vertex in range(self._cover.bit_length()) if self._cover >> vertex & 1}
+
+
+def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
+    """At most ``limit`` vertices outside ``stays`` that touch every edge, as a bit mask; None where there are none."""
+    taken = 0
+    while edges:
+        room = limit - taken.bit_count()
+        degrees = [neighbours.bit_count() for neighbours in edges.values()]
+        if room <= 0 or sum(degrees) > 2 * room * max(degrees):
+            return None
+        certain = _certain(edges, stays, room)
+        if certain is None:
+            return taken | found if (found := _branch(edges, stays, room)) is not None else None
+        if certain & stays:
+            return None
+        taken |= certain
+        edges = _without(edges, certain)
+    return taken if taken.bit_count() <= limit else None
+
+
+def _certain(edges: dict[int, int], stays: int, room: int) -> int | None:
+    """Vertices that some smallest cover holds, if any cover of ``room`` does; None where that is not plain."""
+    for vertex, neighbours in edges.items():
+        if stays >> vertex & 1:
+            return neighbours
+        degree = neighbours.bit_count()
+        if degree > room:
+            return 1 << vertex
+        if degree == 1:
+            return 1 << vertex if neighbours & stays else neighbours
+    return None
+
+
+def _branch(edges: dict[int, int], stays: int, room: int) -> int | None:
+    """The vertex of most neighbours is in the cover, or all its neighbours are."""
+    vertex = max(edges, key=lambda v: edges[v].bit_count())
+    for side in (1 << vertex, edges[vertex]):
+        if side.bit_count() <= room and not side & stays:
+            found = _cover(_without(edges, side), stays, room - side.bit_count())
+            if found is not None:
+                return side | found
+    return None
+
+
+def _without(edges: dict[int, int], taken: int) -> dict[int, int]:
+    return {
+        vertex: rest
+        for vertex, neighbours in edges.items()
+        if not taken >> vertex & 1 and (rest := neighbours & ~taken)
+    }

@@ -16,7 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.krum import krum_scores
-from gym_fed.soup.linalg.gram import GramMatrix
+from gym_fed.soup.gram import GramMatrix
 
 if TYPE_CHECKING:
     from torch import Tensor

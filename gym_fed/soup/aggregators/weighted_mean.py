@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import GramMatrix, Needs
+from gym_fed.soup.gram import GramMatrix, Needs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.methods._sparsify import largest, whole_share
-from gym_fed.soup.methods._task_vectors import combination
+from gym_fed.soup.methods._task_vectors import combination, largest, whole_share
 
 if TYPE_CHECKING:
     from torch import Tensor

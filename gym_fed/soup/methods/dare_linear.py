@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.methods._sparsify import draws, dropped_at_random
-from gym_fed.soup.methods._task_vectors import combination
+from gym_fed.soup.methods._task_vectors import combination, draws, dropped_at_random
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gym_fed.soup.method import MergeMethod, TensorTask
-from gym_fed.soup.methods._sparsify import draws, dropped_at_random
-from gym_fed.soup.methods._task_vectors import sign_consensus
+from gym_fed.soup.methods._task_vectors import draws, dropped_at_random, sign_consensus
 from gym_fed.soup.methods.dare_linear import DareConfig
 
 if TYPE_CHECKING:

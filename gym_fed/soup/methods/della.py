@@ -12,8 +12,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.methods._sparsify import draws
-from gym_fed.soup.methods._task_vectors import combination, sign_consensus
+from gym_fed.soup.methods._task_vectors import combination, draws, sign_consensus
 
 if TYPE_CHECKING:
     from torch import Tensor

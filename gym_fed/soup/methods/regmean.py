@@ -52,7 +52,7 @@ class Regmean(MergeMethod):
         self._averaged: list[str] = []
 
     def _merge(self, task: TensorTask) -> Tensor:
-        from gym_fed.soup.lora.low_rank import one_thread
+        from gym_fed.soup.low_rank import one_thread
 
         if not task.statistics:
             self._averaged.append(task.name)

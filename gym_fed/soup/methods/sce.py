@@ -12,8 +12,7 @@ from pydantic import Field
 
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.methods._sparsify import largest, whole_share
-from gym_fed.soup.methods._task_vectors import blocks, sign_consensus
+from gym_fed.soup.methods._task_vectors import blocks, largest, sign_consensus, whole_share
 
 if TYPE_CHECKING:
     from torch import Tensor

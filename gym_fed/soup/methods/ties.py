@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
-from gym_fed.soup.methods._sparsify import trimmed
-from gym_fed.soup.methods._task_vectors import sign_consensus
+from gym_fed.soup.methods._task_vectors import sign_consensus, trimmed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ numbers; ByzFL 0.0.11 rounds a float down, which may clip one fewer.
 from __future__ import annotations
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.pre_aggregators.norm_cap import capped
 

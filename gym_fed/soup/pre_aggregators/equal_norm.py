@@ -11,7 +11,7 @@ exact and free.
 from __future__ import annotations
 
 from gym_fed.core.lazy_torch import torch
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 

@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.soup.credit.reputation import Outcome
-from gym_fed.soup.credit.running_score import RunningScore
+from gym_fed.soup.credit import Outcome, RunningScore
 from gym_server.federation import Federation
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before

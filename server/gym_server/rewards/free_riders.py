@@ -20,7 +20,7 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.sybils.similarity import (
+from gym_fed.soup.screening import (
     Matrix,
     beyond,
     compare,

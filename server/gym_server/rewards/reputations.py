@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from gym_fed.config.hub.credits import ReputationConfig
-from gym_fed.soup.credit.reputation import NEW, Outcome, Reputation, after, before
+from gym_fed.soup.credit import NEW, Outcome, Reputation, after, before
 from gym_server.ledger.chain import Ledger
 from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.store.tables import contributions, credits, reputations, updates, versions

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, func, select
 
-from gym_fed.soup.credit.certainty import Vector
-from gym_fed.soup.credit.running_score import RunningScore
+from gym_fed.soup.credit import RunningScore, Vector
 from gym_server.ledger.rows import newest_entry
 from gym_server.rounds.versions import heights_to
 from gym_server.store.tables import running_scores, versions

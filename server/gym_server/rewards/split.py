@@ -7,9 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from gym_fed.config.hub.credits import RewardsConfig
-from gym_fed.soup.credit.certainty import Vector
-from gym_fed.soup.credit.rewards import split_pool, whole
-from gym_fed.soup.credit.running_score import RunningScore, certain_gain, paid_as_one, pay_by_score
+from gym_fed.soup.credit import (
+    RunningScore,
+    Vector,
+    certain_gain,
+    paid_as_one,
+    pay_by_score,
+    split_pool,
+    whole,
+)
 
 LEAST_WEIGHT = 0.1
 """The least participation weight, as a share of the largest one: everybody who was merged gets something, and ten new

@@ -39,9 +39,9 @@ class SoupForm:
 
     @classmethod
     def of(cls, config: ServerConfig) -> SoupForm:
-        """The form that the rules and the codec of a config give; see ``gym_fed.soup.lora.adapters``."""
+        """The form that the rules and the codec of a config give; see ``gym_fed.soup.adapters``."""
+        from gym_fed.soup.adapters import writes_factors
         from gym_fed.soup.aggregator import WeightRule
-        from gym_fed.soup.lora.adapters import writes_factors
         from gym_fed.soup.pipeline import Pipeline
 
         soup, recipe = config.soup, config.recipe
@@ -138,7 +138,7 @@ def _factors(config: ServerConfig, name: str, base: BaseSpec, rank: int) -> Code
 
     from gym_fed.delta.manifest import TensorRecord
     from gym_fed.delta.policy import CodecChoice
-    from gym_fed.soup.lora.adapters import largest_rank
+    from gym_fed.soup.adapters import largest_rank
 
     codec, shape = config.soup.codec, base.shapes[name]
     rows, cols = shape

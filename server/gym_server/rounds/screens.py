@@ -14,7 +14,7 @@ from sqlalchemy import select
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.sybils.screening import screen_norms
+from gym_fed.soup.screening import screen_norms
 from gym_server.federation import Federation
 from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders

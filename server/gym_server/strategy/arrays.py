@@ -26,11 +26,11 @@ from torch import Tensor
 from gym_fed.config.hub.soup import Option, SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
+from gym_fed.soup.screening import screen_norms
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed
-from gym_fed.soup.sybils.screening import screen_norms
 from gym_server.strategy.untrusted import comparable, read_array, read_metrics
 
 log = logging.getLogger("gym_server")

@@ -19,7 +19,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation import heldout_loss
-from gym_fed.soup.linalg.gram import Needs
+from gym_fed.soup.gram import Needs
 
 COUNT = 4
 TEXT = '{"text": "to be or not to be, that is the question"}\n{"text": "whether it is nobler"}\n'

@@ -22,7 +22,7 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.sybils.similarity import leaders, similarities
+from gym_fed.soup.screening import leaders, similarities
 from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
 
 POOL = 1000

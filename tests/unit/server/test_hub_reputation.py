@@ -26,7 +26,7 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import GymError
 from gym_fed.delta.base import model_tensors
-from gym_fed.soup.credit.reputation import Outcome, Reputation, after, before
+from gym_fed.soup.credit import Outcome, Reputation, after, before
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.judged_rounds import DENSE, Delta, Judged
 from tests.support.measured import measured_round

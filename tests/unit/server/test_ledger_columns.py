@@ -31,7 +31,7 @@ from gym_server.strategy.tasks import new_task
 from sqlalchemy import select, update
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.soup.credit.running_score import RunningScore
+from gym_fed.soup.credit import RunningScore
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.trust.identity.statements import TransferOrder

@@ -22,7 +22,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.soup.lora.adapters import largest_rank
+from gym_fed.soup.adapters import largest_rank
 from gym_fed.soup.merging import merge
 
 AS_MERGED = CodecPolicy(codec="as-merged")

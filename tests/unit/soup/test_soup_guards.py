@@ -16,8 +16,8 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.quantization import DeltaSoupConfig
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
-from gym_fed.soup.credit.rewards import split_pool
-from gym_fed.soup.linalg.gram import GramMatrix
+from gym_fed.soup.credit import split_pool
+from gym_fed.soup.gram import GramMatrix
 from gym_fed.soup.merging import merge
 from gym_fed.soup.pipeline import Pipeline
 

@@ -19,8 +19,8 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.soup.lora import low_rank
-from gym_fed.soup.lora.low_rank import LowRank, products
+from gym_fed.soup import low_rank
+from gym_fed.soup.low_rank import LowRank, products
 from gym_fed.soup.merging import merge
 from gym_fed.soup.stacks import FactorStack
 

@@ -19,8 +19,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS, PRE_AGGREGATORS
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.soup.aggregator import WeightRule
-from gym_fed.soup.linalg.gram import CombinationWeights, GramMatrix, Needs
-from gym_fed.soup.lora.low_rank import LowRank, combine, frozen_a, products, refactor, rows_of
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.low_rank import LowRank, combine, frozen_a, products, refactor, rows_of
 from gym_fed.soup.pipeline import Pipeline
 
 LORA = Lora()

@@ -23,7 +23,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.soup.linalg.gram import Needs
+from gym_fed.soup.gram import Needs
 
 README = Path(__file__).resolve().parents[3] / "README.md"
 PRINTED = re.search(r"`gym (soup merge [^`]+)`", README.read_text(encoding="utf-8"))

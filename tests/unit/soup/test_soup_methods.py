@@ -16,7 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import METHODS
 from gym_fed.soup.building import build
 from gym_fed.soup.method import TensorTask
-from gym_fed.soup.methods._sparsify import draws
+from gym_fed.soup.methods._task_vectors import draws
 
 WEIGHTS = [1.0, 2.5, 0.5, 1.0]
 

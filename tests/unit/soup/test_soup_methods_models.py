@@ -29,8 +29,7 @@ from gym_fed.evaluation.merge_statistics import (
 )
 from gym_fed.evaluation.soup_loss import SoupLoss
 from gym_fed.soup.building import build
-from gym_fed.soup.credit.parts import parts
-from gym_fed.soup.merging import merge
+from gym_fed.soup.merging import merge, parts
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.model_merging import merge_models
 

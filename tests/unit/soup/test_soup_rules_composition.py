@@ -8,7 +8,7 @@ import torch
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS, PRE_AGGREGATORS
-from gym_fed.soup.linalg.gram import GramMatrix, Needs
+from gym_fed.soup.gram import GramMatrix, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 STEPS = PRE_AGGREGATORS.names()

@@ -10,11 +10,11 @@ import torch
 
 from gym_fed.config.hub.soup import Option, SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.soup.aggregators.caf import top_eigenvector
+from gym_fed.soup.aggregators.geometric_median import spatial_median
+from gym_fed.soup.aggregators.minimum_diameter import Conflicts
 from gym_fed.soup.building import build_aggregator
-from gym_fed.soup.linalg.ordered import Array
-from gym_fed.soup.linalg.spatial_median import spatial_median
-from gym_fed.soup.linalg.spectrum import top_eigenvector
-from gym_fed.soup.linalg.vertex_cover import Conflicts
+from gym_fed.soup.gram import Array
 
 
 @pytest.mark.parametrize("seed", range(40))

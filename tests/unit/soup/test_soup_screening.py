@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gym_fed.soup.sybils.screening import screen_norms
+from gym_fed.soup.screening import screen_norms
 
 
 def test_norms_far_above_the_median_are_refused_with_a_reason() -> None:

@@ -20,8 +20,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
+from gym_fed.soup import signs
 from gym_fed.soup import stacks as decoded
-from gym_fed.soup.linalg import signs
 from gym_fed.soup.merging import inner_products, merge
 from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, stack_of, stacks_of
 

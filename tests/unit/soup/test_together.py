@@ -15,8 +15,8 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.credit.running_score import paid_as_one
-from gym_fed.soup.sybils.similarity import beyond, compare, groups_of, torn_apart
+from gym_fed.soup.credit import paid_as_one
+from gym_fed.soup.screening import beyond, compare, groups_of, torn_apart
 from tests.support.measured import measured_round
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)

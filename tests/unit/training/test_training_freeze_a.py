@@ -19,7 +19,7 @@ from gym_fed.data import generate
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.lora.low_rank import LowRank, frozen_a
+from gym_fed.soup.low_rank import LowRank, frozen_a
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
 

@@ -1,13 +1,13 @@
-"""Similarity of two updates, whatever was done to hide it, and groups of contributors that are paid as one.
+"""Screen a round's updates for outlying norms, and for copies of one update sent under several keys.
 
-The cosine of two whole updates does not see that one was scaled, but scaling every tensor by another factor turns it;
-so the tensors' own cosines are looked at too, averaged by their sizes, and of sign deltas the share of equal signs,
-which no scale changes. Where updates of a round were written by different codecs, values are compared with signs: of a
-dense update that is written again as signs every weight keeps its sign, while the cosine falls to 0.8.
+Scaling a whole update does not change its cosine with another one, but scaling every tensor by a different factor does.
+So the cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal signs,
+which no scale changes. Where updates of a round use different codecs, values are compared with signs: when a dense
+update is encoded again as signs, every weight keeps its sign, while the cosine falls to 0.8.
 
-How close honest updates are depends on the model, the data and the steps, so each round is its own measure: the median
-of all pairs is its background b, and a pair is beyond it by (cosine - b) / (1 - b). Two halves of one update, cut by
-coordinates, have a cosine of zero; they are found by the coordinates that they leave out.
+How close honest updates are depends on the model, the data and the steps. So each round has its own baseline: the median
+of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of one update, split by
+coordinates, have a cosine of zero; they are detected by the coordinates that each of them leaves out.
 (This project; the inner products are those that robust rules need anyway.)
 """
 
@@ -27,6 +27,54 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, Stack, form_of, stacks_of
+
+
+@dataclass(frozen=True)
+class NormVerdict:
+    """One update's norm, as a multiple of the round's median, and what follows.
+
+    Attributes:
+        norm: L2 norm of the update.
+        ratio: Norm over median; infinite for a norm above a median of zero.
+        accepted: Whether it stays in.
+        reason: Why not, in words for the contributor; empty when accepted.
+    """
+
+    norm: float
+    ratio: float
+    accepted: bool
+    reason: str
+
+
+def screen_norms(norms: Sequence[float], ratio: float) -> list[NormVerdict]:
+    """A verdict for each norm, in order: refused are those above ``ratio`` times the median.
+
+    While fewer than half of a round's updates are malicious, the median lies between honest norms.
+
+    Args:
+        norms: L2 norm of each update, finite and not negative.
+        ratio: At least 1.
+
+    Raises:
+        ValueError: For a ratio below 1 or a norm that is not finite.
+    """
+    if not ratio >= 1.0:
+        raise ValueError(f"ratio {ratio} is below 1: half of all honest updates would be refused")
+    if not all(math.isfinite(norm) and norm >= 0.0 for norm in norms):
+        raise ValueError(f"norms {list(norms)} are not all finite and at least 0")
+    if not norms:
+        return []
+    median = statistics.median(norms)
+    return [_verdict(norm, median, ratio) for norm in norms]
+
+
+def _verdict(norm: float, median: float, ratio: float) -> NormVerdict:
+    multiple = norm / median if median > 0.0 else (math.inf if norm > 0.0 else 1.0)
+    if multiple <= ratio:
+        return NormVerdict(norm, multiple, True, "")
+    reason = f"its norm {norm:.4g} is {multiple:.3g} times the median {median:.4g}, over {ratio:g} times"
+    return NormVerdict(norm, multiple, False, reason)
+
 
 Matrix = NDArray[np.float64]
 

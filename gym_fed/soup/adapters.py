@@ -21,8 +21,8 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, lora_delta
 from gym_fed.soup.aggregator import Aggregator, CoordinateRule
-from gym_fed.soup.linalg.gram import CombinationWeights
-from gym_fed.soup.lora.low_rank import LowRank, powers_of_two, refactor, rows_of
+from gym_fed.soup.gram import CombinationWeights
+from gym_fed.soup.low_rank import LowRank, powers_of_two, refactor, rows_of
 from gym_fed.soup.stacks import FactorStack, Stack
 
 _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)

@@ -3,15 +3,20 @@
 Most robust rules use only distances, norms and angles of updates, and return a linear combination of them. Written
 over the matrix of inner products, such a rule needs no update in memory. The same few lines serve float deltas,
 packed sign bits (whose products are popcounts) and LoRA factors (whose products need no full matrix).
+
+Sums over contributors have the same bits on any number of threads: they use no BLAS, but one fixed order or a single
+rounding.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gym_fed.core.lazy_torch import torch
 
@@ -127,3 +132,18 @@ def _combined(left: Tensor, right: Tensor) -> Tensor:
 
 def _products(rows: np.ndarray) -> Tensor:
     return torch.from_numpy(np.einsum("id,jd->ij", rows, rows, optimize=False))
+
+
+Array: TypeAlias = NDArray[Any]
+"""float64"""
+
+
+def symmetric_times(matrix: Array, vector: Array) -> Array:
+    """``matrix @ vector`` for a symmetric ``[n, n]`` float64, in one fixed order."""
+    found: Array = np.einsum("ij,j->i", matrix, vector, optimize=False)
+    return found
+
+
+def dot(left: Array, right: Array) -> float:
+    """Inner product, its sum rounded once."""
+    return math.fsum((left * right).tolist())

@@ -14,7 +14,6 @@ from gym_fed.core.lazy_torch import kernels, torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 COMBINATION_TOTAL = 1 << 30
 """A combination's votes add up to about this, so rounding changes none by more than 1e-9 of the whole."""
 

@@ -1,1 +1,0 @@
-"""What a round is worth to whom: shares of a soup, credits, reputation."""

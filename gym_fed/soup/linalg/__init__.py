@@ -1,1 +1,0 @@
-"""The arithmetic of rules: Gram matrices, medians, spectra, votes on packed bits; the same bits on every machine."""

@@ -1,1 +1,0 @@
-"""Soups of LoRA factors that stay factors."""

@@ -1,1 +1,0 @@
-"""Updates that are suspiciously alike or large."""
