@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Raw = dict[str, Any]
@@ -230,3 +230,24 @@ def columns_text(columns: Mapping[str, str]) -> str:
     if any("," in theirs or theirs != theirs.strip() for theirs in columns.values()):
         return json.dumps(dict(columns), ensure_ascii=False)
     return text
+
+
+def guess_rest(sample: Sequence[Mapping[str, Any]], kind: str = "any") -> ColumnGuess | None:
+    """Guess the columns that ``--columns`` did not name, by the names in the file, so the suggestion can be copied.
+
+    Args:
+        sample: The first rows of a file; either all or none of them are renamed.
+        kind: The required kind of rows.
+    """
+    guess = guess_columns([dict(row) for row in sample], kind)
+    given: Mapping[str, str] = getattr(sample[0], "columns", {}) if sample else {}
+    if guess is None or not given:
+        return guess
+    guessed = {ours: given.get(theirs, theirs) for ours, theirs in guess.columns.items()}
+    named = {
+        ours: theirs
+        for ours, theirs in given.items()
+        if ours not in guessed and theirs not in guessed.values()
+    }
+    unread = tuple(name for name in guess.unread if name not in named)
+    return replace(guess, columns={**named, **guessed}, unread=unread)

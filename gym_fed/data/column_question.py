@@ -18,15 +18,14 @@ from pydantic import BaseModel
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option
+from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option, guess_rest
 from gym_fed.data.columns import renaming
-from gym_fed.data.delimiters import delimiter_name
+from gym_fed.data.csv_rows import delimiter_name
 from gym_fed.data.files import delimiter_in, read_raw
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.formats.text import Text
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import format_of, unknown_format
-from gym_fed.data.renamed_rows import guess_rest
 from gym_fed.data.rows import RowKind
 
 Config = TypeVar("Config", bound=BaseModel)

@@ -1,4 +1,4 @@
-"""Columns of a file under the names that formats know: ``prompt=question,completion=answer``."""
+"""Rename the columns of a file to the names that formats expect: ``prompt=question,completion=answer``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.data.csv_rows import columns_of
+from gym_fed.data.csv_rows import CsvRow, columns_of
 from gym_fed.data.formats.base import BadRow, EmptyCell, Raw, as_object
-from gym_fed.data.renamed_rows import RenamedRow
 
 _OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")
 """Columns that may be empty in a row."""
@@ -95,3 +94,15 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+class RenamedRow(CsvRow):
+    """A raw row with renamed columns, which keeps the file's names for suggestions. Equal to a plain dict.
+
+    Attributes:
+        columns: From our names to the file's.
+    """
+
+    def __init__(self, row: Mapping[str, Any], header: tuple[str, ...], columns: Mapping[str, str]) -> None:
+        super().__init__(row, header)
+        self.columns = columns

@@ -1,14 +1,15 @@
-"""LLaMA-Factory's ``dataset_info.json``, read as it is: where each dataset lies, and what its columns are called.
+"""Read LLaMA-Factory's ``dataset_info.json``: where each dataset is, and the names of its columns.
 
 Keys as LLaMA-Factory 0.9 documents them in data/README.md. When ``columns`` is given, a column that it does not list is
-not read, as there; when ``tags`` is given, a tag that it does not list keeps its default.
+not read, as in LLaMA-Factory; when ``tags`` is given, a tag that it does not list keeps its default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -19,7 +20,25 @@ from gym_fed.core.json_files import read_object
 from gym_fed.data.formats.base import BadRow, Raw, as_object
 from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import PlacedRow, converted, iter_rows
-from gym_fed.data.sampling import reservoir
+
+T = TypeVar("T")
+
+
+def reservoir(items: Iterable[T], count: int, seed: int) -> Iterator[T]:
+    """Sample ``count`` items uniformly, in their order, holding no more than those (Vitter 1985, algorithm R).
+
+    When there are fewer items, they are repeated from the first one until ``count`` is reached.
+    """
+    rng = random.Random(seed)
+    sample: list[tuple[int, T]] = []
+    for index, item in enumerate(items):
+        if index < count:
+            sample.append((index, item))
+        elif (place := rng.randrange(index + 1)) < count:
+            sample[place] = (index, item)
+    sample.sort(key=lambda pair: pair[0])
+    for turn in range(count if sample else 0):
+        yield sample[turn % len(sample)][1]
 
 
 class Columns(StrictModel):

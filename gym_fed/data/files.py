@@ -23,8 +23,7 @@ from gym_fed.data.bounded import (
     not_utf8,
     too_long,
 )
-from gym_fed.data.csv_rows import CsvRow
-from gym_fed.data.delimiters import HEAD_BYTES, delimiter_name, delimiter_of
+from gym_fed.data.csv_rows import DELIMITER_BYTES, CsvRow, delimiter_name, delimiter_of
 from gym_fed.data.locations import DataFile
 
 Placed = tuple[str, Any]
@@ -65,7 +64,9 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
             if file.suffix == ".txt":
                 yield from _read_text(file.name, reader, text_lines)
             elif file.suffix in (".csv", ".tsv"):
-                yield from _read_csv(file.name, reader, delimiter_of(file.suffix, reader.peek(HEAD_BYTES)))
+                yield from _read_csv(
+                    file.name, reader, delimiter_of(file.suffix, reader.peek(DELIMITER_BYTES))
+                )
             elif file.suffix == ".json" or _begins_a_list(reader):
                 yield from _read_json(file.name, reader)
             else:
@@ -83,7 +84,7 @@ def delimiter_in(file: DataFile) -> str | None:
     if file.suffix not in (".csv", ".tsv"):
         return None
     with file.open() as stream:
-        return delimiter_of(file.suffix, buffered(file.name, stream).peek(HEAD_BYTES))
+        return delimiter_of(file.suffix, buffered(file.name, stream).peek(DELIMITER_BYTES))
 
 
 def _read_text(name: str, reader: io.BufferedReader, lines: bool) -> Iterator[Placed]:

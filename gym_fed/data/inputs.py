@@ -1,12 +1,13 @@
-"""What a pipeline may be given as a source, and the mark that shows whether it still holds the same rows."""
+"""The inputs of a data pipeline: their rows, the key that changes with their content, and weighted interleaving."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
@@ -119,3 +120,56 @@ def _mark(file: DataFile) -> Any:
         while block := stream.read(_BLOCK_BYTES):
             digest.update(block)
     return [file.name, digest.hexdigest()]
+
+
+T = TypeVar("T")
+Stopping = Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"]
+STOPPING = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
+
+
+def interleave(
+    sources: Sequence[Callable[[], Iterator[T]]],
+    weights: Sequence[float],
+    seed: int,
+    stopping: Stopping = "first_exhausted",
+    on_stop: Callable[[int], None] | None = None,
+) -> Iterator[T]:
+    """Interleave sources at random: the next row is from source i with probability ``weights[i] / sum(weights)``.
+
+    Args:
+        sources: Functions that start a source from its first row.
+        weights: One positive weight per source.
+        seed: Seed of the draws.
+        stopping: When to stop, named as in ``datasets.interleave_datasets``. ``first_exhausted``: when the first source
+            ends, so that the proportions hold to the end. ``all_exhausted``: when every source has ended once; until
+            then a source that ends starts again, so rows repeat. ``all_exhausted_without_replacement``: when every row
+            has been yielded once.
+        on_stop: Called under ``first_exhausted`` with the index of the source that ended, if there are several.
+    """
+    rng = random.Random(seed)
+    streams = [start() for start in sources]
+    open_ones = list(range(len(streams)))
+    ended: set[int] = set()
+    while open_ones:
+        if len(open_ones) == 1:
+            index = open_ones[0]
+        else:
+            (index,) = rng.choices(open_ones, [weights[i] for i in open_ones])
+        try:
+            row = next(streams[index])
+        except StopIteration:
+            ended.add(index)
+            if stopping == "first_exhausted" or len(ended) == len(streams):
+                if len(ended) < len(streams) and on_stop is not None:
+                    on_stop(index)
+                return
+            if stopping == "all_exhausted_without_replacement":
+                open_ones.remove(index)
+                continue
+            streams[index] = sources[index]()
+            row_or_none = next(streams[index], None)
+            if row_or_none is None:  # the source is empty
+                open_ones.remove(index)
+                continue
+            row = row_or_none
+        yield row

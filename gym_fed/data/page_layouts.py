@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.arrow_values import without_filled_nulls
-from gym_fed.data.csv_rows import CsvRow
-from gym_fed.data.delimiters import delimiter_name
+from gym_fed.data.csv_rows import CsvRow, delimiter_name
 from gym_fed.data.files import after_space, cell_value
 
 MAX_ROW_BYTES = 2**20

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data import delimiters
+from gym_fed.data.csv_rows import DELIMITER_BYTES, delimiter_of
 from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.page_layouts import (
     BOM,
@@ -130,7 +130,7 @@ class PagedFile:
         if suffix == ".parquet":
             return ParquetRows(self.name)
         if suffix in (".csv", ".tsv"):
-            return CsvRows(self.name, delimiters.delimiter_of(suffix, self._head(delimiters.HEAD_BYTES)))
+            return CsvRows(self.name, delimiter_of(suffix, self._head(DELIMITER_BYTES)))
         if suffix == ".txt":
             return TextRows(self.name)
         if suffix == ".json" or self._head(HEAD_BYTES).removeprefix(BOM).lstrip()[:1] == b"[":

@@ -25,8 +25,7 @@ from gym_fed.core.aliases import ExpectedElsewhere
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoded_cache import EncodedCache, tokenizer_digest
 from gym_fed.data.encoding import iter_encoded
-from gym_fed.data.inputs import Input, as_input
-from gym_fed.data.mixing import STOPPING, Stopping, interleave
+from gym_fed.data.inputs import STOPPING, Input, Stopping, as_input, interleave
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.steps import DedupStep, FilterStep, Judge, Report, Row, Step

@@ -12,15 +12,13 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import plain
-from gym_fed.data.column_guess import ColumnGuess
+from gym_fed.data.column_guess import ColumnGuess, guess_rest
 from gym_fed.data.columns import renaming
 from gym_fed.data.csv_rows import columns_of
 from gym_fed.data.files import Placed, read_raw
 from gym_fed.data.formats.base import BadRow, EmptyCell, Format, MediaRow, as_object, unread_noted
 from gym_fed.data.locations import DataFile, find_files
-from gym_fed.data.renamed_rows import guess_rest
-from gym_fed.data.rows import PlacedDict, Row
-from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
+from gym_fed.data.rows import SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""The five kinds of rows, and the conversions between them.
+"""The five kinds of training rows, and the conversions between them.
 
 =============  =====================================================================================
 ``supervised``   ``{"messages": [...]}``, ``{"text": str}``, or ``{"prompt": str, "completion": str}``, of which only
@@ -15,10 +15,12 @@ Beside them stand ``tools`` (OpenAI's functions, for the chat template) and ``im
 has ``role`` (system, user, assistant, tool), ``content``, and where there is one ``name``; ``tool_calls`` where the
 assistant calls tools, ``reasoning_content`` where it reasons, and ``weight: 0`` where its turn is not to be learned.
 ``forget: True`` beside them marks a row to unlearn.
+
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -26,8 +28,7 @@ from typing import Any, Literal
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
-from gym_fed.data.renamed_rows import guess_rest
-from gym_fed.data.surrogates import SURROGATE_REMEDY, surrogate_in
+from gym_fed.data.column_guess import guess_rest
 
 _SHOWN, _SHOWN_CHARACTERS = 12, 60
 
@@ -206,3 +207,30 @@ def _joined(row: Row) -> Row:
     if isinstance(prompt, str):
         return {"prompt": prompt, "completion": answer, **context}
     return {"messages": [*prompt, *answer], **context}
+
+
+SURROGATE_REMEDY = "write the whole character (an emoji is two such codes in JSON), or drop the row"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def surrogate_in(row: dict[str, Any]) -> str | None:
+    """Return what is wrong with the first text that holds half a surrogate pair; None where no text does."""
+    for key, value in row.items():
+        if (found := _found(key)) is None:
+            found = _found(value)
+        if found is not None:
+            code, at = found
+            return f"{key!a} holds \\u{code:04x} at character {at}, which is half a character"
+    return None
+
+
+def _found(value: Any) -> tuple[int, int] | None:
+    """The code and its place in its text."""
+    if isinstance(value, str):
+        match = None if value.isascii() else _SURROGATE.search(value)
+        return None if match is None else (ord(match[0]), match.start())
+    if isinstance(value, dict):
+        value = [part for item in value.items() for part in item]
+    if isinstance(value, list | tuple):
+        return next((found for part in value if (found := _found(part)) is not None), None)
+    return None

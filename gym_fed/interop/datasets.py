@@ -10,9 +10,9 @@ from typing import Any
 
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.named import INFO, is_catalogued, registered
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.registry import DatasetManifest, DatasetRegistry, default_store
+from gym_fed.data.sources import INFO, is_catalogued, registered
 
 __all__ = ["is_catalogued", "local_info", "pull", "push"]
 

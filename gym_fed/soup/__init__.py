@@ -1,1 +1,1 @@
-"""DeltaSoup: robust aggregators and the recipes that use them."""
+"""Robust aggregation and merging of updates (DeltaSoup)."""

@@ -1,4 +1,4 @@
-"""A soup of LoRA factors that is itself LoRA factors: stacked exactly, then cut back to a rank.
+"""Write a soup of LoRA factors as LoRA factors: stacked exactly, then truncated to a rank.
 
 The mean of products is not the product of means: averaging A and B apart misses the true combination by 15% to 95% of
 its norm. Stacked factors are the true combination; cut to rank r by QR and a small SVD they are the best of that rank,
@@ -97,19 +97,20 @@ def write_adapters(
 
 
 def writes_factors(policy: CodecPolicy) -> bool:
-    """Whether a soup of factors may be written as factors: as it is merged, or by a codec of factors."""
+    """True if a policy can write a soup of factors as factors: as merged, or with a factor codec."""
     return policy.codec == "as-merged" or (policy.codec in CODECS and get_codec(policy.codec).low_rank)
 
 
 def largest_rank(shape: tuple[int, int]) -> int:
-    """The largest rank at which a matrix's two factors hold fewer numbers than the matrix itself."""
+    """The largest rank at which two factors hold fewer numbers than the matrix."""
     rows, cols = shape
     return (rows * cols - 1) // (rows + cols)
 
 
 def _factors(found: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
-    """A, B and scaling. Where the components of one are far larger than those of the other, a power of two moves
-    between them: their product fits the codec's numbers, and so must they."""
+    """Return A, B and the scaling. If one factor's components are far larger than the other's, a power of two moves
+    between them, so that both fit the codec's number format.
+    """
     a, b = found.a, found.b * scale
     exponents = [np.frexp(powers_of_two(rows).numpy())[1] for rows in (a, b.T)]
     far = np.maximum(*np.abs(exponents)) > _LIKE_SIZE

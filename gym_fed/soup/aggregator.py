@@ -1,4 +1,4 @@
-"""The interface of aggregators: rules on coordinates, and rules that weigh whole updates."""
+"""The interface of aggregators: coordinate-wise rules, and rules that weight whole updates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ __all__ = ["Aggregator", "AggregatorConfig", "CoordinateRule", "WeightRule"]
 
 
 class Aggregator(Rule):
-    """One rule, in two steps: ``mix`` reads the updates' inner products, ``combine`` their coordinates, block by block.
+    """An aggregation rule in two steps: ``mix`` sees inner products of the updates, ``combine`` their coordinates in
+    blocks.
 
     Derive from ``WeightRule`` or ``CoordinateRule``. To add a rule, put a file with a subclass into
     ``gym_fed/soup/aggregators``, named like the rule.
@@ -53,32 +54,33 @@ class Aggregator(Rule):
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """Malicious clients to withstand among so many contributors, by default."""
+        """Default number of malicious clients to withstand, given the number of contributors."""
         return 0
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """Updates that the rule needs to withstand f = ``malicious``, by its paper."""
+        """Minimum number of updates to withstand f = ``malicious`` clients, from the rule's paper."""
         return 2 * malicious + 1
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
-        """The combinations of the updates that ``combine`` works on; all of them, as they are, by default."""
+        """Linear combinations of the updates that ``combine`` works on; by default the updates themselves."""
         return CombinationWeights.identity(gram.weights)
 
     @abstractmethod
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """Aggregate a block of the combined vectors: ``[m, block]`` float32, ``[m]`` float64 to ``[block]`` float32.
+        """Aggregate a block of the combined vectors: ``[m, block]`` float32 and ``[m]`` float64 to ``[block]`` float32.
 
         May not change its input, nor depend on the number of torch threads.
         """
 
     def drops(self, weights: Tensor) -> int | None:
-        """How many values are dropped on either side before the plain mean of the others, where that is all the rule
-        does to vectors of these ``[m]`` weights; None otherwise."""
+        """Number of values dropped on each side of a coordinate, if the rule is a trimmed mean for these ``[m]``
+        weights; None otherwise.
+        """
         return None
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
-        """The result from the sum of votes, where ``counts_votes``.
+        """Compute the result from the sum of votes; only for rules with ``counts_votes``.
 
         Args:
             totals: ``[k]`` int64 sums of votes in {-1, 0, 1}.
@@ -92,7 +94,7 @@ class Aggregator(Rule):
         raise NotImplementedError(f"aggregator {self.name!r} is no function of the sum of votes")
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
-        """``combine`` on packed signs, without decoding them.
+        """Run ``combine`` on packed signs, without decoding them.
 
         Args:
             bits: n packed matrices of one shape.
@@ -183,7 +185,7 @@ class Aggregator(Rule):
 
 
 class CoordinateRule(Aggregator):
-    """A rule that treats every coordinate alone.
+    """A rule that treats every coordinate separately.
 
     Give ``formula``, and ``_aggregate`` too where a kernel computes the same faster; a rule with ``_aggregate`` needs
     no ``formula``.
@@ -193,11 +195,11 @@ class CoordinateRule(Aggregator):
         return self._aggregate(rows, weights)
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """The rule as its paper writes it: ``[m, block]`` and ``[m]`` float64 to ``[block]`` float64."""
+        """The paper's formula: ``[m, block]`` and ``[m]`` float64 to ``[block]`` float64."""
         raise NotImplementedError(f"aggregator {self.name!r} gives neither formula nor _aggregate")
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """``[m, block]`` float32 and ``[m]`` float64 weights to ``[block]`` float32, on checked input."""
+        """Aggregate checked input: ``[m, block]`` float32 and ``[m]`` float64 weights to ``[block]`` float32."""
         return self.formula(updates.to(torch.float64), weights.to(torch.float64)).to(torch.float32)
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
@@ -206,7 +208,7 @@ class CoordinateRule(Aggregator):
 
 
 class WeightRule(Aggregator):
-    """A rule whose result is a linear combination of the updates: give ``weigh``.
+    """A rule whose result is a linear combination of the updates, given by ``weigh``.
 
     It works on sign bits and LoRA factors as it does on floats, since it never sees a coordinate.
     """
@@ -225,7 +227,7 @@ class WeightRule(Aggregator):
 
     @abstractmethod
     def weigh(self, gram: GramMatrix) -> Tensor:
-        """``[n]`` float64 coefficients of the updates, on a checked round."""
+        """Return the ``[n]`` float64 coefficients of the updates, for a checked round."""
 
 
 def _is_identity(combination: CombinationWeights, count: int) -> bool:
@@ -235,7 +237,7 @@ def _is_identity(combination: CombinationWeights, count: int) -> bool:
 
 
 def _refuse_half(weights: Tensor, malicious: int) -> None:
-    """Refuse weights with which the ``malicious`` heaviest contributors would hold half of the vote.
+    """Refuse weights where the ``malicious`` heaviest contributors hold half of the total.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

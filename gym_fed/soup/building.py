@@ -1,4 +1,4 @@
-"""Builds the rules that a recipe names, with the settings that it gives."""
+"""Build the rules that a recipe names, with their settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Rule)
 
 
 def build_aggregator(recipe: SoupRecipe) -> Aggregator:
-    """The aggregator a recipe names, with its settings.
+    """Build the aggregator of a recipe.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for settings the rule does not have; so with the next.
@@ -32,7 +32,7 @@ def build_aggregator(recipe: SoupRecipe) -> Aggregator:
 
 
 def build_pre_aggregators(recipe: SoupRecipe) -> tuple[PreAggregator, ...]:
-    """The pre-aggregators a recipe names, in their order."""
+    """Build the pre-aggregators of a recipe, in order."""
 
     def one(name: str) -> PreAggregator:
         rule: type[PreAggregator] = PRE_AGGREGATORS.type_of(name)
@@ -46,7 +46,7 @@ def build_pre_aggregators(recipe: SoupRecipe) -> tuple[PreAggregator, ...]:
 
 
 def build_optimizer(recipe: SoupRecipe) -> ServerOptimizer | None:
-    """The server optimiser a recipe names, if any."""
+    """Build the server optimiser of a recipe, if it has one."""
     if recipe.server_optimizer == "none":
         return None
     rule: type[ServerOptimizer] = SERVER_OPTIMIZERS.type_of(recipe.server_optimizer)
@@ -54,7 +54,7 @@ def build_optimizer(recipe: SoupRecipe) -> ServerOptimizer | None:
 
 
 def build_contribution_method(name: str, options: Mapping[str, object]) -> ContributionMethod:
-    """A contribution score from plain values.
+    """Build a contribution score from plain values.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an unknown score, or naming the key.
@@ -64,7 +64,7 @@ def build_contribution_method(name: str, options: Mapping[str, object]) -> Contr
 
 
 def build(rule: type[R], values: Mapping[str, object], where: str) -> R:
-    """A rule from plain values.
+    """Build a rule from plain values.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming the key.
@@ -73,7 +73,7 @@ def build(rule: type[R], values: Mapping[str, object], where: str) -> R:
 
 
 def is_method(name: str) -> bool:
-    """Whether a rule that ``gym soup merge`` or ``DeltaSoup`` names is a merge method, and no aggregator.
+    """True if ``name`` is a merge method, False if it is an aggregator.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for a name that is both, by an installed package.

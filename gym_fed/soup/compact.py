@@ -47,7 +47,7 @@ _SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
 
 @functools.cache
 def menu() -> Menu:
-    """The encodings to try for a matrix, beside that of ``EXACT``: ``Codec.compact`` of our codecs, smallest first.
+    """The encodings to try for a matrix besides ``EXACT``: ``Codec.compact`` of our codecs, smallest first.
 
     Codecs of other packages are never chosen: every reader of the soup would need the package.
     """
@@ -56,13 +56,13 @@ def menu() -> Menu:
 
 
 def values_only() -> Menu:
-    """The codec of small and one-dimensional tensors: the largest, which loses the least."""
+    """The codec for small and one-dimensional tensors: the largest one, which loses the least."""
     return menu()[-1:]
 
 
 @dataclass(frozen=True)
 class CompactReport:
-    """The file that was written, and its distance from the exact soup.
+    """The size of the compact soup and its distance from the exact one.
 
     Attributes:
         sha256: Lower-case hex sha256 of the file.
@@ -82,7 +82,7 @@ class CompactReport:
 
 
 def error_bound(updates: Sequence[DeltaFile]) -> float:
-    """``COARSE_ERROR`` where every matrix of every update has a coarse codec (``Codec.coarse``), else ``ERROR``."""
+    """``COARSE_ERROR`` if every matrix of every update has a coarse codec (``Codec.coarse``), else ``ERROR``."""
     records = [update.record(name) for update in updates for name in update.names]
     codecs = {record.codec for record in records if not _is_small(record.shape)}
     return COARSE_ERROR if codecs and all(get_codec(name).coarse for name in codecs) else ERROR
@@ -91,7 +91,7 @@ def error_bound(updates: Sequence[DeltaFile]) -> float:
 def write_compact(
     exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, options: Menu | None = None
 ) -> None:
-    """Write ``exact`` with the smallest codec for each tensor that is within ``bound``; one tensor is held at a time.
+    """Write each tensor of ``exact`` with the smallest codec within ``bound``; one tensor is in memory at a time.
 
     Args:
         exact: The soup, written by ``EXACT``.
@@ -112,7 +112,7 @@ def write_compact(
 
 
 def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
-    """The encoding of ``exact`` in ``soup``; both are open, and of one base."""
+    """Compare ``exact`` with its encoding ``soup``; both are open and have the same base."""
     wrong = true = kept = 0.0
     for name in sorted({*exact.names, *soup.names}):
         truth = exact.decode(name) if name in exact else soup.decode(name).zero_()
@@ -128,7 +128,7 @@ def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
 
 @dataclass(frozen=True)
 class _Option:
-    """A codec for one tensor, with its parameters; ``factors`` are those of the exact soup, float32."""
+    """A codec and its parameters for one tensor; ``factors`` are those of the exact soup, float32."""
 
     codec: str
     params: Params
@@ -140,7 +140,7 @@ class _Option:
         return get_codec(self.codec).encode(delta, **self.params)
 
     def error(self, delta: Tensor) -> float:
-        """Relative error; infinite where the tensor does not fit the codec's number format."""
+        """The relative error; infinite if the tensor does not fit the codec's number format."""
         try:
             encoded = self.encode(delta)
         except CodecError:
@@ -173,7 +173,7 @@ def _encoded(option: _Option, exact: DeltaFile, name: str) -> Payload:
 
 
 def _options(exact: DeltaFile, name: str, options: Menu) -> list[_Option]:
-    """The encodings that are smaller than the tensor as it is, the smallest first."""
+    """The encodings smaller than the tensor itself, smallest first."""
     record = exact.record(name)
 
     def size(option: _Option) -> int:

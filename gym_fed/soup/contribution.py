@@ -1,4 +1,4 @@
-"""Contribution scores: a round as a cooperative game, and the interface of the methods that share its value.
+"""Contribution scores: a round as a cooperative game, and the interface of the methods that divide its value.
 
 The players are the n merged updates of a round. The value of a coalition S is the drop in held-out loss by its soup, in
 which every member keeps its coefficient in the round's soup of all::
@@ -39,7 +39,7 @@ GRADIENT_COST = 3
 
 
 class Game(Protocol):
-    """A game of ``n`` players; ``value`` is in nats, and 0 for nobody."""
+    """A cooperative game of ``n`` players; ``value`` is in nats, and 0 for the empty coalition."""
 
     @property
     def n(self) -> int: ...
@@ -49,34 +49,35 @@ class Game(Protocol):
 
 @runtime_checkable
 class RowGame(Game, Protocol):
-    """A game that is measured on held-out rows, dealt into k blocks; the blocks' spread is its sampling error."""
+    """A game measured on held-out rows in k blocks; the spread between blocks gives the sampling error."""
 
     @property
     def block_weights(self) -> Vector:
-        """``[k]``: each block's share of the held-out tokens; they sum to 1."""
+        """``[k]`` shares of the held-out tokens per block; they sum to 1."""
 
     def parts(self, coalition: Coalition) -> Vector:
-        """``[k]``: what each block adds to the coalition's value."""
+        """``[k]`` contributions of the blocks to the coalition's value."""
 
 
 @runtime_checkable
 class SmoothGame(Game, Protocol):
-    """A game whose players may also be there in part."""
+    """A game whose players may take part fractionally, so that it has gradients."""
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n]``, or ``[n, k]`` by block of held-out rows: how fast the value grows with each player's share.
+        """``[n]``, or ``[n, k]`` by block of held-out rows: derivative of the value with respect to each player's
+        share.
 
         Args:
             shares: ``[n]``: to which part each player is there.
         """
 
     def chance(self) -> Vector:
-        """``[n]``: standard deviation of the slope of an update of this size whose direction is drawn blindly."""
+        """``[n]`` standard deviations of the slope of a random direction with the norm of each update."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The score of each player.
+    """The score of each player, with its cost and error.
 
     Attributes:
         method: The method's name.
@@ -103,7 +104,7 @@ class Scores:
 
 
 class CountedGame:
-    """A game that evaluates another one once per coalition, and counts.
+    """A wrapper that evaluates each coalition of a game once, and counts evaluations.
 
     Args:
         game: The game.
@@ -127,15 +128,15 @@ class CountedGame:
 
     @property
     def block_weights(self) -> Vector:
-        """As the game's own; one block for a game without rows."""
+        """The game's own blocks; a single one for a game without rows."""
         return _block_weights(self._game)
 
     def value(self, coalition: Coalition) -> float:
-        """As the game's own; for what is raised see ``parts``."""
+        """The game's own value; raises what ``parts`` raises."""
         return float(self.parts(coalition).sum())
 
     def parts(self, coalition: Coalition) -> Vector:
-        """``[k]`` as the game's own; a game without rows has one part, its value.
+        """``[k]`` parts of the game; a game without rows has one part, its value.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for a value that is not finite.
@@ -148,7 +149,7 @@ class CountedGame:
         return self._known[coalition]
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n, k]`` as the game's own; counts for ``GRADIENT_COST``."""
+        """``[n, k]`` slopes of the game; costs ``GRADIENT_COST`` evaluations."""
         self._on_evaluation(self.evaluations)
         found = _finite(self._smooth.slopes(shares), "the gradient")
         self.evaluations += GRADIENT_COST
@@ -157,11 +158,11 @@ class CountedGame:
 
     @property
     def smooth(self) -> bool:
-        """Whether the innermost game has gradients."""
+        """True if the innermost game has gradients."""
         return _is_smooth(self._game)
 
     def chance(self) -> Vector:
-        """As the game's own; costs a gradient where none was taken yet."""
+        """The game's own chance level; takes a gradient if none was taken yet."""
         smooth = self._smooth
         if not self._sloped:
             self.slopes(np.full(self.n, 0.5))
@@ -170,7 +171,7 @@ class CountedGame:
     def scores(
         self, method: ContributionMethod, parts: Vector, stopped: Stopped, sampled: Vector | None = None
     ) -> Scores:
-        """The scores of a method, their errors, its cost and its chance level.
+        """Collect the scores of a method with their errors, cost and chance level.
 
         Args:
             method: What scored.
@@ -198,7 +199,7 @@ class CountedGame:
 
 
 class GroupedGame:
-    """A game in which several players of another one act as one: near copies, or keys of one person.
+    """A game in which several players act as one: near copies, or keys of one person.
 
     Args:
         game: The game.
@@ -216,7 +217,7 @@ class GroupedGame:
 
     @property
     def smooth(self) -> bool:
-        """Whether the innermost game has gradients."""
+        """True if the innermost game has gradients."""
         return _is_smooth(self._game)
 
     @property
@@ -237,7 +238,7 @@ class GroupedGame:
         return np.array([found[group].sum(axis=0) for group in self._groups])
 
     def chance(self) -> Vector:
-        """As if the members' luck were one and the same, which it is for copies."""
+        """The chance level with perfectly correlated members, as copies are."""
         found = self._smooth.chance()
         return np.array([found[group].sum() for group in self._groups])
 
@@ -249,7 +250,8 @@ class GroupedGame:
 
 
 class ContributionMethod(ABC):
-    """A way to share a round's value among its updates. One file of ``contributions`` is one method, named like it.
+    """A method that divides a round's value among its updates. Each file in ``contributions`` is one method of that
+    name.
 
     ``Config`` holds its settings, which the registry validates; a method that samples draws from its own seed, so that
     the same game gets the same scores.
@@ -266,7 +268,7 @@ class ContributionMethod(ABC):
 
     @abstractmethod
     def score(self, game: Game) -> Scores:
-        """The score of each player.
+        """Compute the score of each player.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for a game too large for the method, ``UPDATE_REFUSED`` for values that are not

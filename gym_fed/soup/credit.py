@@ -35,7 +35,7 @@ other seeds than are reported); honest contributors lost nothing by it."""
 
 @dataclass(frozen=True)
 class RunningScore:
-    """What one contributor's updates, or all rounds, brought on the same held-out rows.
+    """The summed score of one contributor's updates, or of all rounds, on the same held-out rows.
 
     Attributes:
         parts: ``[k]`` nats of held-out loss by block of rows.
@@ -49,12 +49,12 @@ class RunningScore:
 
     @property
     def brought(self) -> float:
-        """Nats, in all."""
+        """The summed score in nats."""
         return float(self.parts.sum())
 
     @property
     def is_work(self) -> bool:
-        """True if it is more than blind directions bring."""
+        """True if the score exceeds the chance level."""
         return self.brought > BEYOND_CHANCE * math.sqrt(self.chance)
 
     def error(self, block_weights: Vector) -> float:
@@ -62,12 +62,12 @@ class RunningScore:
         return float(standard_error(self.parts, block_weights))
 
     def with_round(self, parts: Vector, chance: float = 0.0) -> RunningScore:
-        """The running score after one more round, ``chance`` being the standard deviation in that round."""
+        """Add one more round; ``chance`` is the standard deviation in that round."""
         return replace(self, parts=self.parts + parts, chance=self.chance + chance**2)
 
 
 def certain_gain(run: RunningScore, block_weights: Vector) -> float:
-    """The lower confidence bound of the gain of all rounds, nats; at least 0."""
+    """The lower confidence bound of the gain of all rounds in nats; at least 0."""
     return max(0.0, lower_bound(run.parts, block_weights))
 
 
@@ -79,7 +79,7 @@ def pay_by_score(
     price: float,
     pot: int,
 ) -> dict[str, int]:
-    """Credits of one round for each contributor in ``present``.
+    """Compute the credits of one round for each contributor in ``present``.
 
     Args:
         running_scores: Of everybody who ever had a score, this round included.
@@ -101,7 +101,7 @@ def pay_by_score(
 
 
 def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]) -> dict[str, Vector]:
-    """Scores of a round in which each group counts as one contributor, who has the mean of the members' scores.
+    """Divide scores so that each group counts as one contributor, with the mean of its members' scores.
 
     The sum of what helped stays as it was: many keys took weight from the others in the soup, who get it back. Scores
     below zero have no part in that, or a sum near zero would make the factor as large as one likes.
@@ -126,7 +126,7 @@ CONFIDENCE = 0.95
 
 
 def standard_error(parts: Vector, block_weights: Vector) -> Vector:
-    """Standard errors of gains.
+    """Compute standard errors of gains.
 
     Args:
         parts: ``[..., k]`` what each block of held-out rows adds to each gain.
@@ -143,7 +143,7 @@ def standard_error(parts: Vector, block_weights: Vector) -> Vector:
 
 
 def lower_bound(parts: Vector, block_weights: Vector) -> float:
-    """What a gain exceeds with ``CONFIDENCE``; minus infinity for fewer than two blocks.
+    """The lower confidence bound of a gain at ``CONFIDENCE``; minus infinity for fewer than two blocks.
 
     Args:
         parts: ``[k]`` what each block adds to the gain.
@@ -174,7 +174,7 @@ DIGITS = 6
 
 
 class Outcome(StrEnum):
-    """The outcome of a round for a contributor."""
+    """A contributor's outcome in a round."""
 
     POSITIVE = "positive"
     NOTHING = "nothing"  # merged, but it gave nothing that could be measured
@@ -184,7 +184,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Reputation:
-    """A reputation as it was when version ``height`` was made; absence counts from there."""
+    """A reputation in [0, 1] as of version ``height``; absence is counted from there."""
 
     value: float
     height: int
@@ -206,7 +206,7 @@ def before(known: Reputation, height: int, absence: float) -> float:
 
 
 def after(value: float, outcome: Outcome, up: float, rejected: float, cheating: float) -> float:
-    """The reputation with which they leave it: ``r + up (1 - r)`` for a positive round, a factor for the others."""
+    """The reputation after a round: ``r + up (1 - r)`` for a positive outcome, otherwise scaled by a factor."""
     moved = {
         Outcome.POSITIVE: value + up * (1.0 - value),
         Outcome.NOTHING: value,
@@ -217,12 +217,12 @@ def after(value: float, outcome: Outcome, up: float, rejected: float, cheating: 
 
 
 def whole(credits: float) -> int:
-    """Whole credits, rounded down; a float that is a whole number but for its last bits is that number."""
+    """Round down to whole credits; a float within rounding error of a whole number counts as that number."""
     return math.floor(credits + 1e-6)
 
 
 def split_pool(pool: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """Whole credits for each name, proportional to its share (largest remainders; ties by name).
+    """Split whole credits in proportion to shares, by largest remainders (ties by name); the total is preserved.
 
     Args:
         pool: What is paid out, whole.

@@ -1,4 +1,4 @@
-"""DeltaSoup in Python: contributions in, one soup out, with no server.
+"""DeltaSoup in Python: merge contributions to one base model without a server.
 
 soup = DeltaSoup(DeltaSoupConfig(base_model="gym-nano", num_malicious_nodes=1))
 soup.contribute(user_id="ada", model="runs/ada").contribute(user_id="ben", model="ben.gymdelta")
@@ -46,7 +46,7 @@ _MIN_FOR_NORM_SCREEN = 3
 
 @dataclass(frozen=True)
 class SoupResult:
-    """A soup, and what became of every contribution.
+    """A merged soup, and the outcome of every contribution.
 
     Attributes:
         path: The soup, a ``.gymdelta`` in a temporary folder that lives as long as this object; ``save`` keeps it.
@@ -76,7 +76,7 @@ class SoupResult:
             apply_delta(model, soup)
 
     def save(self, path: str | Path) -> Path:
-        """Copy the soup.
+        """Copy the soup to a file.
 
         Raises:
             GymError: ``FILE_EXISTS``.
@@ -121,7 +121,7 @@ class DeltaSoup:
         num_examples: int = 1,
         allow_differences: bool = False,
     ) -> DeltaSoup:
-        """Add one contributor's work.
+        """Add a contributor's update.
 
         Args:
             user_id: Who; one contribution each.
@@ -163,7 +163,7 @@ class DeltaSoup:
         return tuple(self._contributions)
 
     def aggregate(self, min_contributors: int = 3) -> SoupResult:
-        """Screen, merge, and share out the credits.
+        """Screen and merge the contributions, and divide the credits.
 
         Raises:
             GymError: ``ROUND_ABORTED`` when fewer than ``min_contributors`` contributions are left after the screen of

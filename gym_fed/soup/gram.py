@@ -1,4 +1,4 @@
-"""The Gram matrix of a round's updates, and the linear combinations of them that a rule returns.
+"""The Gram matrix of a round's updates, and linear combinations of updates.
 
 Most robust rules use only distances, norms and angles of updates, and return a linear combination of them. Written
 over the matrix of inner products, such a rule needs no update in memory. The same few lines serve float deltas,
@@ -52,7 +52,7 @@ class GramMatrix:
 
     @classmethod
     def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> GramMatrix:
-        """Of updates ``[n, d]`` in memory, in float64; ``root`` is ``[d]``."""
+        """Compute the matrix of updates ``[n, d]`` in memory, in float64; ``root`` is ``[d]``."""
         rows = updates if root is None else torch.cat([updates, root[None]])
         products = _products(rows.to(torch.float64).numpy())
         n = len(updates)
@@ -85,7 +85,7 @@ class GramMatrix:
 
 @dataclass(frozen=True)
 class CombinationWeights:
-    """The weights that combine n updates linearly into m vectors.
+    """Weights that combine n updates linearly into m vectors.
 
     Attributes:
         matrix: ``[m, n]`` float64; vector k is ``sum_i matrix[k, i] * update_i``.
@@ -97,21 +97,21 @@ class CombinationWeights:
 
     @classmethod
     def identity(cls, weights: Tensor) -> CombinationWeights:
-        """The updates themselves."""
+        """Keep the updates as they are."""
         return cls(torch.eye(len(weights), dtype=torch.float64), weights)
 
     @classmethod
     def scaled(cls, factors: Tensor, weights: Tensor) -> CombinationWeights:
-        """Every update times a factor of its own, ``[n]`` float64."""
+        """Scale each update by its own factor, ``[n]`` float64."""
         return cls(torch.diag(factors.to(torch.float64)), weights)
 
     @classmethod
     def single(cls, coefficients: Tensor) -> CombinationWeights:
-        """One vector, ``[n]`` float64 coefficients of the updates."""
+        """Combine all updates into one vector with ``[n]`` float64 coefficients."""
         return cls(coefficients.to(torch.float64)[None], torch.ones(1, dtype=torch.float64))
 
     def applied(self, updates: Tensor) -> Tensor:
-        """The vectors, ``[n, d]`` floats to ``[m, d]`` float64, added in the order of contributors."""
+        """Apply to updates: ``[n, d]`` floats to ``[m, d]`` float64, added in the order of contributors."""
         total = torch.zeros(len(self.matrix), updates.shape[1], dtype=torch.float64)
         for coefficients, update in zip(self.matrix.T, updates, strict=True):
             if bool(coefficients.any()):
@@ -119,12 +119,12 @@ class CombinationWeights:
         return total
 
     def after(self, earlier: CombinationWeights) -> CombinationWeights:
-        """These combinations of the vectors that ``earlier`` makes, as combinations of the updates."""
+        """Compose with an ``earlier`` combination, as combinations of the updates."""
         return CombinationWeights(_combined(self.matrix, earlier.matrix), self.weights)
 
 
 def _combined(left: Tensor, right: Tensor) -> Tensor:
-    """``left @ right`` without a BLAS, whose last bits depend on the number of threads."""
+    """``left @ right`` without BLAS, whose last bits depend on the number of threads."""
     if left.shape[0] == left.shape[1] and torch.equal(left, torch.diag(left.diagonal())):
         return left.diagonal()[:, None] * right  # the same bits, and a thousand updates are scaled at once
     return torch.from_numpy(np.einsum("ij,jk->ik", left.numpy(), right.numpy(), optimize=False))
@@ -139,11 +139,11 @@ Array: TypeAlias = NDArray[Any]
 
 
 def symmetric_times(matrix: Array, vector: Array) -> Array:
-    """``matrix @ vector`` for a symmetric ``[n, n]`` float64, in one fixed order."""
+    """``matrix @ vector`` for a symmetric ``[n, n]`` float64, in a fixed order."""
     found: Array = np.einsum("ij,j->i", matrix, vector, optimize=False)
     return found
 
 
 def dot(left: Array, right: Array) -> float:
-    """Inner product, its sum rounded once."""
+    """Inner product whose sum is rounded once."""
     return math.fsum((left * right).tolist())

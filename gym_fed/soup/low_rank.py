@@ -1,4 +1,4 @@
-"""LoRA updates of one weight: merged without ever forming their products, and made small again.
+"""Low-rank updates of one weight: merge and recompress LoRA factors without forming their products.
 
 An update is ``scaling * B @ A`` with ``A`` ``[r, cols]`` and ``B`` ``[rows, r]``, whose rank may differ from
 contributor to contributor. Averaging the A and the B apart is not averaging the updates. Inner products of updates come
@@ -41,7 +41,7 @@ _BLOCK_RANKS = 512
 
 @dataclass(frozen=True)
 class LowRank:
-    """A matrix ``b @ a``.
+    """A matrix given by its factors ``b @ a``.
 
     Attributes:
         a: ``[r, cols]`` float64.
@@ -53,7 +53,7 @@ class LowRank:
 
     @classmethod
     def of(cls, payload: Payload, record: TensorRecord) -> LowRank:
-        """Factors of a checked payload of a codec of factors, in any stored form.
+        """Decode the factors from a checked payload, in any stored form.
 
         Raises:
             TypeError: For a codec that gives no factors (``Codec.rank`` says which does).
@@ -72,12 +72,12 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """Components, not necessarily independent ones."""
+        """The number of components, not necessarily independent."""
         return len(self.a)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the product."""
+        """The shape of the product."""
         return self.b.shape[0], self.a.shape[1]
 
     @functools.cached_property
@@ -86,7 +86,7 @@ class LowRank:
 
 
 def products(factors: Sequence[LowRank | None]) -> Tensor:
-    """Inner products of the updates of one weight: ``<B1 A1, B2 A2> = sum((B1' B2) * (A1 A2'))``.
+    """Inner products of low-rank updates: ``<B1 A1, B2 A2> = sum((B1' B2) * (A1 A2'))``.
 
     Args:
         factors: n updates, None for one that leaves the weight out and counts as zero.
@@ -113,7 +113,7 @@ def products(factors: Sequence[LowRank | None]) -> Tensor:
 
 
 class _Grams:
-    """Some updates' factors, ready for inner products with others'; these have the same bits in any blocks."""
+    """Factors of some updates, prepared for inner products; results have the same bits for any block size."""
 
     def __init__(self, block: Sequence[tuple[int, LowRank]]) -> None:
         self.places = [place for place, _ in block]
@@ -130,13 +130,13 @@ class _Grams:
 
 
 def _sums(core: NDArray[np.float64], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sums of the parts of a matrix that start at some rows and columns; rows are added first."""
+    """Sum the blocks of a matrix that start at given rows and columns; rows are added first."""
     found: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(core, rows, axis=0), cols, axis=1)
     return found
 
 
 def _blocks(factors: Sequence[LowRank | None]) -> list[list[tuple[int, LowRank]]]:
-    """The updates that are there, with their places, in blocks of about ``_BLOCK_RANKS`` components."""
+    """Yield the updates that are present, with their indices, in blocks of about ``_BLOCK_RANKS`` components."""
     blocks: list[list[tuple[int, LowRank]]] = []
     held = _BLOCK_RANKS
     for place, factor in enumerate(factors):
@@ -151,8 +151,8 @@ def _blocks(factors: Sequence[LowRank | None]) -> list[list[tuple[int, LowRank]]
 
 
 def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
-    """Factors whose product is ``sum_i coefficients[i] * B_i @ A_i``: stacked ones, of the ranks' sum, or, where all
-    updates share one A, that A and the combination of the B.
+    """Combine factors so that their product is ``sum_i coefficients[i] * B_i @ A_i``: stacked factors, or, if all
+    updates share one A, that A and the combined B.
 
     Args:
         factors: n updates, None for zero; at least one is there.
@@ -178,12 +178,12 @@ def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
 
 
 def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:
-    """Rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; the same bits in any block."""
+    """Rows ``start`` to ``stop`` of the product, ``[stop - start, cols]`` float32; the same bits for any block."""
     return low_rank._right.after(low_rank.b[start:stop]).to(torch.float32)
 
 
 def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
-    """The A ``[r, cols]`` that all updates share bit for bit, or None where two differ (or no update is there).
+    """The A ``[r, cols]`` shared bit for bit by all updates; None if two differ or there are no updates.
 
     With one A every rule on the coordinates of the B (scaling folded in) has a result of rank r: that on the B, times A
     (Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning").
@@ -195,14 +195,15 @@ def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
 
 
 def powers_of_two(rows: Tensor) -> Tensor:
-    """``[n]`` float64: the largest power of two up to the largest magnitude of each row of ``[n, k]`` float64; 1 for a
-    row of zeros."""
+    """``[n]`` float64: the largest power of two not above the largest magnitude of each row of ``[n, k]`` float64; 1
+    for zero rows.
+    """
     peaks = rows.abs().amax(dim=1).numpy()
     return torch.from_numpy(np.where(peaks > 0.0, np.ldexp(1.0, np.frexp(peaks)[1] - 1), 1.0))
 
 
 def common_shape(factors: Sequence[LowRank]) -> tuple[int, int]:
-    """Rows and columns that all updates have.
+    """The common number of rows and columns.
 
     Raises:
         GymError: ``USAGE`` when two differ, or there is none.
@@ -218,7 +219,7 @@ _LAPACK = threading.Lock()
 
 @dataclass(frozen=True)
 class Refactored:
-    """A low-rank matrix in two parts that add up to it.
+    """A low-rank matrix as a sum of two parts.
 
     Attributes:
         kept: Its best approximation of the wanted rank; of a lower one where the matrix itself has less.
@@ -234,7 +235,7 @@ class Refactored:
 
 
 def refactor(low_rank: LowRank, rank: int) -> Refactored:
-    """Split a low-rank matrix into its ``rank`` largest singular components and the rest, in balanced factors.
+    """Split a low-rank matrix into its ``rank`` largest singular components and a remainder, in balanced factors.
 
     Components below ``eps * max(rows, cols)`` of the first are what rounding left of zero, and go. LAPACK runs on one
     thread, so that the bits do not depend on their number.
@@ -264,7 +265,7 @@ def refactor(low_rank: LowRank, rank: int) -> Refactored:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """LAPACK within gives the same bits anywhere. One at a time: torch's number of threads belongs to the process."""
+    """Run LAPACK on one thread, for the same bits everywhere. Not reentrant: the thread count is per process."""
     with _LAPACK:
         before = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Merge a round's updates into one soup, tensor by tensor and a block of rows at a time.
+"""Merge a round's updates into one soup, tensor by tensor in blocks of rows.
 
 No more than a few blocks of numbers are held beside the updates, and merged tensors wait in a scratch file beside the
 result until they are encoded; a server optimiser's moments and the factors of one LoRA tensor are in memory. Every step
@@ -81,7 +81,7 @@ def merge(
     on_tensor: Callable[[str], None] = lambda _: None,
     private: PrivateMerge | None = None,
 ) -> SoupReport:
-    """Clip, pre-aggregate, aggregate, step and encode; codecs may be mixed.
+    """Merge updates: clip, pre-aggregate, aggregate, take the server's step, encode. Updates may use different codecs.
 
     Memory: a block of rows of all updates, but of LoRA updates all factors of one tensor, in float64.
 
@@ -171,7 +171,7 @@ def write_soup(
     residual_path: Path | None = None,
     on_tensor: Callable[[str], None] = lambda _: None,
 ) -> tuple[EncodeReport, Mapping[str, float]]:
-    """Merge every stack, take the server's step, and encode; arguments as in ``merge``.
+    """Merge every stack, take the server's step and encode; arguments as in ``merge``.
 
     Returns:
         What was written, and for LoRA factors cut to a rank what that left out.
@@ -229,7 +229,7 @@ def write_soup(
 
 
 def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:
-    """``[n, n]`` float64 inner products of whole updates, from bits, factors or decoded blocks, as each tensor allows.
+    """``[n, n]`` float64 inner products of whole updates, from bits, factors or decoded blocks.
 
     Args:
         stacks: Every tensor of the updates.
@@ -254,7 +254,7 @@ def _plan(
     root: DeltaFile | None,
     version: int,
 ) -> CombinationWeights:
-    """The result of the rules on the round, as combinations of the updates as they were sent."""
+    """Apply the rules to the round's inner products: the result as combinations of the original updates."""
     own: Tensor | None = None
     if root is not None:
         squares = _products_with_root(updates, norms, root, spec, version)
@@ -271,12 +271,12 @@ def _plan(
 def _products_with_root(
     updates: Sequence[DeltaFile], norms: Sequence[float], root: DeltaFile, spec: BaseSpec, version: int
 ) -> Tensor:
-    """``[n + 1, n + 1]`` inner products, the root update last."""
+    """``[n + 1, n + 1]`` inner products with the root update last."""
     return inner_products(stacks_of([*updates, root], spec, version), [*norms, root.norm()])
 
 
 def _beside_root(updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, version: int) -> RootGateView:
-    """Which updates point to the root update's side."""
+    """Flag the updates with a positive inner product with the root update."""
     norms = [update.norm() for update in updates]
     products = _products_with_root(updates, norms, root, spec, version)[len(updates), : len(updates)]
     return RootGateView(tuple(float(product) > 0.0 for product in products), root)
@@ -330,7 +330,7 @@ _PARTS_BLOCK = 1 << 21
 
 
 def parts(updates: Sequence[DeltaFile], soup: DeltaFile) -> list[float]:
-    """Coefficients ``c`` that bring ``sum_i c_i update_i`` nearest to the soup (least squares).
+    """Least-squares coefficients ``c`` that bring ``sum_i c_i update_i`` closest to the soup.
 
     They are the rule's own where it weighs whole updates and the soup is written exactly, and the best linear account
     of it elsewhere. Updates that depend on each other share what they have in common. For the eye: the last bits depend

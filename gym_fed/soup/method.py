@@ -1,4 +1,4 @@
-"""The interface of merge methods: fine-tunes of one base, tensor by tensor, merged into one delta.
+"""The interface of merge methods, which merge fine-tunes of one base, tensor by tensor, into one delta.
 
 Aggregators expect malicious updates; merge methods trust all of them, and make several tasks share a model.
 """
@@ -29,7 +29,7 @@ Gate: TypeAlias = "Callable[[Tensor], str | None]"
 
 
 class MethodConfig(RuleConfig):
-    """The settings of every merge method; a method with settings of its own derives from this."""
+    """The settings of every merge method; methods with more settings derive from it."""
 
     scale: float = Field(1.0)
     """The merged delta is multiplied by it (lambda of task arithmetic)."""
@@ -64,12 +64,12 @@ class TensorTask:
 
     @property
     def shares(self) -> Tensor:
-        """``[n]`` float64, the weights made to add up to one."""
+        """``[n]`` float64 weights that sum to one."""
         return self.weights / self.weights.sum()
 
 
 class MergeMethod(Rule):
-    """One way to merge models that are trusted.
+    """A method to merge trusted models.
 
     To add one, put a file with a subclass into ``gym_fed/soup/methods``, named like the method. Give ``_merge``; a
     method that chooses among whole models overrides ``choose``.
@@ -100,7 +100,7 @@ class MergeMethod(Rule):
     """Whether the method scores candidates on held-out data."""
 
     def merge_tensor(self, task: TensorTask) -> Tensor:
-        """The merged delta of one tensor.
+        """Merge the deltas of one tensor.
 
         Returns:
             ``[rows, cols]`` float32, multiplied by ``scale``.
@@ -166,7 +166,7 @@ class MergeMethod(Rule):
             )
 
     def choose(self, weights: Tensor, score: Score, gate: Gate | None = None) -> Tensor:
-        """Look at whole models before their tensors are merged; called once for a merge, where ``uses_score``.
+        """Select among whole models before their tensors are merged; called once per merge if ``uses_score``.
 
         Args:
             weights: ``[n]`` float64, positive.
@@ -180,8 +180,8 @@ class MergeMethod(Rule):
 
     @abstractmethod
     def _merge(self, task: TensorTask) -> Tensor:
-        """The method itself, on checked input, before ``scale``; may not change its input."""
+        """Merge checked input, before ``scale`` is applied; must not change its input."""
 
     def report(self) -> Mapping[str, Any]:
-        """What the method found so far (which models were chosen, for example); plain values."""
+        """Return plain values to report, such as the models that were chosen."""
         return {}

@@ -1,4 +1,4 @@
-"""Merge fine-tunes that are trusted into one delta, by a merge method, one tensor of all of them at a time."""
+"""Merge trusted fine-tunes into one delta by a merge method, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def merge_models(
 
 
 def combined(updates: Sequence[DeltaFile], coefficients: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
-    """One tensor of a linear combination of deltas, ``shape`` float32; what a ``Score`` adds to the base."""
+    """Compute one tensor of a linear combination of deltas, ``shape`` float32; a ``Score`` adds it to the base."""
     matrix = as_matrix(shape)
     rows = [
         update.decode(name).reshape(matrix) if name in update else torch.zeros(matrix) for update in updates
@@ -122,7 +122,7 @@ def combined(updates: Sequence[DeltaFile], coefficients: Tensor, name: str, shap
 
 
 def _stacked(updates: Sequence[DeltaFile], name: str, shape: tuple[int, int]) -> Tensor:
-    """``[n, rows, cols]`` float32."""
+    """Stack deltas to ``[n, rows, cols]`` float32."""
     stacked = torch.zeros(len(updates), *shape)
     for row, update in zip(stacked, updates, strict=True):
         if name in update:

@@ -1,4 +1,4 @@
-"""Server optimisers: a step of the server from a round's aggregate to its soup.
+"""Server optimisers: the server's step from a round's aggregate to its soup.
 
 Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: the aggregated delta is taken for a (negative) gradient,
 and an ordinary optimiser steps along it. The formulas are those of Flower's FedAvgM, FedAdam and FedYogi, with whose
@@ -29,7 +29,7 @@ _RULE = "rule/"
 
 
 class OptimizerState:
-    """Moments by tensor, float32: those that the last round left, and those that this round makes of them."""
+    """Float32 moments by tensor: those of the last round, and those computed in this one."""
 
     def __init__(self, held: Mapping[str, Tensor] | None = None, rule: str = "") -> None:
         """Begin from nothing, or from what ``load`` found; ``rule`` is the optimiser whose moments these are."""
@@ -39,7 +39,7 @@ class OptimizerState:
 
     @classmethod
     def load(cls, path: str | Path, lineage: str, rule: str) -> OptimizerState:
-        """Read a staged state; where there is no file yet, or one of another rule, all moments are zero.
+        """Read a staged state; all moments are zero if there is no file, or if it is of another rule.
 
         Args:
             path: The file.
@@ -62,15 +62,15 @@ class OptimizerState:
 
     @property
     def step(self) -> int:
-        """Number of this round, from 1."""
+        """Number of the round, from 1."""
         return int(self._held[_STEP][0]) + 1 if _STEP in self._held else 1
 
     def tensors(self) -> tuple[str, ...]:
-        """Names of the tensors with a moment from earlier rounds, sorted."""
+        """Sorted names of the tensors with a moment from earlier rounds."""
         return tuple(sorted({key.split("/", 1)[1] for key in self._held if key != _STEP}))
 
     def update(self, moment: str, name: str, like: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """``change`` a tensor's moment, keep the result for the next round, and return it.
+        """Apply ``change`` to a tensor's moment, keep the result for the next round, and return it.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` when it overflows float32: no later round could begin from it.
@@ -88,11 +88,11 @@ class OptimizerState:
         return changed
 
     def advance(self) -> None:
-        """The round is over: what it made is what the next one begins from."""
+        """End the round: its moments become those of the next one."""
         self._held, self._next = self._after(), {}
 
     def stage(self, path: str | Path, lineage: str) -> None:
-        """Write what this round leaves, durably."""
+        """Write this round's moments durably."""
         from gym_fed.delta.feedback import ErrorFeedback
 
         file = ErrorFeedback(Path(path), lineage, {})
@@ -106,13 +106,13 @@ class OptimizerState:
 
 
 class ServerOptimizer(Rule):
-    """One optimiser. To add one, put a file with a subclass into ``gym_fed/soup/optimizers``, named like it."""
+    """A server optimiser. To add one, put a file with a subclass into ``gym_fed/soup/optimizers``, named like it."""
 
     @property
     def rule(self) -> str:
-        """Name and settings: the moments of one rule mean nothing to another."""
+        """Name and settings; moments of a different rule are not reused."""
         return f"{self.name} {canonical_json(self.config.model_dump(mode='json')).decode('utf-8')}"
 
     @abstractmethod
     def step(self, name: str, aggregate: Tensor, state: OptimizerState) -> Tensor:
-        """The step for one tensor, before the server's learning rate: float32 in the aggregate's shape."""
+        """Compute the step for one tensor, before the server's learning rate: float32 in the aggregate's shape."""

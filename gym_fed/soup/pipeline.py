@@ -1,4 +1,4 @@
-"""A recipe's rules in their order: pre-aggregators, then one aggregator."""
+"""A recipe's rules in order: pre-aggregators, then one aggregator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_fed.soup.pre_aggregator import PreAggregator
 
 
 class Pipeline:
-    """The rules of a round, from inner products of the updates to their coordinates.
+    """The rules of a round, applied to inner products and then to coordinates.
 
     Args:
         pre_aggregators: Steps before the aggregator, in their order.
@@ -29,7 +29,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, recipe: SoupRecipe) -> Pipeline:
-        """The rules that a recipe names.
+        """Build the rules of a recipe.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for settings a rule does not have, and for weights it would not look at.
@@ -46,11 +46,11 @@ class Pipeline:
 
     @property
     def needs(self) -> Needs:
-        """The most that any of the rules looks at."""
+        """The most that any of the rules reads."""
         return max((rule.needs for rule in (*self.pre_aggregators, self.aggregator)), default=Needs.NOTHING)
 
     def check(self, weights: Tensor) -> None:
-        """Refuse a round in which the rules could not keep their promise.
+        """Refuse a round in which the rules' guarantees do not hold.
 
         Args:
             weights: ``[n]``, of the round's updates.
@@ -75,7 +75,7 @@ class Pipeline:
         self.aggregator.check(torch.ones(rows))
 
     def plan(self, gram: GramMatrix) -> CombinationWeights:
-        """The combinations of the updates on which the aggregator's ``combine`` works."""
+        """Linear combinations of the updates on which the aggregator's ``combine`` works."""
         total = CombinationWeights.identity(gram.weights)
         for step in self.pre_aggregators:
             combination = step.mix(gram)

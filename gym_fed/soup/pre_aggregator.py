@@ -1,4 +1,4 @@
-"""The interface of pre-aggregators: n updates become m combinations of them, before the aggregator."""
+"""The interface of pre-aggregators: linear combinations of the updates before the aggregator."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
 
 
 class PreAggregator(Rule):
-    """One step before aggregation, composable with every aggregator and with further steps.
+    """A step before aggregation, composable with every aggregator and with other steps.
 
     To add one, put a file with a subclass into ``gym_fed/soup/pre_aggregators``, named like the step.
     """
 
     @abstractmethod
     def mix(self, gram: GramMatrix) -> CombinationWeights:
-        """The combinations that go on, from the updates' inner products alone.
+        """Combine the updates, given their inner products.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for a round that is too small for the step.
         """
 
     def rows(self, count: int) -> int:
-        """Number of vectors that go on, of ``count``; by default each malicious client spoils at most one of them.
+        """Number of output vectors for ``count`` updates; by default each malicious client spoils at most one of them.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when ``count`` updates are too few for the step.
@@ -35,7 +35,7 @@ class PreAggregator(Rule):
         return count
 
     def apply(self, updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The step on updates in memory.
+        """Apply the step to updates in memory.
 
         Args:
             updates: ``[n, d]`` float32 or float64.

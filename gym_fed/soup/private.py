@@ -1,4 +1,4 @@
-"""A round's updates merged with differential privacy: clipped, put on a lattice, added, noised, and only then seen.
+"""Merge updates with differential privacy: clip, discretise, sum, add noise.
 
 Adjacency is zero-out (Kairouz et al. 2021, arXiv:2103.00039, definition 1.1): a neighbour of a round is the same round
 in which one update counts for nothing: every value zero in the sum, and neither within nor above the norm where those
@@ -74,7 +74,7 @@ class PrivateMerge:
 
 @dataclass(frozen=True)
 class RootGateView:
-    """A round's updates as the coordinator's own (root) update judges them, each by itself.
+    """A round's updates, each compared with the coordinator's own (root) update separately.
 
     Attributes:
         admitted: For each update, whether it points to the root update's side.
@@ -87,7 +87,7 @@ class RootGateView:
 
 @dataclass(frozen=True)
 class PrivateReport:
-    """The report of a private merge beside the soup; nothing in it depends on an update other than through the noise.
+    """The report of a private merge; it depends on the updates only through the noised sum.
 
     Attributes:
         coordinates: How many numbers were noised, d.
@@ -99,31 +99,31 @@ class PrivateReport:
 
 
 class Query:
-    """One kind of whole-number query: a block of all updates to integers, and noised integers to the soup's values."""
+    """An integer query: maps a block of all updates to integers, and noised integers to the soup's values."""
 
     def __init__(self, private: PrivateMerge) -> None:
         self._seed = private.seed
 
     def begin(self, name: str) -> Draw:
-        """The noise of a tensor from its first coordinate on; the same again for the same tensor."""
+        """Start the noise of a tensor at its first coordinate; deterministic per tensor."""
         raise NotImplementedError
 
     def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
-        """``[n, k]`` values of the updates to ``[k]`` int64. It must not leave this module without noise."""
+        """Sum ``[n, k]`` values of the updates to ``[k]`` int64. The exact sum must not leave this module."""
         raise NotImplementedError
 
     def value(self, noised: Integers) -> Floats:
-        """``[k]`` noised integers to the aggregate's values, float64."""
+        """Convert ``[k]`` noised integers to the aggregate's values, float64."""
         raise NotImplementedError
 
     def release(self, name: str, block: NDArray[np.floating], draw: Draw) -> Floats:
-        """``[n, k]`` values to ``[k]`` noised ones, float64."""
+        """Convert ``[n, k]`` values to ``[k]`` noised ones, float64."""
         exact = self.exact(name, block)
         return self.value(exact + draw(len(exact)))
 
 
 class ClippedMiddle(Query):
-    """The sum of the middle values of every coordinate, behind rounded Gaussian noise.
+    """The sum of the middle values of every coordinate with rounded Gaussian noise.
 
     An integer plus a rounded Gaussian is the integer plus the Gaussian, rounded: post-processing of the Gaussian
     mechanism.
@@ -159,7 +159,7 @@ class ClippedMiddle(Query):
 
 
 class SignVotes(Query):
-    """The sum of votes (plus less minus), with discrete Gaussian noise.
+    """The sum of votes (plus minus minus) with discrete Gaussian noise.
 
     Every vote vector has norm ``sqrt(d)`` at most, which stands for the clipping norm.
     """
@@ -185,7 +185,7 @@ class SignVotes(Query):
 
 
 class NoisedStack(DecodedStack):
-    """A tensor of full deltas, in any codecs; an update that leaves it out counts as zero."""
+    """A tensor of full deltas in any codecs; an update without it counts as zero."""
 
     query: Query
     """The private query; known once the norms are."""
@@ -238,7 +238,7 @@ class NoisedFactors(FactorStack):
         return self._frozen_a(self.name, self.cols).to(torch.float64)
 
     def b_of(self, update: DeltaFile) -> Tensor | None:
-        """The update's B ``[rows, r]`` float64, its scaling folded in; None where it leaves the tensor out.
+        """The update's B ``[rows, r]`` float64 with its scaling folded in; None if it leaves the tensor out.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for another A than the task's.
@@ -292,7 +292,7 @@ def private_stacks(
     private: PrivateMerge,
     gate: RootGateView | None = None,
 ) -> tuple[list[Stack], PrivateReport]:
-    """Every tensor that an update may hold, ready to be merged under noise; the clip's own count is taken here.
+    """List every tensor that an update may hold, prepared for a noised merge; clips are counted here.
 
     Args:
         updates: Open deltas of ``spec``.

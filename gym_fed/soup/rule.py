@@ -1,4 +1,4 @@
-"""The common base of aggregators, pre-aggregators and merge methods: a name, settings, and what they read."""
+"""The base class of aggregators, pre-aggregators and merge methods."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gym_fed.soup.gram import Needs
 
 
 class RuleConfig(StrictModel):
-    """The settings of every robust rule; a rule with settings of its own derives from this."""
+    """The settings of every robust rule; rules with more settings derive from it."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
     """Malicious clients to withstand, f."""
 
 
 class Rule(ABC):
-    """A member of the registry. One file is one rule, named like it."""
+    """A registered rule: one per file, named like the file."""
 
     name: ClassVar[str]
     needs: ClassVar[Needs] = Needs.NOTHING
@@ -30,7 +30,7 @@ class Rule(ABC):
 
     @classmethod
     def needs_root(cls) -> bool:
-        """Whether the rule looks at the coordinator's own update."""
+        """True if the rule reads the coordinator's own (root) update."""
         return cls.needs is Needs.ROOT
 
     def __init__(self, config: RuleConfig) -> None:

@@ -1,14 +1,14 @@
 """Screen a round's updates for outlying norms, and for copies of one update sent under several keys.
 
 Scaling a whole update does not change its cosine with another one, but scaling every tensor by a different factor does.
-So the cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal signs,
-which no scale changes. Where updates of a round use different codecs, values are compared with signs: when a dense
-update is encoded again as signs, every weight keeps its sign, while the cosine falls to 0.8.
+So the cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal
+signs, which no scale changes. Where updates of a round use different codecs, values are compared with signs: when a
+dense update is encoded again as signs, every weight keeps its sign, while the cosine falls to 0.8.
 
-How close honest updates are depends on the model, the data and the steps. So each round has its own baseline: the median
-of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of one update, split by
-coordinates, have a cosine of zero; they are detected by the coordinates that each of them leaves out.
-(This project; the inner products are those that robust rules need anyway.)
+How close honest updates are depends on the model, the data and the steps. So each round has its own baseline: the
+median of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of one update,
+split by coordinates, have a cosine of zero; they are detected by the coordinates that each of them leaves out. (This
+project; the inner products are those that robust rules need anyway.)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gym_fed.soup.stacks import DecodedStack, FactorStack, SignStack, Stack, for
 
 @dataclass(frozen=True)
 class NormVerdict:
-    """One update's norm, as a multiple of the round's median, and what follows.
+    """The norm of an update relative to the round's median, and the decision.
 
     Attributes:
         norm: L2 norm of the update.
@@ -47,7 +47,7 @@ class NormVerdict:
 
 
 def screen_norms(norms: Sequence[float], ratio: float) -> list[NormVerdict]:
-    """A verdict for each norm, in order: refused are those above ``ratio`` times the median.
+    """Judge each norm in order: those above ``ratio`` times the median are refused.
 
     While fewer than half of a round's updates are malicious, the median lies between honest norms.
 
@@ -88,7 +88,7 @@ _LEAST_BY_CHANCE = 30.0
 
 @dataclass(frozen=True)
 class Comparison:
-    """Pairwise similarity of updates; both matrices are symmetric, and 0 for an update of zeros, with anything.
+    """Pairwise similarity of updates. Both matrices are symmetric, and 0 for an update of zeros.
 
     Attributes:
         similarity: ``[n, n]`` float64: 1 for updates that differ at most in scales.
@@ -100,7 +100,7 @@ class Comparison:
 
 
 def similarities(updates: Sequence[DeltaFile], spec: BaseSpec) -> Matrix:
-    """``Comparison.similarity``."""
+    """Compute ``Comparison.similarity``."""
     return compare(updates, spec).similarity
 
 
@@ -134,7 +134,7 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
 
 
 def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
-    """The leader of each update: the first in the order of arrival that it is like, or itself.
+    """Find the leader of each update: the first similar one in order of arrival, or itself.
 
     Nobody follows a follower, so that a chain of small steps does not make one of two that are unlike.
 
@@ -161,15 +161,16 @@ def _cosines(products: Matrix) -> Matrix:
 
 
 def _as_if_dense(cosine: Matrix, signs: NDArray[np.bool_]) -> Matrix:
-    """Cosines of the dense updates, estimated from those of their sign deltas: of normal pairs with correlation r the
-    signs have (2 / pi) asin r, and the values of one with the signs of the other r sqrt(2 / pi)."""
+    """Estimate cosines of dense updates from those of their sign deltas: for normal pairs with correlation r, signs
+    have cosine (2 / pi) asin r, and values against signs r sqrt(2 / pi).
+    """
     both, one = np.outer(signs, signs), signs[:, None] != signs[None]
     found = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)
     return np.asarray(np.where(one, np.clip(cosine * math.sqrt(math.pi / 2), -1.0, 1.0), found))
 
 
 def _in_signs(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
-    """``[n]``: whether most weights of an update are signs."""
+    """``[n]`` mask: True if most weights of an update are signs."""
     signs, held = np.zeros(len(updates)), np.zeros(len(updates))
     for stack in stacks:
         for i, update in enumerate(updates):
@@ -180,7 +181,7 @@ def _in_signs(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[
 
 
 def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
-    """Equal less unequal signs, of all; 0 where the stack's signs are not at hand or a tensor is zero."""
+    """Share of equal minus unequal signs; 0 if the stack has no packed signs or a tensor is zero."""
     if not isinstance(stack, SignStack):
         return np.zeros_like(products)
     ones = [torch.ones(1)] * len(stack.updates)
@@ -190,7 +191,7 @@ def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
 
 
 def _mixed_pairs(names: Sequence[str], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
-    """``[n, n]``: whether two updates hold some tensor in different codecs, of which those of signs are one.
+    """``[n, n]`` mask of pairs that hold some tensor in different codecs; all sign codecs count as one.
 
     Of two dense updates values against signs say too much, whatever a third one was written with.
     """
@@ -207,7 +208,7 @@ def _kind(record: TensorRecord) -> str:
 
 
 def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Matrix:
-    """``<u_i, sign u_j> / |u_i|_1``, or with i and j the other way round, whichever is more."""
+    """``<u_i, sign u_j> / |u_i|_1``, or with i and j swapped, whichever is larger."""
     n = len(factors)
     agreed, total = np.zeros((n, n)), np.zeros((n, 1))
     for stack in stacks:
@@ -219,7 +220,7 @@ def _values_against_signs(stacks: Sequence[Stack], factors: torch.Tensor) -> Mat
 
 
 class _BlockStack(DecodedStack):
-    """A tensor of all updates, decoded block by block, whatever the codecs."""
+    """A tensor of all updates, decoded block by block from any codec."""
 
     def add_agreement(self, factors: torch.Tensor, agreed: Matrix, total: Matrix) -> None:
         """Add ``<u_i, sign u_j>`` to ``agreed`` ``[n, n]`` and ``|u_i|_1`` to ``total`` ``[n, 1]``."""
@@ -229,7 +230,7 @@ class _BlockStack(DecodedStack):
             total += np.abs(values).sum(axis=1, keepdims=True)
 
     def common(self) -> Matrix:
-        """``[n, n]`` weights in which both of a pair are not zero."""
+        """``[n, n]`` counts of weights that are nonzero in both updates of a pair."""
         found = np.zeros((len(self.updates), len(self.updates)))
         for _, block in self._blocks():
             held = (block != 0.0).to(torch.float32)
@@ -238,7 +239,7 @@ class _BlockStack(DecodedStack):
 
 
 def beyond(cosines: Matrix, each: bool = False) -> Matrix:
-    """``[n, n]`` how far pairs are beyond the round's background: 1 for equals, 0 for a pair like the median one.
+    """``[n, n]`` excess of pairs over the round's background similarity: 1 for equal updates, 0 at the median.
 
     Args:
         cosines: ``[n, n]`` of whole updates.
@@ -258,7 +259,7 @@ def beyond(cosines: Matrix, each: bool = False) -> Matrix:
 
 
 def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
-    """Groups that are paid as one; everybody is in one group. Two groups are joined while all pairs of both are linked.
+    """Group contributors that are paid as one, by complete linkage; groups are joined while all their pairs are linked.
 
     The closest first (complete linkage), so that one who is between everybody does not make one of all.
 
@@ -280,7 +281,7 @@ def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
 
 
 def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_]:
-    """``[n, n]``: pairs of which neither is dense, and that have next to no weight in common.
+    """``[n, n]`` mask of sparse pairs that have almost no nonzero weight in common.
 
     Less than a tenth of what two of their densities have by chance: sparse updates made apart overlap more than that.
 
@@ -302,7 +303,7 @@ def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_
 
 
 def _common(stack: Stack) -> Matrix:
-    """``[n, n]`` weights of a tensor in which both of a pair are not zero."""
+    """``[n, n]`` counts of weights that are nonzero in both updates of a pair."""
     if isinstance(stack, SignStack):
         held = torch.stack([scales.reshape(-1) != 0 for scales in stack.scales]).to(torch.float64)
         return np.asarray((held @ held.T).numpy() * (stack.rows * stack.cols / held.shape[1]))

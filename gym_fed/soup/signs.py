@@ -1,4 +1,4 @@
-"""Linear combinations and trimmed means of sign deltas as votes of whole numbers, on the packed bits.
+"""Linear combinations and trimmed means of sign deltas, as integer votes on the packed bits.
 
 Sums of whole numbers do not depend on their order, so the result is the same to the last bit on every machine and
 number of threads.
@@ -28,7 +28,7 @@ _BLOCK_ELEMENTS = 1 << 22
 
 
 def combine(bits: Sequence[Tensor], strengths: Tensor, out: Tensor) -> None:
-    """``sum_i strengths[i] * sign_i``.
+    """Compute ``sum_i strengths[i] * sign_i``.
 
     Args:
         bits: n packed matrices of one shape.
@@ -40,7 +40,7 @@ def combine(bits: Sequence[Tensor], strengths: Tensor, out: Tensor) -> None:
 
 
 def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Tensor) -> bool:
-    """Of m vectors ``sum_i strengths[k, i] * sign_i`` at each coordinate the mean of the middle ones.
+    """Compute the trimmed mean, at each coordinate, of m vectors ``sum_i strengths[k, i] * sign_i``.
 
     Args:
         bits: n packed matrices of one shape.
@@ -60,7 +60,7 @@ def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Ten
 
 
 def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Tensor) -> None:
-    """``magnitude`` where at least half of the weight has a plus, ``-magnitude`` elsewhere.
+    """Write ``magnitude`` where at least half of the weight is plus, ``-magnitude`` otherwise.
 
     Args:
         bits: n packed matrices of one shape.
@@ -75,7 +75,7 @@ def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Ten
 
 
 def _total(strengths: Tensor) -> int | None:
-    """The smallest total with which rounding is within ``TRIMMED_ERROR``, if any."""
+    """The smallest total that keeps rounding within ``TRIMMED_ERROR``; None if there is none."""
     sizes = strengths.abs().sum(dim=1).sort().values
     sizes = sizes[sizes > 0.0]
     if not len(sizes):
@@ -90,7 +90,7 @@ def _total(strengths: Tensor) -> int | None:
 
 
 def whole_votes(strengths: Tensor, total: int) -> tuple[Tensor, float]:
-    """Whole numbers proportional to strengths.
+    """Round strengths to proportional integers.
 
     Args:
         strengths: ``[m, n]`` float64.

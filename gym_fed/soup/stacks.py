@@ -1,4 +1,4 @@
-"""One tensor of every update of a round: as packed signs, as LoRA factors, or decoded block by block.
+"""One tensor of every update of a round: packed signs, LoRA factors, or blocks decoded on demand.
 
 Decoded is any codec, to float32, straight from the mapped files. What is held are ``BLOCK_ELEMENTS`` decoded numbers,
 of all updates together, and one update's part of them while it is decoded: neither grows with the tensor or with the
@@ -35,7 +35,7 @@ from gym_fed.soup.low_rank import LowRank, combine, frozen_a, powers_of_two, row
 
 
 class Stack(ABC):
-    """One tensor of n updates; an update that leaves it out counts as zero.
+    """One tensor of n updates; an update without it counts as zero.
 
     Args:
         name: The tensor.
@@ -71,7 +71,7 @@ class Stack(ABC):
         """Fill ``target`` ``[rows, cols]`` float32 with ``rule.combine`` of what ``plan`` makes of the updates."""
 
     def release(self) -> None:
-        """Give the mapped pages of the tensor back; they are read again when they are needed."""
+        """Release the mapped pages of the tensor; they are read again when needed."""
         for update in self.updates:
             if self.name in update:
                 update.release(self.name)
@@ -98,7 +98,7 @@ class DecodedStack(Stack):
             part.copy_(rule.combine(mixed(block, plan.matrix), plan.weights).reshape(part.shape))
 
     def _blocks(self) -> Iterator[tuple[Place, Tensor]]:
-        """Places, row after row, and ``[n, rows * cols] float32`` of them; the block is reused."""
+        """Yield row offsets with ``[n, rows * cols]`` float32 blocks; the buffer is reused."""
         count = len(self.updates)
         width = self._width(count)
         step = min(self.rows, max(1, BLOCK_ELEMENTS // (width * count)))
@@ -114,7 +114,7 @@ class DecodedStack(Stack):
                 yield (rows, cols), block
 
     def _width(self, count: int) -> int:
-        """Columns of a block: all of them where a row of every update fits."""
+        """Columns of a block: all of them if one row of every update fits."""
         if self.version == 1 or self.cols * count <= BLOCK_ELEMENTS:
             return self.cols
         return min(self.cols, max(ALIGNED, BLOCK_ELEMENTS // count // ALIGNED * ALIGNED))
@@ -130,7 +130,7 @@ def _slice(start: int, step: int, end: int) -> slice:
 
 
 def mixed(block: Tensor, matrix: Tensor) -> Tensor:
-    """``matrix @ block``: ``[m, n]`` float64, ``[n, k]`` float32 to ``[m, k]`` float32; an identity costs nothing."""
+    """``matrix @ block``: ``[m, n]`` float64 and ``[n, k]`` float32 to ``[m, k]`` float32; free for an identity."""
     if len(matrix) == 1:
         return linear_combination(block, matrix[0])[None]
     diagonal = matrix.diagonal()
@@ -144,11 +144,11 @@ def _scaled(block: Tensor, factors: Tensor) -> Tensor:
 
 
 class FactorStack(Stack):
-    """Tensors that are factors (``Codec.factors``), of any ranks."""
+    """Updates stored as factors (``Codec.factors``), of any ranks."""
 
     @cached_property
     def factors(self) -> list[LowRank | None]:
-        """Every update's factors in float64, None for one that leaves the tensor out; held until ``release``.
+        """The factors of every update in float64, None for one without the tensor; cached until ``release``.
 
         That is eight bytes a number, for all updates' factors of this one tensor together.
         """
@@ -170,8 +170,9 @@ class FactorStack(Stack):
         return low_rank.products(scaled)
 
     def merged(self, plan: CombinationWeights, rule: Aggregator) -> LowRank | None:
-        """The result as factors: stacked ones where the rule weighs whole updates, one A and a merged B where all
-        trained one A; None for a rule on coordinates of updates whose A differ."""
+        """The result as factors: stacked if the rule weights whole updates, or one A with a merged B if all updates
+        share A; None for a coordinate-wise rule on updates with different A.
+        """
         if len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule):
             return combine(self.factors, plan.matrix[0])
         shared = frozen_a(self.factors)
@@ -188,7 +189,7 @@ class FactorStack(Stack):
             target[start:stop] = rows_of(found, start, stop)
 
     def _merge_b(self, plan: CombinationWeights, rule: Aggregator, shared: Tensor) -> Tensor:
-        """Every contributor trained the same A: what differs is B, on which the rule works as on a small tensor.
+        """Merge the B of updates that all trained the same A, as a small tensor.
 
         B is seen in units of the product (its components times powers of two of A's), which float32 holds, while a B
         beside a small A may exceed it; what the rule does to each coordinate alone does not depend on the unit.
@@ -204,7 +205,7 @@ class FactorStack(Stack):
 
 
 def _mixed(block: Tensor, plan: CombinationWeights) -> Tensor:
-    """The combined vectors of ``[n, d]`` float64, in float64."""
+    """Combine ``[n, d]`` float64 vectors, in float64."""
     diagonal = plan.matrix.diagonal()
     if plan.matrix.shape[0] == plan.matrix.shape[1] and torch.equal(plan.matrix, torch.diag(diagonal)):
         return block * diagonal[:, None]
@@ -215,17 +216,17 @@ _KEPT_ELEMENTS = 1 << 21
 
 
 class SignStack(Stack):
-    """Tensors that are exactly signs and scales (``Codec.signs``), whatever their codecs, with groups of one size."""
+    """Updates stored as signs and scales (``Codec.signs``), in any codecs with the same group size."""
 
     @cached_property
     def group_size(self) -> int | None:
-        """Columns that share a scale; None for one scale a tensor."""
+        """Columns per scale; None for one scale per tensor."""
         record = next(update.record(self.name) for update in self.updates if self.name in update)
         return get_codec(record.codec).merge_form(record.shape, record.params).group_size
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Bits and float32 scales of every update: views of the files, but for what an update lacks."""
+        """Bits and float32 scales of every update: views of the files, zeros where an update lacks the tensor."""
         found = [_signs(update, self.name) if self.name in update else None for update in self.updates]
         like = next(one for one in found if one is not None)
         nothing = (torch.zeros_like(like[0]), torch.zeros_like(like[1])) if None in found else like
@@ -273,7 +274,7 @@ _STACKS: dict[str, type[SignStack] | type[FactorStack] | type[DecodedStack]] = {
 
 
 def form_of(record: TensorRecord, version: int = MERGE_VERSION) -> MergeForm:
-    """The form in which a merge of a version reads a tensor, by its codec."""
+    """The form in which a merge reads a tensor, given its codec."""
     form = get_codec(record.codec).merge_form(record.shape, record.params)
     return form if form.since <= version else VALUES
 
@@ -281,13 +282,13 @@ def form_of(record: TensorRecord, version: int = MERGE_VERSION) -> MergeForm:
 def stack_of(
     name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...], version: int = MERGE_VERSION
 ) -> Stack:
-    """The tensor of all updates (those without it count as zero): in the one form that they have, else decoded."""
+    """Stack one tensor of all updates: in their common form if they have one, else decoded."""
     forms = {form_of(update.record(name), version) for update in updates if name in update}
     form = forms.pop() if len(forms) == 1 else VALUES
     return _STACKS[form.kind](name, updates, shape, version)
 
 
 def stacks_of(updates: Sequence[DeltaFile], spec: BaseSpec, version: int = MERGE_VERSION) -> list[Stack]:
-    """Every tensor of the base that an update holds, by name."""
+    """Stack every tensor of the base that any update holds, by name."""
     held = {name for update in updates for name in update.names}
     return [stack_of(name, updates, tuple(spec.shapes[name]), version) for name in sorted(held)]

@@ -1,4 +1,4 @@
-"""A soup from a sum of whole-number votes: for rounds of which the hub has the sum and nothing else."""
+"""Make a soup from a sum of integer votes, for rounds where the hub sees only the sum."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def soup_from_votes(
     optimizer_state: OptimizerState | None = None,
     private: PrivateMerge | None = None,
 ) -> SoupReport:
-    """Noise the sum where that is promised, step, and encode.
+    """Add noise if configured, apply the rule and the server's step, and encode.
 
     A vote moves a weight by ``step_norm / sqrt(d)`` of d coordinates; what becomes of the sum is the aggregator's
     ``of_votes``.

@@ -1,9 +1,9 @@
-"""A conversation as the text that a model is trained on, and the parts of it that are learned."""
+"""Render a conversation as training text, mark the spans that are learned, and report what the template drops."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -11,9 +11,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.history import showing_history
-from gym_fed.data.chat_templates.kept import left_out
-from gym_fed.data.chat_templates.marks import has_marks, training_template
+from gym_fed.data.chat_templates.marks import has_marks, showing_history, training_template
 from gym_fed.data.chat_templates.rendering import Message, Span, Template, template_of
 from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_marks, trimmed_marks
 
@@ -234,3 +232,53 @@ def _between(spans: list[Span], length: int) -> list[Span]:
     """What lies outside of ``spans``."""
     edges = [0, *(edge for span in spans for edge in span), length]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
+
+
+_THOUGHT = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
+_OTHER = "something-else-7c1f"
+
+
+def left_out(
+    template: Template, messages: list[Message], tools: Any, text: str, *, first: int = 0
+) -> str | None:
+    """Find a part of the conversation that the rendered ``text`` lacks; some templates drop tools or reasoning.
+
+    Args:
+        text: The template's rendering of ``messages``.
+        first: Index of the first message to check.
+
+    Returns:
+        The missing part (``has tools``, ``calls tools``, ``has reasoning``, ...), or None if nothing is missing.
+    """
+    if tools and text == template.text(messages):
+        return "has tools"
+    for number, message in enumerate(messages[first:], first):
+        for part, changed in _parts(message, text):
+            if _text(template, [*messages[:number], changed, *messages[number + 1 :]], tools) == text:
+                return part
+        thought = _THOUGHT.match(message["content"]) if isinstance(message.get("content"), str) else None
+        if message["role"] == "assistant" and thought and thought.group(1).strip() not in text:
+            return "has reasoning"
+    return None
+
+
+def _text(template: Template, messages: list[Message], tools: Any) -> str | None:
+    """Render; None if the template refuses, which shows that it reads the part that was changed."""
+    try:
+        return template.text(messages, tools)
+    except (TemplateError, TypeError):
+        return None
+
+
+def _parts(message: Message, text: str) -> Iterator[tuple[str, Message]]:
+    """Yield each part of a message that may be missing, and the message with that part replaced."""
+    if message["role"] == "assistant" and message.get("reasoning_content"):
+        yield "has reasoning", {**message, "reasoning_content": _OTHER}
+    calls = message.get("tool_calls") or ()
+    for number in range(len(calls)):
+        fewer = [*calls[:number], *calls[number + 1 :]]
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        yield "calls tools", {**rest, "tool_calls": fewer} if fewer else rest
+    content = message.get("content")
+    if isinstance(content, str) and content.strip() and content.strip() not in text:
+        yield f"has a message of the {message['role']} role", {**message, "content": _OTHER}

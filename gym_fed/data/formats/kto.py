@@ -1,4 +1,4 @@
-"""Unpaired judgements for KTO: an answer with label (or LLaMA-Factory's kto_tag), true when it was liked."""
+"""Unpaired preferences for KTO: an answer with ``label`` (LLaMA-Factory's ``kto_tag``), true if it was liked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from gym_fed.data.formats._answers import PROMPT_KEYS, alpaca_question, prompt_and_answers, require_learned
 from gym_fed.data.formats._turns import conversation, split_answer
 from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, with_context
-from gym_fed.data.labels import label_of
 
 
 class KtoFormat(Format):
@@ -51,3 +50,15 @@ def _label(row: Raw) -> bool:
         found = "is missing" if key not in row else f"is {row[key]!r}"
         raise BadRow(f"{key!r} {found}, expected true or false (or 1 or 0)", "true when the answer was liked")
     return liked
+
+
+_WORDS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+
+
+def label_of(value: Any) -> bool | None:
+    """Parse a KTO label: a boolean, 1 or 0 (also 1.0), or one of these as text; None for anything else."""
+    if isinstance(value, str):
+        return _WORDS.get(value.strip().lower())
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    return None

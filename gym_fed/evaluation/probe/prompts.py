@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.delimiters import delimiter_of
+from gym_fed.data.csv_rows import delimiter_of
 
 COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
 """Of a file: ours, HarmBench's, StrongREJECT's."""

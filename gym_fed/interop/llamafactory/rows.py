@@ -40,7 +40,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
     """Where a set lies: on the Hub, in a list of theirs, or, where there is none, on the Hub by the catalogue."""
     from gym_fed.data.catalogue import catalogue_entry
-    from gym_fed.data.named import is_catalogued
+    from gym_fed.data.sources import is_catalogued
 
     if folder == "ONLINE":
         return {"hub": name}

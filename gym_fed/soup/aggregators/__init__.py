@@ -1,1 +1,1 @@
-"""One file is one aggregation rule; a file dropped in here is a member of the registry."""
+"""Aggregation rules. Each file is one rule, and adding a file registers it."""

@@ -1,4 +1,4 @@
-"""Bulyan: Krum chooses among the updates again and again, then each coordinate is averaged around its median.
+"""Bulyan: repeated Krum selection, then a mean around the median of each coordinate.
 
 El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", section 4 (Bulyan of Krum).
 First n - 2f updates are selected, each by Krum among those that are left. Then every coordinate is the mean of the
@@ -31,11 +31,11 @@ class Bulyan(Aggregator):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """4f + 3; with no malicious client to withstand any round will do."""
+        """4f + 3; any round is large enough for f = 0."""
         return 4 * malicious + 3 if malicious else 1
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
-        """The selected updates, in the order of contributors."""
+        """Return the selected updates, in the order of contributors."""
         theta = gram.count - 2 * self.num_malicious_nodes
         selected = _repeated_krum(gram.squared_distances().numpy(), theta, self.num_malicious_nodes)
         matrix = torch.zeros(theta, gram.count, dtype=torch.float64)
@@ -47,7 +47,7 @@ class Bulyan(Aggregator):
 
 
 def _repeated_krum(squared_distances: np.ndarray, theta: int, malicious: int) -> list[int]:
-    """``theta`` indices, ascending. Distances are sorted once; a selected update is struck from every row."""
+    """Select ``theta`` indices, ascending. Distances are sorted once; a selected update is removed from every row."""
     left = np.arange(len(squared_distances))
     if theta == len(left):
         return left.tolist()

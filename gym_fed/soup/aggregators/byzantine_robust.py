@@ -1,4 +1,4 @@
-"""The default against malicious clients: equal norms, then the covariance-bound filter (CAF).
+"""The default robust rule: equal norms, then the covariance-bound filter (CAF).
 
 ``equal_norm`` takes the use of size, small or large, from malicious clients. ``caf`` then lowers the weight of what
 stretches the round most in one direction, until nothing stretches it by more than a lone contributor with unlike data
@@ -34,7 +34,7 @@ class ByzantineRobust(WeightRule):
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """A fifth, but one of three or four."""
+        """A fifth of the contributors, but one of three or four."""
         return max(contributors // 5, int(contributors >= 3))
 
     def weigh(self, gram: GramMatrix) -> Tensor:

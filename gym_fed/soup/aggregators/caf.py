@@ -11,7 +11,7 @@ The result is the mean whose covariance had the smallest largest eigenvalue. It 
 n >= 2f + 1: their harm is bounded by the spectral norm of the honest covariance, with no need to know it.
 
 The covariance is never formed: with S the roots of the shares and G the inner products of the centred updates, S G S
-has the same largest eigenvalue. ``tau_max`` is taken over updates whose weight is above zero. ByzFL 0.0.11 takes it over
+has the same largest eigenvalue. ``tau_max`` is taken over updates of positive weight. ByzFL 0.0.11 takes it over
 all of them, so that one distant update of weight zero stops the filter, and it finds the direction by a single power
 step from a random start. Here the eigenvalue search converges without a BLAS or LAPACK, so a replay has the same bits.
 """
@@ -37,9 +37,9 @@ _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
 
 class CAFConfig(AggregatorConfig):
     max_stretch: Annotated[float, Field(gt=0)] | None = None
-    """Not in the paper: end as soon as the updates that count stretch no direction by more than so many median squared
-    norms, all together. A lone contributor with unlike data stretches its own direction by about one, and stays in; a
-    coalition of malicious clients of its size by as many as they are. Absent: filter to the end."""
+    """Not in the paper: stop once the largest eigenvalue is below this many median squared norms. A single contributor
+    with unusual data stretches its own direction by about one and stays in; a coalition of m malicious clients of the
+    same norm stretches theirs by m. None: filter to the end."""
 
 
 class CAF(WeightRule):
@@ -59,7 +59,7 @@ class CAF(WeightRule):
 
 
 def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array:
-    """Algorithm 2 on inner products.
+    """Run algorithm 2 on inner products.
 
     Args:
         products: ``[n, n]`` float64.
@@ -90,8 +90,9 @@ def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array
 
 
 def _stretch(products: Array, shares: Array) -> tuple[float, Array]:
-    """The largest eigenvalue of the covariance, and each update's squared projection on its direction, up to a factor;
-    0 for updates of no share."""
+    """The largest eigenvalue of the covariance, and the squared projection of each update on its eigenvector, up to a
+    factor; 0 for updates of weight zero.
+    """
     kept = np.nonzero(shares)[0]
     part, roots = shares[kept], np.sqrt(shares[kept])
     inner = products[np.ix_(kept, kept)]
@@ -153,7 +154,7 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
 
 
 def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float, list[float]]:
-    """The largest eigenvalue and its direction of length 1.
+    """The largest eigenvalue of a tridiagonal matrix and its unit eigenvector.
 
     Bisection comes near, Newton's steps on the characteristic polynomial come down to it from above, where they cannot
     overshoot, inverse iteration from there finds the direction, and the value is the direction's.
@@ -189,7 +190,7 @@ def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float
 
 
 def _pivots(middle: list[float], beside: list[float], shift: float) -> list[float] | None:
-    """Pivots of ``shift - matrix``, or None where one is not positive: an eigenvalue is as large as the shift."""
+    """Pivots of ``shift - matrix``; None if one is not positive, so that an eigenvalue is at least ``shift``."""
     found: list[float] = []
     for k, m in enumerate(middle):
         pivot = shift - m - (beside[k - 1] ** 2 / found[-1] if k else 0.0)
@@ -200,7 +201,7 @@ def _pivots(middle: list[float], beside: list[float], shift: float) -> list[floa
 
 
 def _slope(beside: list[float], pivots: list[float]) -> float:
-    """Logarithmic derivative of the characteristic polynomial, which is the product of the pivots."""
+    """Logarithmic derivative of the characteristic polynomial, the product of the pivots."""
     total, change = 0.0, 0.0
     for k, pivot in enumerate(pivots):
         change = 1.0 + (beside[k - 1] ** 2 * change / pivots[k - 1] ** 2 if k else 0.0)

@@ -1,4 +1,4 @@
-"""Centred clipping: the mean, in small steps of which no client decides more than a share.
+"""Centred clipping: a mean of clipped differences to the last estimate, repeated.
 
 Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", algorithm 2. From v = 0, some times
 over::

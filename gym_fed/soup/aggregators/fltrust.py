@@ -1,4 +1,4 @@
-"""FLTrust: updates count by their cosine to an update of the coordinator's own.
+"""FLTrust: weight updates by their cosine to the coordinator's own (root) update.
 
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2. An update counts
 by the cosine between it and the root update, and not at all where that is below zero. Each is scaled to the root
@@ -34,13 +34,14 @@ class FLTrust(WeightRule):
         return malicious + 1
 
     def weigh(self, gram: GramMatrix) -> Tensor:
-        """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
+        """Weight the updates; raises ``UPDATE_REFUSED`` if no update is trusted."""
         trust, factors = trusted(gram, self.name)
         return trust / math.fsum(trust.tolist()) * factors
 
 
 def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
-    """Trust scores (equation 2), not all zero; and what brings each update to the root update's norm (equation 3).
+    """Trust scores (equation 2), not all zero, and the factors that scale each update to the root update's norm
+    (equation 3).
 
     Args:
         gram: A round with a root update.

@@ -1,4 +1,4 @@
-r"""FLTrust decides which updates count, CAF how much: for a coordinator that has clean data of its own.
+r"""FLTrust selects the updates and CAF weights them; for a coordinator with clean data of its own.
 
 ``byzantine_robust`` knows no direction, so small changes in one direction pass its filter. FLTrust weighs by the cosine
 to the root update, so a client that knows that update weighs most. Each closes the other's gap (this project;
@@ -34,7 +34,7 @@ class FLTrustCAF(WeightRule):
     needs = Needs.ROOT
 
     def weigh(self, gram: GramMatrix) -> Tensor:
-        """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
+        """Weight the updates; raises ``UPDATE_REFUSED`` if no update is trusted."""
         assert gram.root is not None, "the round gives a root update to rules that need one"
         trust, factors = trusted(gram, self.name)
         scaled = gram.combined(CombinationWeights.scaled(factors, gram.weights))

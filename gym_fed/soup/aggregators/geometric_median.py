@@ -16,10 +16,10 @@ and exactly (Vardi and Zhang 2000, "The multivariate L1-median and associated da
 smoothed by the rounding error of a distance alone, 1e-7 of an update's norm or less. Where many points are medians (an
 even number of updates on one line), it is the middle of those updates that are.
 
-The vectors are known by their inner products alone. Every point is written as a combination of the vectors, measured from the medoid (the vector of smallest summed
-distance), so that a malicious client at 1e30, whose coefficient is of the order of 1e-30, costs no digits of the
-others. Steps are Newton's, their linear systems solved by conjugate gradients in the same coefficients; where one does
-not descend, Weiszfeld's step does (Weiszfeld 1937).
+The search uses inner products alone. A point is a linear combination of the updates, measured from the medoid (the
+update with the smallest sum of distances), so that a malicious client at 1e30, whose coefficient is about 1e-30, costs
+no digits of the others. Newton's systems are solved by conjugate gradients in the same coefficients; where a step does
+not descend, Weiszfeld's step does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GeometricMedian(WeightRule):
     config: GeometricMedianConfig
 
     def weigh(self, gram: GramMatrix) -> Tensor:
-        """Raises ``INTERNAL`` when ``max_iterations`` are too few."""
+        """Weight the updates; raises ``INTERNAL`` if ``max_iterations`` is too low."""
         weights = gram.weights.numpy()
         found = spatial_median(
             gram.products.numpy(), weights, self.config.tolerance, self.config.max_iterations
@@ -103,7 +103,8 @@ def spatial_median(products: Array, weights: Array, tolerance: float, max_iterat
 
 
 class _MedianSearch:
-    """Points are coefficients ``[n]`` of vectors measured from the medoid, whose inner products are ``gram``."""
+    """Newton's method on coefficients ``[n]`` of vectors measured from the medoid, whose inner products are
+    ``gram``."""
 
     def __init__(self, gram: Array, shares: Array, smoothing: Array) -> None:
         self.gram = gram
@@ -115,7 +116,7 @@ class _MedianSearch:
         return dot(point, symmetric_times(self.gram, point)) <= float(self.smoothing.min())
 
     def leave_medoid(self, medoid: int, tolerance: float) -> Array | None:
-        """Vardi and Zhang's step away from a vector, or None where the vector is the median."""
+        """Vardi and Zhang's step away from a data point; None if that point is the median."""
         apart = self.squares > self.smoothing
         pulls = np.where(apart, self.shares / np.sqrt(self.squares + self.smoothing + ~apart), 0.0)
         held = math.fsum(self.shares[~apart].tolist())
@@ -152,7 +153,7 @@ class _MedianSearch:
         return found
 
     def _newton(self, point: Array, along: Array, reaches: Array, gradient: Array) -> Array:
-        """About ``-hessian^-1 gradient``; the hessian is ``sum_i share_i / reach_i (1 - u_i u_i^T)``."""
+        """Approximate ``-hessian^-1 gradient``; the hessian is ``sum_i share_i / reach_i (1 - u_i u_i^T)``."""
         pulls = self.shares / reaches
         total = math.fsum(pulls.tolist())
         step, rest = np.zeros(len(point)), -gradient
@@ -177,7 +178,7 @@ class _MedianSearch:
         return step
 
     def _descends(self, along: Array, reaches: Array, gradient: Array, step: Array) -> bool:
-        """Whether the sum of distances falls as it should; each difference is formed without cancellation."""
+        """True if the sum of distances decreases enough; each difference is computed without cancellation."""
         image = symmetric_times(self.gram, step)
         slope = dot(gradient, image)
         change = 2.0 * (dot(step, along) - image) + dot(step, image)
@@ -187,7 +188,7 @@ class _MedianSearch:
 
 
 def _medoids(products: Array, shares: Array) -> NDArray[np.intp]:
-    """Indices of the vectors of smallest weighted summed distance, ascending.
+    """Indices of the vectors with the smallest weighted sum of distances, ascending.
 
     Sums are compared with that of one of them term by term, so that a malicious client's huge distances do not drown
     the others.

@@ -1,4 +1,4 @@
-"""Krum: the one update that is nearest to its neighbours.
+"""Krum: select the update that is nearest to its neighbours.
 
 Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4::
 
@@ -31,7 +31,7 @@ class Krum(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """2f + 3; with no malicious client to withstand any round will do."""
+        """2f + 3; any round is large enough for f = 0."""
         return 2 * malicious + 3 if malicious else 1
 
     def weigh(self, gram: GramMatrix) -> Tensor:
@@ -42,7 +42,7 @@ class Krum(WeightRule):
 
 
 def krum_scores(squared_distances: Tensor, malicious: int) -> list[float]:
-    """Krum's score of each update.
+    """Compute the Krum score of each update.
 
     Args:
         squared_distances: ``[n, n]`` float64, symmetric.

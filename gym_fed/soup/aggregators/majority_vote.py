@@ -1,4 +1,4 @@
-"""Majority vote on signs, at the magnitude of the middle.
+"""Majority vote on signs, scaled by the median magnitude.
 
 Bernstein et al. 2019, "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", algorithm 1, by
 weight, at the weighted median of the coordinate's magnitudes::
@@ -38,13 +38,13 @@ class MajorityVote(CoordinateRule):
     counts_votes = True
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
-        """The sign; at a tie nothing moves, but behind noise, where a tie says nothing, it counts as plus."""
+        """The sign of the sum. A tie is zero, but counts as plus under noise, where a tie carries no information."""
         if noised:
             return np.where(totals < 0, -vote, vote)
         return np.sign(totals).astype(np.float64) * vote
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
-        """Where every vector is one update: whole weights are counted, and the magnitude is one number."""
+        """Count whole weights, if every combined vector is one update; the magnitude is one number."""
         count = len(weights)
         if strengths.shape != (count, count) or torch.count_nonzero(strengths - strengths.diag().diag()):
             return False

@@ -1,4 +1,4 @@
-"""The plain mean: one contributor, one vote. One malicious client moves it anywhere."""
+"""The plain mean, one vote per contributor. A single malicious client can move it anywhere."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mean(WeightRule):
         return 0
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
-        """The votes' mean."""
+        """The mean vote."""
         return totals.astype(np.float64) * (vote / voters)
 
     def weigh(self, gram: GramMatrix) -> Tensor:

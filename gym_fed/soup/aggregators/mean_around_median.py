@@ -1,4 +1,4 @@
-"""Mean around the median, coordinate by coordinate.
+"""Mean around the median, coordinate-wise.
 
 Xie et al. 2018, "Generalized Byzantine-tolerant SGD", definition 5 (also "meamed"). Each coordinate is the mean of the
 n - f values nearest to its median; of two values at the same distance the smaller one is nearer. It withstands f

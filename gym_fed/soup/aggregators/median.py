@@ -1,4 +1,4 @@
-"""Coordinate-wise median, weighted.
+"""Weighted coordinate-wise median.
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 1. The weighted
 median is the value with half of the weight on either side, or the mean of the two middle values where half of the
@@ -24,7 +24,7 @@ class Median(CoordinateRule):
     bounds_one = True
 
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
-        """Half the sum of the first value that reaches half of the weight, and of the first that exceeds it."""
+        """Half the sum of the first value that reaches half of the weight and the first that exceeds it."""
         values, order = updates.sort(dim=0, stable=True)
         reached = weights[order].cumsum(dim=0)
         half = reached[-1] / 2
@@ -39,7 +39,7 @@ class Median(CoordinateRule):
 
 
 def weighted_median(rows: Tensor, weights: Tensor) -> Tensor:
-    """The weighted median of each coordinate; ``Median.formula`` is its mathematics.
+    """Compute the weighted median of each coordinate; ``Median.formula`` is its definition.
 
     Args:
         rows: ``[m, d]`` float32.

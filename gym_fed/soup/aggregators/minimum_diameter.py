@@ -1,4 +1,4 @@
-"""Minimum diameter averaging (MDA): the mean of the n - f updates that lie closest together.
+"""Minimum diameter averaging (MDA): the mean of the n - f updates with the smallest diameter.
 
 El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium" (Brute), after Rousseeuw 1985,
 "Multivariate estimation with high breakdown point". It withstands f malicious clients of n >= 2f + 1: the result is
@@ -10,7 +10,6 @@ A vertex cover of at most f is found in about 1.47^f steps (Chen et al. 2001, "V
 Further Improvements", whose first reductions are used). Trying the subsets, as ByzFL does, takes n over f. Where
 several subsets have the smallest diameter, the next largest distance decides, and so on down: the result does not
 depend on the order of contributors unless distances are equal.
-
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class MinimumDiameter(WeightRule):
     robust = True
 
     def check(self, weights: Tensor) -> None:
-        """Also refuses searches that could not be finished."""
+        """Also refuse a search that is too large to finish."""
         if self.num_malicious_nodes > MAX_MALICIOUS:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -52,7 +51,7 @@ class MinimumDiameter(WeightRule):
 
 
 def _closest_together(squared_distances: Tensor, malicious: int) -> list[int]:
-    """Indices of the n - f, ascending.
+    """Select the n - f updates, as ascending indices.
 
     Pairs are taken from the farthest down. A pair must be parted, one of it left out, wherever f omissions can still
     part all the pairs so far; where they cannot, both stay for good.
@@ -70,7 +69,7 @@ def _closest_together(squared_distances: Tensor, malicious: int) -> list[int]:
 
 
 class Conflicts:
-    """A growing graph of conflicts, of which at most ``limit`` vertices may be left out.
+    """A growing conflict graph of which at most ``limit`` vertices may be left out (vertex cover by bounded search).
 
     Args:
         limit: Omissions allowed; the work grows like 1.47^limit at worst.
@@ -83,7 +82,7 @@ class Conflicts:
         self._cover = 0  # some omissions that resolve all conflicts so far
 
     def part(self, first: int, second: int) -> bool:
-        """Add a conflict if all can still be resolved; if they cannot, leave it out, and both stay for good."""
+        """Add a conflict if the graph stays resolvable; otherwise drop it, and both vertices stay for good."""
         pair = 1 << first | 1 << second
         if pair & self._stays == pair:
             return False
@@ -101,7 +100,7 @@ class Conflicts:
 
     @property
     def decided(self) -> bool:
-        """Whether all covers left are one and the same."""
+        """True if only one cover is left."""
         forced = 0
         for vertex, neighbours in self._edges.items():
             if self._stays >> vertex & 1:
@@ -117,7 +116,7 @@ class Conflicts:
 
 
 def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
-    """At most ``limit`` vertices outside ``stays`` that touch every edge, as a bit mask; None where there are none."""
+    """A vertex cover of at most ``limit`` vertices outside ``stays``, as a bit mask; None if there is none."""
     taken = 0
     while edges:
         room = limit - taken.bit_count()
@@ -135,7 +134,7 @@ def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
 
 
 def _certain(edges: dict[int, int], stays: int, room: int) -> int | None:
-    """Vertices that some smallest cover holds, if any cover of ``room`` does; None where that is not plain."""
+    """Vertices that belong to some smallest cover, if a cover of size ``room`` exists; None if that is undecided."""
     for vertex, neighbours in edges.items():
         if stays >> vertex & 1:
             return neighbours
@@ -148,7 +147,7 @@ def _certain(edges: dict[int, int], stays: int, room: int) -> int | None:
 
 
 def _branch(edges: dict[int, int], stays: int, room: int) -> int | None:
-    """The vertex of most neighbours is in the cover, or all its neighbours are."""
+    """Branch: either the vertex with most neighbours is in the cover, or all its neighbours are."""
     vertex = max(edges, key=lambda v: edges[v].bit_count())
     for side in (1 << vertex, edges[vertex]):
         if side.bit_count() <= room and not side & stays:

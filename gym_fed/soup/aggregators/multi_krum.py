@@ -35,11 +35,11 @@ class MultiKrum(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """2f + 3; with no malicious client to withstand any round will do."""
+        """2f + 3; any round is large enough for f = 0."""
         return 2 * malicious + 3 if malicious else 1
 
     def check(self, weights: Tensor) -> None:
-        """Also refuses to select more updates than are honest."""
+        """Also refuse to select more updates than are honest."""
         super().check(weights)
         honest = len(weights) - self.num_malicious_nodes
         if (self.config.num_selected or 1) > honest:

@@ -1,4 +1,4 @@
-r"""The mean of the updates that point to the root update's side: robust, and of known sensitivity.
+r"""The mean of the updates with a positive cosine to the root update: robust, with bounded sensitivity.
 
 Every update is judged by the coordinator's own (root) update alone, never by the others::
 
@@ -40,6 +40,6 @@ class RootGate(WeightRule):
         return 0
 
     def weigh(self, gram: GramMatrix) -> Tensor:
-        """Raises ``UPDATE_REFUSED`` where nobody is to be trusted."""
+        """Weight the updates; raises ``UPDATE_REFUSED`` if no update is trusted."""
         trust, factors = trusted(gram, self.name)
         return (trust > 0.0).to(torch.float64) * factors / gram.count

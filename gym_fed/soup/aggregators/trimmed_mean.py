@@ -1,4 +1,4 @@
-"""Coordinate-wise trimmed mean, weighted.
+"""Weighted coordinate-wise trimmed mean.
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 2. The ``trim``
 largest and the ``trim`` smallest values of each coordinate are dropped, and the others averaged. Trimming counts
@@ -44,7 +44,7 @@ class TrimmedMean(CoordinateRule):
         return self.config.num_malicious_nodes if self.config.trim is None else self.config.trim
 
     def check(self, weights: Tensor) -> None:
-        """Also refuses to trim everything away."""
+        """Also refuse to trim every value."""
         super().check(weights)
         if weights.numel() <= 2 * self.trim:
             raise GymError(

@@ -1,4 +1,4 @@
-"""Weighted mean: federated averaging.
+"""Weighted mean (federated averaging).
 
 McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", alg. 1:
 ``sum_k (n_k / n) * w_k``, here on deltas. One malicious client moves it anywhere, and further the more examples it

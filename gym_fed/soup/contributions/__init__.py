@@ -1,1 +1,1 @@
-"""Ways to share a round's value among its updates; every file is one, and its name is the one in configs."""
+"""Contribution methods. Each file is one method, and its name is the value in configs."""

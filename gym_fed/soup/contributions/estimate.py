@@ -1,4 +1,4 @@
-"""Shapley values for the price of a gradient: the held-out gradient half way along the round's step."""
+"""Shapley values estimated from gradients of the held-out loss along the round's step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EstimateConfig(StrictModel):
 
 
 class Estimate(ContributionMethod):
-    """The slope of each update's share, averaged along the way from nothing to the round's soup.
+    """The slope of each update's share, averaged along the path from the base to the round's soup.
 
     Of a quadratic loss with gradient g at the base and any Hessian H, with m the whole step,
     ``v(S) = -<g, m_S> - m_S' H m_S / 2`` shares every interaction equally between its two players, so the Shapley value

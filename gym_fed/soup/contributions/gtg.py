@@ -1,4 +1,5 @@
-"""GTG-Shapley: sampled orders in which everyone leads equally often, cut off where nothing is left to be gained."""
+"""GTG-Shapley: sampled permutations in which every player leads equally often, truncated when little is left to
+gain."""
 
 from __future__ import annotations
 
@@ -66,7 +67,7 @@ class Gtg(ContributionMethod):
             earlier = values
 
     def _walk(self, counted: CountedGame, leader: int, generator: np.random.Generator) -> Vector:
-        """The marginal value of each, ``[n, k]``, in an order that begins with ``leader``."""
+        """Marginal values ``[n, k]`` in a random order that starts with ``leader``."""
         others = [i for i in range(counted.n) if i != leader]
         order = [leader, *generator.permutation(others).tolist()]
         return marginals(counted, order, self.config.truncation)

@@ -1,4 +1,4 @@
-"""Improvement: how much each update lowers the held-out loss alone, at its share of the soup."""
+"""Improvement: the reduction of held-out loss by each update alone, at its share of the soup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Sco
 
 
 class Improvement(ContributionMethod):
-    """``v({i})``: n evaluations. Two updates that say the same both get all of what either would give."""
+    """``v({i})``: n evaluations. Two redundant updates both get the full value."""
 
     name: ClassVar[str] = "improvement"
 

@@ -1,4 +1,4 @@
-"""Leave one out: what the round would have lost without the update."""
+"""Leave one out: the loss of value when an update is removed from the round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapley values from sampled orders, each cut off where the rest has nothing left to add."""
+"""Shapley values from sampled permutations, truncated when the remaining updates add nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class MonteCarlo(ContributionMethod):
 
 
 def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vector:
-    """The marginal value of each in this order, ``[n, k]``; cut off within ``truncation`` of the value of all."""
+    """Marginal values ``[n, k]`` in this order, truncated within ``truncation`` of the total value."""
     whole = counted.value(counted.everyone)
     added = np.zeros((counted.n, len(counted.block_weights)))
     coalition: frozenset[int] = frozenset()
@@ -73,7 +73,7 @@ def marginals(counted: CountedGame, order: list[int], truncation: float) -> Vect
 
 
 def standard_errors(samples: list[Vector]) -> Vector:
-    """Of the mean of independent ``[n]`` samples; infinite for fewer than two."""
+    """Standard errors of the mean of independent ``[n]`` samples; infinite for fewer than two."""
     if len(samples) < 2:
         return np.full(len(samples[0]), np.inf)
     deviations: Vector = np.std(samples, axis=0, ddof=1)

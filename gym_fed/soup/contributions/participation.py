@@ -1,4 +1,4 @@
-"""Participation: no update is scored; the pool is split among all who took part."""
+"""Participation: no update is scored, and the pool is split among all participants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.soup.contribution import ContributionMethod, Game, Scores
 
 
 class Participation(ContributionMethod):
-    """Zero for everyone, for no evaluation: the pool is split among those who took part."""
+    """Zero for everyone at no cost: the pool is split among the participants."""
 
     name: ClassVar[str] = "participation"
     measures: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Shapley values, exactly: what an update adds, averaged over all orders in which the updates might come."""
+"""Exact Shapley values: the marginal value of an update, averaged over all orders of the updates."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file is one merge method; a file dropped in here is a member of the registry."""
+"""Merge methods. Each file is one method, and adding a file registers it."""

@@ -24,7 +24,7 @@ BLOCK = 1 << 18
 
 
 def combination(deltas: Sequence[Tensor] | Tensor, coefficients: Tensor) -> Tensor:
-    """``sum_i coefficients[i] * deltas[i]``.
+    """Compute ``sum_i coefficients[i] * deltas[i]``.
 
     Args:
         deltas: n tensors of one shape, float32.
@@ -40,7 +40,7 @@ def combination(deltas: Sequence[Tensor] | Tensor, coefficients: Tensor) -> Tens
 
 
 def sign_consensus(deltas: Sequence[Tensor] | Tensor, weights: Tensor, votes: Tensor) -> Tensor:
-    """Elect a sign for every element, then take the mean of the deltas that have it (Yadav et al. 2023, sec. 3).
+    """Elect a sign for each element and average the deltas that agree with it (Yadav et al. 2023, sec. 3).
 
     Elected is the sign of ``sum_i votes[i] * deltas[i]``. Zeros have no sign and do not count in the mean; where the
     votes cancel out exactly, sign and result are zero, as in the paper's formula (mergekit elects plus).
@@ -66,7 +66,7 @@ def sign_consensus(deltas: Sequence[Tensor] | Tensor, weights: Tensor, votes: Te
 
 
 def inner_products(deltas: Tensor) -> Tensor:
-    """``[n, rows, cols]`` float32 to ``[n, n]`` float64."""
+    """Compute ``[n, n]`` float64 inner products of ``[n, rows, cols]`` float32."""
     count = len(deltas)
     flat, ones = deltas.reshape(count, -1), torch.ones(count)
     total = torch.zeros(count, count, dtype=torch.float64)
@@ -78,7 +78,7 @@ def inner_products(deltas: Tensor) -> Tensor:
 def blocks(
     result: Tensor, deltas: Sequence[Tensor] | Tensor
 ) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Views of ``result``, to be written to, each with the same elements of every delta in float64."""
+    """Yield writable views of ``result``, each with the same elements of every delta in float64."""
     into, sources = result.reshape(-1).numpy(), [delta.reshape(-1).numpy() for delta in deltas]
     for start in range(0, into.size, BLOCK):
         part = slice(start, start + BLOCK)
@@ -86,12 +86,12 @@ def blocks(
 
 
 def whole_share(share: float, size: int) -> int:
-    """How many of ``size`` elements fit into a share of them; a hair below a whole number counts as that number."""
+    """Number of elements in a share of ``size``; values within rounding error of an integer count as that integer."""
     return math.floor(round(share * size, 6))
 
 
 def largest(delta: Tensor, count: int) -> Tensor:
-    """A mask of the ``count`` elements of largest magnitude; of equal ones, those of lower index.
+    """Mask of the ``count`` elements of largest magnitude; ties go to the lower index.
 
     Args:
         delta: Any shape, finite.
@@ -111,13 +111,13 @@ def largest(delta: Tensor, count: int) -> Tensor:
 
 
 def trimmed(delta: Tensor, density: float) -> Tensor:
-    """The delta with as many of its smallest elements set to zero as fit into ``1 - density`` of them."""
+    """Zero the smallest ``1 - density`` of a delta's elements."""
     dropped = whole_share(1.0 - density, delta.numel())
     return torch.where(largest(delta, delta.numel() - dropped), delta, 0.0)
 
 
 def draws(seed: int, name: str, index: int, shape: torch.Size) -> Tensor:
-    """Uniform numbers in [0, 1), float32, that follow from seed, tensor and number of the model alone."""
+    """Uniform float32 numbers in [0, 1) that depend on seed, tensor and model number alone."""
     text = f"{seed}/{index}/{name}"
     digest = hashlib.sha256(text.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -125,7 +125,7 @@ def draws(seed: int, name: str, index: int, shape: torch.Size) -> Tensor:
 
 
 def dropped_at_random(delta: Tensor, density: float, uniform: Tensor) -> Tensor:
-    """Each element kept with probability ``density`` and then divided by it, else zero (DARE: Yu et al. 2024, eq. 1).
+    """Keep each element with probability ``density`` and divide it by ``density`` (DARE: Yu et al. 2024, eq. 1).
 
     Its expectation is the delta.
     """

@@ -1,4 +1,4 @@
-"""Model breadcrumbs: neither the smallest changes nor the outliers.
+"""Model breadcrumbs: drop the smallest changes and the outliers.
 
 Davari & Belilovsky 2023, "Model Breadcrumbs: Scaling Multi-Task Model Merging with Sparse Masks", sec. 3.
 """
@@ -32,7 +32,7 @@ class BreadcrumbsConfig(MethodConfig):
 
 
 class Breadcrumbs(MergeMethod):
-    """``scale * sum_i w_i m_i delta_i``, where the mask ``m_i`` keeps the middle of a tensor's magnitudes.
+    """``scale * sum_i w_i m_i delta_i``, where mask ``m_i`` keeps the middle magnitudes of a tensor.
 
     ``scale`` is the paper's alpha, 0.3 in its experiments. Weights count as they are, as in ``task_arithmetic``.
     mergekit takes a density instead of the lower share and drops fewer outliers where both do not fit.

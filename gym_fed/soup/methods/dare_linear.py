@@ -25,7 +25,7 @@ class DareConfig(MethodConfig):
 
 
 class DareLinear(MergeMethod):
-    """Every element is dropped with probability ``1 - density`` and else divided by ``density``, then averaged.
+    """Drop every element with probability ``1 - density``, divide the others by ``density``, and average.
 
     The draws belong to places: the same models in another order give another soup, of the same expectation. PEFT and
     mergekit add up where this takes the mean; give ``scale`` the sum of the weights for theirs. They draw from the

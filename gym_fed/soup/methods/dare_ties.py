@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DareTies(MergeMethod):
-    """TIES with random drops in the place of its trim, as in mergekit and PEFT.
+    """TIES with random drops instead of its trim, as in mergekit and PEFT.
 
     The paper's experiments drop first and trim then. Where one model alone kept an element, the mean over those that
     agree leaves it rescaled by ``1 / density``: unlike ``dare_linear`` the result is larger than the deltas' mean.

@@ -1,4 +1,4 @@
-"""Weights are averaged by the Fisher information that each model has of them.
+"""Fisher merging: average parameters weighted by their Fisher information in each model.
 
 Matena & Raffel 2022, "Merging Models with Fisher-Weighted Averaging". Needs a pass over data for every model:
 `gym soup statistics --kind fisher`.
@@ -26,7 +26,7 @@ class FisherConfig(MethodConfig):
 
 
 class Fisher(MergeMethod):
-    """``sum_i w_i F_i delta_i / sum_i w_i F_i`` element by element, eq. 4 of the paper.
+    """``sum_i w_i F_i delta_i / sum_i w_i F_i`` elementwise (eq. 4 of the paper).
 
     The paper writes it for weights; the base being one, it is the same for deltas. ``F_i`` are diagonals of the Fisher
     information, mean squared gradients of the log-likelihood. ``floor`` is the ``fisher_floor`` of the authors' code.

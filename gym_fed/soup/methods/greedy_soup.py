@@ -1,4 +1,4 @@
-"""Greedy soup: models join one by one, best first, if the soup does not get worse.
+"""Greedy soup: add models one by one, best first, while the soup does not get worse.
 
 Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models", alg. 1.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class GreedySoup(MergeMethod):
-    """The uniform mean of those models that help on held-out data.
+    """The uniform mean of the models that improve the score on held-out data.
 
     In order of their own scores (ties: in the order given) each model joins if the mean with it scores at least as well
     as the soup so far. Beyond the paper a gate may forbid a soup whatever its score, and scores that are NaN count as
@@ -73,7 +73,7 @@ class GreedySoup(MergeMethod):
         return combination(task.deltas, self._coefficients)
 
     def report(self) -> Mapping[str, Any]:
-        """``steps``: the models in the order tried, their scores, that of the soup with them, why one was refused.
+        """``steps``: the models in the order tried, their scores, the soup's score with them, and why one was refused.
 
         Scores that are not finite are None.
         """

@@ -1,4 +1,4 @@
-"""The Karcher mean of directions on the sphere, times the mean norm.
+"""Karcher mean of directions on the sphere, scaled by the mean norm.
 
 Karcher 1977, "Riemannian center of mass and mollifier smoothing". What mergekit calls ``karcher``, converged.
 """
@@ -31,7 +31,7 @@ class KarcherConfig(MethodConfig):
 
 
 class Karcher(MergeMethod):
-    """Directions averaged along the sphere, so that nearly orthogonal deltas do not shrink each other.
+    """Average directions along the sphere, so that nearly orthogonal deltas do not shrink each other.
 
     The mean ``m`` minimises ``sum_i w_i angle(m, u_i)**2`` over unit vectors, by steps of ``sum_i w_i log_m(u_i)``
     from the directions' straight mean on. All the way it is a combination of the ``u_i``, so that their inner
@@ -56,7 +56,7 @@ class Karcher(MergeMethod):
         return combination(task.deltas, torch.from_numpy(coefficients))
 
     def _mean_direction(self, name: str, units: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Coefficients ``[k]`` of the mean of the unit vectors ``[k, k]``; zeros where they have none."""
+        """Coefficients ``[k]`` of the mean of unit vectors ``[k, k]``; zeros if they have no mean."""
         length = _norm(_combined(weights, units))
         if length < _NOWHERE:
             return np.zeros_like(weights)
@@ -83,7 +83,8 @@ class Karcher(MergeMethod):
 
 
 def _coordinates(cosines: np.ndarray) -> np.ndarray:
-    """Unit vectors ``[k, k]``, one a row, with these inner products: a Cholesky factor, zero where they depend.
+    """Unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero where they are
+    dependent.
 
     In coordinates vectors that cancel out do so exactly enough; lengths taken from inner products would stop at 1e-8.
     """

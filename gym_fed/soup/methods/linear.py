@@ -1,4 +1,4 @@
-"""The weighted mean of the fine-tunes, a uniform soup.
+"""The weighted mean of the fine-tunes (a uniform soup).
 
 Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models", sec. 2.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Linear(MergeMethod):
-    """``sum_i w_i delta_i / sum_i w_i``: the mean of deltas is the delta of the mean, the base being one."""
+    """``sum_i w_i delta_i / sum_i w_i``. All models share a base, so the mean of deltas is the delta of the mean."""
 
     name = "linear"
 

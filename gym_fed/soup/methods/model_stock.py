@@ -1,4 +1,4 @@
-"""Model stock: the mean, drawn back towards the base the more the fine-tunes disagree.
+"""Model stock: the mean, interpolated towards the base the more the fine-tunes disagree.
 
 Jang et al. 2024, "Model Stock: All we need is just a few fine-tuned models", eq. 2.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ModelStock(MergeMethod):
-    """``t * mean(delta)`` with ``t = n cos / (1 + (n - 1) cos)``, tensor by tensor.
+    """``t * mean(delta)`` with ``t = n cos / (1 + (n - 1) cos)`` per tensor.
 
     Under the paper's model (fine-tunes on a sphere about a centre, at equal angles seen from the base) that is the
     point nearest to the centre. ``cos`` is the mean over all pairs, as in mergekit; the paper's angles are equal. A

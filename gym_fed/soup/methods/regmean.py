@@ -1,4 +1,4 @@
-"""RegMean: linear layers that answer like each model on its own inputs.
+"""RegMean: linear layers that reproduce each model's outputs on its own inputs.
 
 Jin et al. 2023, "Dataless Knowledge Fusion by Merging Weights of Language Models". Needs a pass over data for every
 model: `gym soup statistics --kind moments`.
@@ -79,7 +79,7 @@ class Regmean(MergeMethod):
             return torch.cholesky_solve(answers.T, factor).T
 
     def _checked(self, task: TensorTask, index: int) -> Tensor:
-        """The moments with what is off the diagonal shrunk, a copy, float64."""
+        """A float64 copy of the moments, with the off-diagonal shrunk."""
         given, cols = task.statistics[index], task.deltas.shape[2]
         if given.shape != (cols, cols):
             raise GymError(

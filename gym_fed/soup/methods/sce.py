@@ -24,7 +24,7 @@ class SceConfig(MethodConfig):
 
 
 class Sce(MergeMethod):
-    """Three steps for every tensor.
+    """Merge each tensor in three steps.
 
     1. Select the elements in which the deltas' variance over the models is largest; where it is zero none is selected,
        unless ``select`` is 1, which takes all.
@@ -53,7 +53,7 @@ class Sce(MergeMethod):
         return sign_consensus(kept, squares / squares.max(), votes=torch.ones_like(squares))
 
     def _selected(self, deltas: Tensor) -> Tensor:
-        """``[rows, cols]`` bool."""
+        """``[rows, cols]`` bool mask of the selected elements."""
         if self.config.select == 1.0:
             return torch.ones(deltas.shape[1:], dtype=torch.bool)
         variance = _variance(deltas)
@@ -63,7 +63,7 @@ class Sce(MergeMethod):
 
 
 def _variance(deltas: Tensor) -> Tensor:
-    """``[rows, cols]`` float64 over the models; exactly zero where all are equal."""
+    """``[rows, cols]`` float64 variance over the models; exactly zero where all are equal."""
     result = torch.empty(deltas.shape[1:], dtype=torch.float64)
     for into, values in blocks(result, deltas):
         mean = sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Task vectors added up.
+"""Task arithmetic: a weighted sum of task vectors.
 
 Ilharco et al. 2023, "Editing Models with Task Arithmetic", sec. 2. ``scale`` is the paper's lambda, found on held-out
 data there, 0.3 to 0.5 for several tasks. The plain sum overshoots where tasks share a direction.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TaskArithmetic(MergeMethod):
-    """``scale * sum_i w_i delta_i``. Weights count as they are, and not only their ratios: 1 is the whole task vector.
+    """``scale * sum_i w_i delta_i``. Weights are not normalised: 1 adds the whole task vector.
 
     The paper's weights are all 1; mergekit multiplies by weights as here, unless set to normalise them. A negative
     weight takes a task away from the base (sec. 3, forgetting by negation).

@@ -22,7 +22,7 @@ class TiesConfig(MethodConfig):
 
 
 class Ties(MergeMethod):
-    """Small changes are noise, and opposite ones cancel: the first go, and of the second the heavier side stays.
+    """Drop small changes as noise; where signs conflict, keep those of the heavier side.
 
     The paper takes the top 20% of the whole task vector; here, as in mergekit and PEFT, of every tensor, so that one
     tensor is held at a time. Weights, all 1 in the paper, multiply the mass of a sign and weigh the mean. Ties in

@@ -1,1 +1,1 @@
-"""One file is one server optimiser; a file dropped in here is a member of the registry."""
+"""Server optimisers. Each file is one, and adding a file registers it."""

@@ -1,4 +1,4 @@
-"""FedAdam: moving averages of the aggregate and of its square.
+"""FedAdam: Adam on the round's aggregate.
 
 Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: ``m <- b1 m + (1 - b1) d``, ``v <- b2 v + (1 - b2) d^2``,
 and the step is ``m / (sqrt(v) + tau)``. Flower adds Adam's correction of both averages for their start from zero

@@ -1,4 +1,4 @@
-"""FedYogi: as FedAdam, but the second moment moves towards the square by a step of the square's own size.
+"""FedYogi: FedAdam with a second moment that moves by the square's own size.
 
 Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: ``v <- v - (1 - b2) d^2 sign(v - d^2)``, and the step is
 ``m / (sqrt(v) + tau)``, with no correction for the start from zero.

@@ -1,1 +1,1 @@
-"""One file is one step before aggregation; a file dropped in here is a member of the registry."""
+"""Pre-aggregators. Each file is one, and adding a file registers it."""

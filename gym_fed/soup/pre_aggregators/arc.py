@@ -1,4 +1,4 @@
-"""ARC, adaptive robust clipping: the largest norms are brought down to the next one.
+"""ARC, adaptive robust clipping: clip the largest norms to the next one.
 
 Allouah et al. 2024, "The Vital Role of Gradient Clipping in Byzantine-Resilient Distributed Learning" (arXiv
 2405.14432), algorithm 2: the k = floor(2 (f / n) (n - f)) updates of largest norm are scaled to the (k + 1)-th
@@ -20,7 +20,7 @@ class ARC(PreAggregator):
     needs = Needs.NORMS
 
     def rows(self, count: int) -> int:
-        """All; refuses rounds without an honest majority."""
+        """Return ``count``; refuse rounds without an honest majority."""
         needed = 2 * self.num_malicious_nodes + 1
         if count < needed:
             raise GymError(

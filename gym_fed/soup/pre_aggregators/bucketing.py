@@ -1,4 +1,4 @@
-"""Bucketing: updates are averaged in small random buckets, and the buckets go on.
+"""Bucketing: average updates in small random buckets.
 
 Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", algorithm 1 (as in its
 published form: a permutation cut into buckets of s, without resampling). Averages differ less than updates do. The
@@ -41,7 +41,7 @@ class Bucketing(PreAggregator):
     config: BucketingConfig
 
     def rows(self, count: int) -> int:
-        """Buckets; refuses so few that malicious clients could spoil half of them."""
+        """The number of buckets; refuse a round where malicious clients could spoil half of them."""
         buckets, needed = -(-count // self.config.bucket_size), 2 * self.num_malicious_nodes + 1
         if buckets < needed:
             raise GymError(

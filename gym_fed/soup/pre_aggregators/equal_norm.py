@@ -1,4 +1,4 @@
-"""Equal norms: every update is scaled, up or down, to the median norm of the round.
+"""Equal norms: scale every update to the round's median norm.
 
 A cap stops malicious clients that send large updates, but not those that send small ones. Updates below the cap stretch
 the round's covariance less, so a filter by spread (``caf``) overlooks them while their common direction adds up. With
@@ -20,7 +20,7 @@ class EqualNorm(PreAggregator):
     needs = Needs.NORMS
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
-        """An update of zeros stays one."""
+        """Scale the updates; an update of zeros stays zero."""
         norms = gram.norms()
         median = norms.sort().values[(gram.count - 1) // 2]
         tiny = torch.finfo(torch.float64).tiny

@@ -1,4 +1,4 @@
-"""NNM, nearest-neighbour mixing: every update becomes the mean of those nearest to it.
+"""NNM, nearest-neighbour mixing: replace every update by the mean of its nearest neighbours.
 
 Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2. The nearest
 are the n - f with the smallest distances, the update itself among them; of equal distances the first in the order of
@@ -32,7 +32,7 @@ class NNM(PreAggregator):
     config: NNMConfig
 
     def rows(self, count: int) -> int:
-        """All; refuses to mix more updates than are honest."""
+        """Return ``count``; refuse to mix more updates than are honest."""
         honest = count - self.num_malicious_nodes
         if (self.config.num_neighbours or 1) > honest:
             asked = self.config.num_neighbours

@@ -1,4 +1,4 @@
-"""Norm cap: an update longer than the cap is scaled down to it.
+"""Norm cap: scale down an update whose norm exceeds the cap.
 
 Clipping to a quantile of the round's own norms (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", for a
 fixed bound; the median as in Karimireddy et al. 2022). It takes the use of sheer size from malicious clients, and only
@@ -44,7 +44,7 @@ class NormCap(PreAggregator):
     config: NormCapConfig
 
     def rows(self, count: int) -> int:
-        """All; refuses a quantile that malicious clients could set."""
+        """Return ``count``; refuse a quantile that malicious clients could set."""
         malicious = self.num_malicious_nodes
         if self.config.max_norm is None and self._rank(count) >= count - malicious:
             raise GymError(
@@ -72,5 +72,5 @@ class NormCap(PreAggregator):
 
 
 def capped(norms: Tensor, cap: float) -> Tensor:
-    """``[n]`` float64, by what each update is multiplied so that no norm exceeds ``cap``; 1 exactly where none does."""
+    """``[n]`` float64 factors that bring every norm to at most ``cap``; exactly 1 for norms below it."""
     return torch.where(norms > cap, cap / norms.clamp_min(torch.finfo(torch.float64).tiny), 1.0)

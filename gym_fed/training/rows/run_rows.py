@@ -73,7 +73,7 @@ def rows_of_run(
 def _named(dataset: Sequence[dict[str, Any]] | str | None) -> Sequence[dict[str, Any]] | None:
     if not isinstance(dataset, str):
         return dataset
-    from gym_fed.data.named import named_rows
+    from gym_fed.data.sources import named_rows
 
     return named_rows(dataset)
 

@@ -14,7 +14,7 @@ from gym_fed.data.generated import (
     generate_with_rehearsal,
     is_heldout,
 )
-from gym_fed.data.tasks._numbers import number_word
+from gym_fed.data.tasks._table import number_word
 
 NAMES = TASKS.names()
 
