@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,11 @@ class PacedRoom:
         for member in members:
             self.members[member.name] = member
             self._enrol(member)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Disconnect members for good."""
+        for name in names:
+            self.fed.accounts.connected(self.members.pop(name).node, self.fed.clock.now() - 1)
 
     def run(self, num_rounds: int, most_seconds: float = 20_000) -> list[Round]:
         """Rounds until so many have ended."""

@@ -4,16 +4,17 @@ The duration of an answered task is known, even if the answer was late. For a ta
 round, it is estimated from the last heartbeat: the seconds so far and the share of training steps done.
 
 A round needs answers from more than half of the contributors at work, so accounts that never answer could block every
-round. An account therefore no longer counts after ``MAX_BLOCKED_ROUNDS`` rounds that ended at their deadline without a
-quorum while it held a task. Being late in a merged round does not count as blocking; otherwise fast accounts could
-remove slow ones from the quorum. Accounts without any answer in time share one count; otherwise new accounts could
-block rounds forever.
+round. An account blocks a round if it still holds the task when the round ends at the deadline without a quorum. Each
+blocked round costs an account ``ANSWERS_PER_BLOCKED_ROUND`` answers; accounts with fewer answers share one count of
+blocked rounds, otherwise new accounts could block rounds forever. Being late in a merged round does not count as
+blocking; otherwise fast accounts could remove slow ones from the quorum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Column, Connection, Select, and_, or_, select
@@ -28,7 +29,9 @@ LEARNED_ROUNDS = 10
 MAX_UNANSWERED = 3
 """Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
 MAX_BLOCKED_ROUNDS = 3
-"""Number of the last ``LEARNED_ROUNDS`` rounds that an account may block before it no longer counts in the quorum."""
+"""Number of the last ``LEARNED_ROUNDS`` rounds that all accounts that are not established may block together."""
+ANSWERS_PER_BLOCKED_ROUND = 3
+"""Answers that an established account has for each round that it blocked, and for the next one that it may block."""
 
 _TRAINING = "train"
 
@@ -58,19 +61,25 @@ class TaskRecord:
     Attributes:
         seconds: Durations of tasks that were answered or measured by heartbeats.
         unanswered: How many of the latest tasks in a row were unanswered when their round ended.
-        num_in_time: Tasks answered before their round ended.
+        num_answers: Rounds answered in time, with an update that was neither refused nor rejected. Answers in aborted
+            rounds count, since the accounts that answer must not suffer from those that block.
         blocked: Rounds that ended at the deadline without a quorum while the contributor held a task.
     """
 
     seconds: list[float] = field(default_factory=list)
     unanswered: int = 0
-    num_in_time: int = 0
+    num_answers: int = 0
     blocked: set[int] = field(default_factory=set)
 
     @property
     def is_awaited(self) -> bool:
         """True if rounds wait for the contributor beyond the minimum grace period."""
         return self.unanswered < MAX_UNANSWERED
+
+    @property
+    def is_established(self) -> bool:
+        """True if the contributor counts in the quorum by its own record."""
+        return self.num_answers >= ANSWERS_PER_BLOCKED_ROUND * (len(self.blocked) + 1)
 
 
 @dataclass
@@ -79,12 +88,14 @@ class LeaseHistory:
 
     Attributes:
         by_contributor: The record of each contributor.
-        blocked_by_newcomers: Rounds that ended at the deadline without a quorum while a contributor that had
-            answered nothing in time held a task.
     """
 
     by_contributor: dict[str, TaskRecord] = field(default_factory=dict)
-    blocked_by_newcomers: set[int] = field(default_factory=set)
+
+    @cached_property
+    def blocked_by_others(self) -> set[int]:
+        """Rounds blocked by contributors that are not established."""
+        return set[int]().union(*(r.blocked for r in self.by_contributor.values() if not r.is_established))
 
     def of(self, task: OpenTask) -> TaskRecord:
         """Return the record of the contributor that holds a task."""
@@ -94,9 +105,7 @@ class LeaseHistory:
         """True if a task's holder counts in the quorum: it has answered, or is at work and expected to answer."""
         if task.outcome:
             return task.outcome == "replied"
-        record = self.of(task)
-        blocked = record.blocked if record.num_in_time else self.blocked_by_newcomers
-        return len(blocked) < MAX_BLOCKED_ROUNDS
+        return self.of(task).is_established or len(self.blocked_by_others) < MAX_BLOCKED_ROUNDS
 
     def num_counted(self, tasks: Sequence[OpenTask]) -> int:
         """Return the number of contributors that count in the quorum."""
@@ -112,11 +121,11 @@ class LeaseHistoryCache:
 
     def before(self, tx: Connection, server_round: int) -> LeaseHistory:
         """Return the history before a round."""
-        number, found = self._newest
+        number, history = self._newest
         if number != server_round:
-            found = lease_history(tx, server_round, self.lease_seconds)
-            self._newest = (server_round, found)
-        return found
+            history = lease_history(tx, server_round, self.lease_seconds)
+            self._newest = (server_round, history)
+        return history
 
     def num_counted(self, tx: Connection, server_round: int) -> int:
         """Return the number of contributors that count in the quorum of the current round."""
@@ -150,7 +159,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         or_(updates.c.verdict != "refused", updates.c.code == ErrorCode.STALE.value),
     )
     query = (
-        _tasks(updates.c.received_at)
+        _tasks(updates.c.received_at, updates.c.verdict)
         .outerjoin(updates, of_task)
         .where(round_tasks.c.server_round.in_(list(blocked)))
         .order_by(round_tasks.c.server_round)
@@ -161,7 +170,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         if row.received_at is not None and row.created_at is not None:
             record.seconds.append(max(0.0, row.received_at - row.created_at))
             record.unanswered = 0
-            record.num_in_time += not is_late
+            record.num_answers += not is_late and row.verdict != "rejected"
         elif is_late:
             record.unanswered += 1
             projected = _projected(row, lease_seconds)
@@ -169,8 +178,6 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
                 record.seconds.append(projected)
         if is_late and blocked[row.server_round]:
             record.blocked.add(row.server_round)
-            if not record.num_in_time:
-                history.blocked_by_newcomers.add(row.server_round)
     return history
 
 

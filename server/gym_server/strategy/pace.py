@@ -20,7 +20,6 @@ from gym_server.rounds.round_store import COMMITTED, Round
 from gym_server.store.tables import rounds, secure_messages, secure_stages
 from gym_server.strategy.lease_history import (
     LEARNED_ROUNDS,
-    MAX_BLOCKED_ROUNDS,
     MAX_UNANSWERED,
     LeaseHistory,
     OpenTask,
@@ -201,8 +200,8 @@ class Pace:
         ignored = sum(not history.counts(task) for task in working)
         if ignored:
             note += (
-                f"; {ignored} of them do not count in the quorum, because {MAX_BLOCKED_ROUNDS} of the last "
-                f"{LEARNED_ROUNDS} rounds ended at the deadline without their answers"
+                f"; {ignored} of them do not count in the quorum, because too many of the last {LEARNED_ROUNDS} rounds "
+                "ended at the deadline without their answers"
             )
         handed_out = counted(len(tasks), "task")
         log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gym_server.rounds.queue import node_of
 from gym_server.rounds.round_store import ABORTED, COMMITTED
+from gym_server.store.tables import updates
 from gym_server.strategy.lease_history import lease_history
 from gym_server.strategy.pace import Pace
 
@@ -140,6 +141,35 @@ def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_on
     for i in range(4):
         room.members[f"turns{i}"].seconds = math.inf
     assert [one.state for one in room.run(3)] == [COMMITTED] * 3
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_waves_of_new_accounts_that_answer_one_round_in_four_stop_three_rounds_in_ten(
+    opened: Open, count: int
+) -> None:
+    room = opened(fast(8), **SHORT)
+    states = []
+    for wave in range(3):
+        accounts = [Member(f"wave{wave}-{i}", 20) for i in range(count)]
+        room.join(accounts)
+        states += [one.state for one in room.run(1)]
+        for account in accounts:
+            account.seconds = math.inf
+        states += [one.state for one in room.run(3)]
+        room.leave(account.name for account in accounts)
+    assert states == [COMMITTED, *[ABORTED] * 3, *[COMMITTED] * 8]
+
+
+def test_an_account_whose_answers_were_rejected_is_not_established(opened: Open) -> None:
+    room = opened(fast(4), **SHORT)
+    room.run(3)
+    contributor = room.members["fast0"].key.contributor
+    with room.fed.database.transaction() as tx:
+        before = lease_history(tx, 4, 60).by_contributor
+        tx.execute(updates.update().where(updates.c.contributor == contributor).values(verdict="rejected"))
+        after = lease_history(tx, 4, 60).by_contributor
+    assert before[contributor].is_established
+    assert [name for name, record in after.items() if not record.is_established] == [contributor]
 
 
 def test_members_that_are_late_for_merged_rounds_still_count_so_that_the_fast_do_not_remove_them(
