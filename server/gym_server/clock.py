@@ -44,7 +44,9 @@ class HubClock:
         awake: Callable[[], float] = time.monotonic,
     ) -> None:
         self._database, self.wall, self.steady, self.awake = database, wall, steady, awake
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._storing = threading.Lock()
+        """Held while the database is written. ``_lock`` is not, since ``now`` may need it."""
         self._began: float | None = None
         """Time of the hub at second 0 of ``steady``; None where no hub runs in this process."""
         self._away = 0.0
@@ -87,15 +89,18 @@ class HubClock:
             tx.execute(nodes.update().where(nodes.c.connected_until > gone).values(connected_until=now))
         self._ahead, self.slept = self.steady() - self.awake(), 0.0
         self._began = now - self.steady()
-        self._store(now - wall)
+        self._offset, self._unstored = now - wall, 0.0
+        self._store()
 
     def catch_up(self) -> None:
         """Add the time for which the hub was down or its machine slept; call it between two rounds."""
+        self._notice_sleep()
         with self._lock:
-            self._notice_sleep()
-            if self._began is not None and self._away:
-                self._began, self._away = self._began + self._away, 0.0
-                self._store(self.now() - self.wall())
+            if self._began is None or not self._away:
+                return
+            self._began, self._away = self._began + self._away, 0.0
+            self._measure()
+        self._store()
 
     def keep(self) -> float:
         """Compare with the machine's clock, every few seconds.
@@ -103,16 +108,18 @@ class HubClock:
         Returns:
             Seconds by which the machine's clock was set since the last time, positive if forward.
         """
+        self._notice_sleep()
+        if self._away and not self._has_round():
+            self.catch_up()
+        offset = self.now() - self.wall()
         with self._lock:
-            self._notice_sleep()
-            if self._away and not self._has_round():
-                self.catch_up()
-            offset = self.now() - self.wall()
             step = self._offset - offset - self._unstored
-            if abs(step) <= STEP_SECONDS and not self._unstored:
+            is_set = abs(step) > STEP_SECONDS
+            if not is_set and not self._unstored:
                 return 0.0
-            self._store(offset)
-            return step if abs(step) > STEP_SECONDS else 0.0
+            self._measure()
+        self._store()
+        return step if is_set else 0.0
 
     def _notice_sleep(self) -> None:
         """Leave out the time for which the machine slept, until ``catch_up``."""
@@ -138,9 +145,14 @@ class HubClock:
         with self._database.reading() as tx:
             return float(tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING)) or 0.0)
 
-    def _store(self, offset: float) -> None:
-        self._offset, self._unstored = offset, 0.0
-        self._database.set(_SETTING, repr(offset))
+    def _measure(self) -> None:
+        """Measure the difference to the machine's clock, under the lock."""
+        assert self._began is not None
+        self._offset, self._unstored = self.steady() + self._began - self.wall(), 0.0
+
+    def _store(self) -> None:
+        with self._storing:
+            self._database.set(_SETTING, repr(self._offset))
 
 
 def _last_activity(tx: Connection) -> float | None:

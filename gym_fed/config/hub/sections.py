@@ -174,7 +174,8 @@ class LimitsConfig(StrictModel):
     """Transfers of credits that one account may ask for: each is two entries of the ledger."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
     """Limit on the bytes of one account's uploads that no merged update or variant uses. They are unfinished uploads,
-    updates waiting for their round, and refused or rejected ones until ``storage.keep_unneeded_seconds`` is over."""
+    updates waiting for their round, and refused or rejected ones until they are deleted
+    (``storage.keep_unneeded_seconds``)."""
 
 
 class StorageConfig(StrictModel):
@@ -189,8 +190,9 @@ class StorageConfig(StrictModel):
     reserve_bytes: int = Field(256 << 20, ge=0)
     """Free space that the hub leaves on its disks: below it no upload begins and no round opens."""
     keep_unneeded_seconds: float = Field(86400, ge=3600)
-    """How long the hub keeps unreferenced files: refused updates, unused uploads, files of replaced and removed
-    variants. The hub deletes older ones every ten minutes; ``gym-server gc`` does so at once."""
+    """How old a file must be, counted from its upload, before the hub deletes it when nothing refers to it: refused
+    updates, unused uploads, files of replaced and removed variants. The hub looks for such files every ten minutes;
+    ``gym-server gc`` deletes them at once."""
 
 
 class DashboardConfig(StrictModel):

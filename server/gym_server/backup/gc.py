@@ -39,8 +39,8 @@ _PASS_OBJECTS = 2000
 """Maximum number of objects that one pass deletes."""
 _TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
-_BATCH, _REMOTE_BATCH = 200, 20
-"""Objects of one transaction, during which nobody else writes; each one on a remote store is a call."""
+_BATCH, _REMOTE_BATCH = 200, 1
+"""Objects of one transaction, during which nobody else can write. A deletion on a remote store may take seconds."""
 _OVER = ("committed", "aborted")
 
 

@@ -19,6 +19,7 @@ from gym_fed.core.failpoints import failpoint
 from gym_fed.core.text import plain, whole_number
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
+from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.base.served import ServedBase
 from gym_server.federation import RUN_ID, Federation
@@ -37,6 +38,7 @@ from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.rpc.threads import heavily
 from gym_server.rpc.transfers import Transfers, read_ahead
+from gym_server.store.rights import require_stored
 from gym_server.store.tables import accounts, credits, messages, updates
 
 log = logging.getLogger("gym_server")
@@ -230,6 +232,7 @@ class Hub(CallsBesideRounds):
         self._transfers.check_present(contributor, request.content)
         with self._fed.database.transaction() as tx:
             check_held(tx, message.message_id, message.node_id)
+            require_stored(tx, {ref.sha256 for ref in references(request.content)})
             declined = request.error.code == ErrorCode.TERMS_CHANGED.exit_code
             declined &= self._fed.config.secure_aggregation is None  # its stages give no task twice
             given_back = declined and self._fed.queue.give_back(tx, message)

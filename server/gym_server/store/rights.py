@@ -7,10 +7,12 @@ the right up again, as for the file of a variant that was replaced, and is charg
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.tables import (
@@ -91,6 +93,18 @@ def _in_plain_replies(tx: Connection, contributor: str) -> set[str]:
         for reply in tx.scalars(replies)
         for ref in references(pb.SubmitRequest.FromString(reply).content)
     }
+
+
+def require_stored(tx: Connection, names: Collection[str]) -> None:
+    """Raise ``NOT_FOUND`` if gc has deleted one of the objects since it was uploaded or sent with a task.
+
+    Call it in the transaction that stores a reference to the objects. Gc deletes unreferenced objects and their rows
+    in a transaction, so either it sees the reference, or this function sees that the rows are gone.
+    """
+    known = set(tx.scalars(select(readers.c.sha256).where(readers.c.sha256.in_(names))))
+    for sha256 in names:
+        if sha256 not in known:
+            raise GymError(ErrorCode.NOT_FOUND, f"object {sha256} is gone", "upload it again")
 
 
 def may_read(tx: Connection, contributor: str, sha256: str) -> bool:

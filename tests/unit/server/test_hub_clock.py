@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,27 @@ def test_the_hubs_time_goes_on_when_the_machines_clock_is_set_and_other_processe
     assert clock.keep() == pytest.approx(step)
     assert clock.keep() == 0.0
     assert machine.clock(database).now() == pytest.approx(clock.now()), "of a command in another process"
+
+
+def test_the_time_is_read_while_the_clock_waits_to_write_the_database(
+    database: Database, machine: Machine
+) -> None:
+    clock = machine.clock(database)
+    clock.start()
+    machine.wall += HOUR
+    times: list[float] = []
+    waiting = threading.Thread(target=clock.keep, daemon=True)
+    reading = threading.Thread(target=lambda: times.append(clock.now()), daemon=True)
+    with database.transaction():
+        waiting.start()
+        time.sleep(0.5)
+        assert waiting.is_alive()
+        machine.sleeps(8 * HOUR)
+        reading.start()
+        reading.join(10)
+        assert len(times) == 1
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 def test_a_hub_that_begins_again_in_mid_round_continues_from_its_last_trace_and_catches_up_after_the_round(

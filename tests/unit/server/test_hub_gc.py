@@ -18,6 +18,8 @@ from gym_server.backup.backup import care_lock
 from gym_server.backup.gc import _delete, gc, gc_pass
 from gym_server.clock import HubClock
 from gym_server.rounds.round_store import MERGING
+from gym_server.rpc.hub import Hub
+from gym_server.rpc.streams import Wakeups
 from gym_server.store.tables import objects, rounds, uploads
 from sqlalchemy import select
 
@@ -151,6 +153,59 @@ def test_an_update_whose_object_gc_deletes_while_it_is_checked_is_not_admitted_b
     assert raw.submit(task, manifest)["verdict"] == "admitted"
     assert hub.fed.store.has(manifest.delta_sha256)
     raw.close()
+
+
+def test_a_plain_reply_whose_object_gc_deletes_while_it_is_checked_is_not_accepted(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = RawContributor(hub.address).enrol()
+    data = bytes(4096)
+    raw.upload(data)
+    session = hub.fed.accounts.session(raw.session)
+    reply = pb.SubmitRequest(message_id=task_of_open_round(hub, raw.session))
+    shape, sha256 = [len(data) // 4 - 32], hashlib.sha256(data).hexdigest()
+    array = pb.ArrayRef(
+        name="w", dtype="float32", shape=shape, stype="numpy.ndarray", sha256=sha256, size_bytes=len(data)
+    )
+    reply.content.arrays["arrays"].arrays.append(array)
+    reply.content.order.append("arrays")
+    service = Hub(hub.fed, Wakeups())
+    look, runs = service._transfers.check_present, []
+
+    def look_and_lose(contributor: str, records: pb.Records) -> None:
+        look(contributor, records)
+        if not runs:
+            age(hub)
+            runs.append(gc(hub.fed, 86400)["objects"])
+
+    monkeypatch.setattr(service._transfers, "check_present", look_and_lose)
+    with pytest.raises(GymError) as caught:
+        service._submit(session.contributor, session.node_id, reply)
+    assert (caught.value.code, runs) == (ErrorCode.NOT_FOUND, [1])
+    raw.upload(data)
+    assert "received" in service._submit(session.contributor, session.node_id, reply)
+    raw.close()
+
+
+def test_gc_lets_others_write_between_two_deletions_on_a_remote_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = LoopbackHub(tmp_path / "hub", storage={"objects": f"memory://{tmp_path.name}"})
+    stored = [hub.fed.store.put_bytes(bytes([fill])) for fill in range(3)]
+    with hub.fed.database.transaction() as tx:
+        for sha256 in stored:
+            tx.execute(objects.insert().values(sha256=sha256, size_bytes=1, created_at=0.0))
+    delete, commits, at = hub.fed.store.delete, [], []
+
+    def recorded(sha256: str) -> None:
+        at.append(len(commits))
+        delete(sha256)
+
+    hub.fed.database.after_commit.append(commits.append)
+    monkeypatch.setattr(hub.fed.store, "delete", recorded)
+    assert gc(hub.fed)["objects"] == 3
+    assert at == [0, 1, 2]
+    hub.close()
 
 
 def test_a_clock_that_was_set_forward_ages_nothing_of_an_open_round(hub: LoopbackHub, tmp_path: Path) -> None:
