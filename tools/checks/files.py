@@ -8,8 +8,8 @@ from pathlib import Path
 
 ENDINGS = {".py", ".md", ".yaml", ".yml", ".toml", ".proto", ".c", ".cpp", ".h", ".sh"}
 NAMES = {"Makefile", "run"}
-NOT_OURS = {"_generated", "golden", "versions", "build", "dist", "node_modules"}
-"""Folders with generated code, recorded files, released migrations and what builds leave behind."""
+NOT_OURS = {"_generated", "golden", "build", "dist", "node_modules"}
+"""Folders with generated code, recorded files and what builds leave behind."""
 
 
 @dataclass(frozen=True)

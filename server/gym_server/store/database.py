@@ -24,7 +24,7 @@ from sqlalchemy.exc import DatabaseError
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.failures import mapped_errors, parse_url, shown
-from gym_server.store.migrations import bring_up_to_date, require_up_to_date
+from gym_server.store.schema import check_version, create_tables
 from gym_server.store.tables import settings
 
 LOCK_SECONDS = 30
@@ -79,11 +79,9 @@ class Database:
     def open(cls, url: str, folder: Path, read_only: bool = False) -> Database:
         """Open an existing or new database; a relative SQLite path is inside ``folder``.
 
-        One of an earlier release is brought up to date in one transaction; who only reads must find it up to date.
-
         Raises:
             GymError: ``CONFIG_INVALID`` for a URL that cannot be used, ``STATE_CORRUPT`` when the file is no database
-                or comes from a later release; ``UNAVAILABLE`` when the server does not answer.
+                or one of another version; ``UNAVAILABLE`` when the server does not answer.
         """
         prefix = "sqlite:///"
         if url.startswith(prefix) and not url.startswith(prefix + "/"):
@@ -97,10 +95,10 @@ class Database:
         try:
             if read_only:
                 with database.reading() as tx:
-                    require_up_to_date(tx, database.shown)
+                    check_version(tx, database.shown)
             else:
                 with database.transaction() as tx:
-                    bring_up_to_date(tx, database.shown)
+                    create_tables(tx, database.shown)
         except StoreAway as away:
             raise away.refusal from None
         except DatabaseError as error:

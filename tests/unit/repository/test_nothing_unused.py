@@ -17,7 +17,6 @@ MEMBERS = tuple(f"{kind.package}." for kind in ALL)
 """Beginnings of modules that are found by name, in a kind's folder or in one of its folders."""
 
 CALLED_BY_OTHERS = {
-    "server/gym_server/store/migrations/versions": "alembic",
     "gym_fed/trust/wire/_generated": "protoc's",
 }
 TESTED_ONLY = {

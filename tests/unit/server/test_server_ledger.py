@@ -15,14 +15,12 @@ from gym_server.store.tables import credits, ledger, ledger_heads, ledger_signat
 from sqlalchemy import select
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
 from gym_fed.trust.identity.keys import SigningKey
-from gym_fed.trust.ledger.entries import GENESIS_HASH, Entry
+from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.ledger.export import LedgerCheck, first_line, lines, verify_file, verify_lines
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 
 ANN, BOB = "c" + "a" * 16, "c" + "b" * 16
-SCHEMA_1 = Path(__file__).parents[1] / "golden" / "hub-schema-1.sql"
 
 
 @pytest.fixture
@@ -235,41 +233,6 @@ def test_a_credit_that_the_ledger_does_not_have_is_named(written: Ledger, databa
 def test_what_names_a_contributor_is_found_by_its_id(written: Ledger) -> None:
     assert [entry.sequence for entry in written.about(ANN)] == [1, 3]
     assert written.rounds_of(BOB) == {1: [2], 2: [4]}
-
-
-def test_a_database_of_schema_1_is_taken_over_with_its_ledger(tmp_path: Path) -> None:
-    file = sqlite3.connect(tmp_path / "hub.db")
-    file.executescript(SCHEMA_1.read_text())
-    key, previous = SigningKey.generate(), GENESIS_HASH
-    file.execute("INSERT INTO settings VALUES ('schema_version', '1')")
-    for sequence in (1, 2, 3):
-        body = {"contributor": ANN, "name": "ann", "at": sequence}
-        fields = {"sequence": sequence, "kind": "note", "body": body, "previous_hash": previous}
-        digest = canonical_digest(fields)
-        row = (
-            sequence,
-            "note",
-            canonical_json(body).decode(),
-            previous,
-            digest,
-            key.sign({"ledger": digest}),
-        )
-        file.execute("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?)", row)
-        previous = digest
-    file.commit()
-    file.close()
-    for _ in range(2):  # the second time there is nothing left to do
-        database = Database.open("sqlite:///hub.db", tmp_path)
-        found = Ledger(database, key)
-        assert database.setting("schema_version", "") == "alembic"
-        assert found.verify()["entries"] == 3
-        assert [entry.sequence for entry in found.about(ANN)] == [1, 2, 3]
-        database.close()
-    with database.transaction() as tx:
-        proof = found.receipt(tx, 2)
-        assert tx.scalar(select(ledger_heads.c.size)) == 3
-    assert (proof.head.size, proof.entry.sequence) == (3, 2), "no head was signed when it was the newest"
-    proof.verify(key.public_key)
 
 
 def test_an_entry_of_schema_1_that_the_hub_did_not_sign_is_not_taken_over(tmp_path: Path) -> None:
