@@ -3,7 +3,8 @@
 The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, and ruin a
 pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words of the user's rows after 12
 steps. For a pre-trained model of more than ``LARGE`` weights every key that the user leaves open gets its value here,
-with the reason, and the value is stored in the run's ``config.yaml``. `gym train`, `gym webui`, `gym-server init` and
+with the reason, and the value is stored in the run's ``config.yaml``. A smaller one gets a learning rate here only for
+preferences. `gym train`, `gym webui`, `gym-server init` and
 `gym variant create` all call this module. ``benchmarks/defaults.py`` compares the values with those of other trainers.
 """
 
@@ -36,6 +37,10 @@ _MOST_ROWS_PER_STEP = 8
 _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
 _MOST_PREFERENCE_EPOCHS = 3
+_SMALL_PREFERENCE_RATE = 1e-4
+"""Full tuning of a small pre-trained model on preferences. On 200 pairs of TruthfulQA at 1e-3, the loss of
+stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 every algorithm still widens the margin
+of held-out pairs, and the loss rises by less than 0.05; at 2.5e-4 it rises by more for ORPO, KTO and IPO."""
 
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
@@ -120,13 +125,15 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
         is_quantized: True if the model comes in few bits, of which only adapters are trained.
 
     Returns:
-        Nothing for a model of at most ``LARGE`` weights, or one that starts from random weights.
+        Nothing for a model that starts from random weights; at most a learning rate for one of up to ``LARGE`` weights.
 
     Raises:
         GymError: ``CONFIG_INVALID`` where no learning rate is known for the optimiser.
     """
-    if num_weights <= LARGE or config.model_init is not None:
+    if config.model_init is not None or num_weights == 0:
         return []
+    if num_weights <= LARGE:
+        return _small_model_defaults(config)
     found, given = [], config.model_fields_set
     method = config.finetuning
     if "finetuning" not in given and (why := _needs_full(config)) is None:
@@ -149,6 +156,20 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
     if not {"warmup_steps", "warmup_ratio"} & given and config.lr_scheduler_type != "constant":
         found.append(Default("warmup_ratio", _WARMUP_RATIO, "Adam's estimates are noisy in the first steps"))
     return found
+
+
+def _small_model_defaults(config: TrainingConfig) -> list[Default]:
+    """The learning rate of full tuning on preferences; the schema's values suit everything else."""
+    algorithm, scale = (
+        ALGORITHMS.type_of(config.algorithm),
+        OPTIMIZERS.new(config.optimizer).learning_rate_scale,
+    )
+    is_policy = algorithm.row_kind in _PREFERENCES and algorithm.task_type == "CAUSAL_LM"
+    is_adapter = TUNING.type_of(config.finetuning).is_adapter
+    if not is_policy or is_adapter or scale is None or "learning_rate" in config.model_fields_set:
+        return []
+    reason = f"{config.algorithm} at the usual {config.learning_rate:g} makes a pre-trained model forget"
+    return [Default("learning_rate", float(f"{_SMALL_PREFERENCE_RATE * scale:.3g}"), reason)]
 
 
 def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> tuple[float, str]:

@@ -123,6 +123,26 @@ def test_dpo_learns_at_a_quarter_of_the_rate() -> None:
     assert chosen(TrainingConfig(model="m", algorithm="dpo"))["learning_rate"] == pytest.approx(5e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["dpo", "simpo", "orpo", "kto", "tdpo"])
+def test_a_small_pre_trained_model_learns_preferences_at_a_tenth_of_the_schemas_rate(algorithm: str) -> None:
+    assert chosen(TrainingConfig(model="m", algorithm=algorithm), 260_000) == {
+        "learning_rate": pytest.approx(1e-4)
+    }
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"algorithm": "reward_model"},
+        {"algorithm": "dpo", "learning_rate": 1e-3},
+        {"algorithm": "dpo", "finetuning": "lora"},
+        {"algorithm": "dpo", "optimizer": "sgd"},
+    ],
+)
+def test_other_runs_of_a_small_model_keep_the_values_of_the_schema(given: dict[str, Any]) -> None:
+    assert chosen(TrainingConfig(model="m", **given), 260_000) == {}
+
+
 @pytest.mark.parametrize("algorithm", ["simpo", "kto", "grpo"])
 def test_preferences_and_rewards_are_learned_at_a_fraction_of_the_rate(algorithm: str) -> None:
     assert chosen(TrainingConfig(model="m", algorithm=algorithm))["learning_rate"] == pytest.approx(1e-5)
