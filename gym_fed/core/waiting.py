@@ -1,4 +1,4 @@
-"""What a command does while nothing else of it is shown: a clock on a terminal, lines elsewhere; on standard error."""
+"""Shows what a command is doing: a clock and a count on a terminal, lines elsewhere; on standard error."""
 
 from __future__ import annotations
 
@@ -17,40 +17,70 @@ SILENT_SECONDS = 1.0
 _TICK_SECONDS = 0.25
 
 
-@contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Within the block ``what`` goes on. Elsewhere than on a terminal a line comes after 1 s, 2 s, 4 s and so on.
-
-    With ``--json`` nothing is shown in lines: standard error has errors alone then, each a document.
+class Activity:
+    """The current work, and how much of it is done.
 
     Args:
         what: Such as ``loading gym-nano``.
     """
-    over = threading.Event()
+
+    def __init__(self, what: str) -> None:
+        self._what, self._done, self._total = what, 0, 0
+
+    def report(self, done: int, total: int, what: str | None = None) -> None:
+        """Show that ``done`` of ``total`` parts are finished, and rename the work if ``what`` is given."""
+        self._what, self._done, self._total = what or self._what, done, total
+
+    def add(self, count: int) -> None:
+        """Count ``count`` more finished parts."""
+        self._done += count
+
+    def describe(self, seconds: float) -> str:
+        """``loading gym-nano (3 s)``, or ``measuring: 12 of 88 (3 s)`` if the number of parts is known."""
+        count = f": {self._done:,} of {self._total:,}" if self._total else ""
+        return f"{self._what}{count} ({seconds:.0f} s)"
+
+
+@contextmanager
+def waiting(what: str, hint: str = "") -> Iterator[Activity]:
+    """Show ``what`` while the block runs; not on a terminal, lines are printed after 1 s, 2 s, 4 s and so on.
+
+    With ``--json`` no lines are printed, since standard error then holds only errors, each a document.
+
+    Args:
+        what: Such as ``loading gym-nano``.
+        hint: How to avoid the work; shown by the first line, and throughout on a terminal.
+
+    Yields:
+        The activity, for work that counts its parts.
+    """
+    over, activity = threading.Event(), Activity(what)
     if wants_json() and not err.is_terminal:
-        yield
+        yield activity
         return
     show = _clock if err.is_terminal else _lines
-    thread = threading.Thread(target=show, args=(what, over), name="waiting", daemon=True)
+    arguments = (activity, over, f"; {hint}" if hint else "")
+    thread = threading.Thread(target=show, args=arguments, name="waiting", daemon=True)
     thread.start()
     try:
-        yield
+        yield activity
     finally:
         over.set()
         thread.join()
 
 
-def _clock(what: str, over: threading.Event) -> None:
+def _clock(activity: Activity, over: threading.Event, hint: str) -> None:
     begun = time.monotonic()
     if over.wait(SILENT_SECONDS):
         return
-    with err.status(Text(what)) as status:
+    with err.status(Text(activity.describe(0))) as status:
         while not over.wait(_TICK_SECONDS):
-            status.update(Text(f"{what} ({time.monotonic() - begun:.0f} s)"))
+            status.update(Text(f"{activity.describe(time.monotonic() - begun)}{hint}"))
 
 
-def _lines(what: str, over: threading.Event) -> None:
+def _lines(activity: Activity, over: threading.Event, hint: str) -> None:
     begun, seconds = time.monotonic(), SILENT_SECONDS
     while not over.wait(begun + seconds - time.monotonic()):
-        err.print(f"{what} ({time.monotonic() - begun:.0f} s)", style="dim")
+        err.print(f"{activity.describe(time.monotonic() - begun)}{hint}", style="dim")
+        hint = ""
         seconds *= 2

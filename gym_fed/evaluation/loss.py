@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +21,12 @@ MAX_BLOCKS = 25
 """Blocks of held-out rows by which the sampling error of a loss difference is estimated."""
 
 Vector: TypeAlias = "NDArray[np.float64]"
+OnDone: TypeAlias = Callable[[int], object]
+"""Called with the number of items that were just finished."""
+
+
+def ignore_progress(count: int) -> None:
+    """An ``OnDone`` that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ def row_losses(
     *,
     max_length: int,
     batch_size: int = 16,
+    on_done: OnDone = ignore_progress,
 ) -> list[float]:
     """Mean negative log-likelihood of each row, in nats per token, in the order of ``rows``.
 
@@ -125,6 +132,7 @@ def row_losses(
     for at, sums, counts in _in_batches(model, tokenizer, encoded, batch_size, BATCH_TOKENS):
         for index, total, count in zip(at, sums.tolist(), counts.tolist(), strict=True):
             losses[index] = total / count if count else math.nan
+        on_done(len(at))
     return losses
 
 

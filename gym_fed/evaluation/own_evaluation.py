@@ -16,6 +16,7 @@ from gym_fed.evaluation.retention import (
     RetentionScores,
     compare_retention,
     knows_items,
+    num_scores,
     retention_items,
     retention_scores,
 )
@@ -110,7 +111,7 @@ class OwnEvaluation:
                 f"{learned} of {len(self.rows)} rows are in the data of this run: of rows that it learned, the figures "
                 "show what it has by heart, not what it can do"
             )
-        kept = _Kept(self.check and self.reference is not None, tokenizer)
+        kept = _Kept(self.check and self.reference is not None, tokenizer, self.on_progress)
         before = None
         left_out: list[str] = []
         if self.reference is not None:
@@ -170,8 +171,8 @@ class OwnEvaluation:
 class _Kept:
     """The retention check of two models that are loaded one after the other."""
 
-    def __init__(self, is_wanted: bool, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, is_wanted: bool, tokenizer: Any, on_progress: OnProgress) -> None:
+        self._tokenizer, self._on_progress = tokenizer, on_progress
         self._items = retention_items(tokenizer) if is_wanted else []
         self._before: RetentionScores | None = None
         self.notes: list[str] = []
@@ -182,7 +183,7 @@ class _Kept:
         if not same_tokens:
             self.notes.append("not checked: what the model kept: the two models have other tokens")
             return
-        scores = retention_scores(model, self._tokenizer, self._items)
+        scores = self._scores(model)
         if knows_items(model, self._tokenizer, self._items, scores.losses):
             self._before = scores
         else:
@@ -193,7 +194,18 @@ class _Kept:
     def result(self, model: Any) -> Retention | None:
         if self._before is None:
             return None
-        return compare_retention(self._before, retention_scores(model, self._tokenizer, self._items))
+        return compare_retention(self._before, self._scores(model))
+
+    def _scores(self, model: Any) -> RetentionScores:
+        done, total = 0, num_scores(self._items)
+
+        def count(finished: int) -> None:
+            nonlocal done
+            done += finished
+            self._on_progress(done, total, "what the model kept")
+
+        count(0)
+        return retention_scores(model, self._tokenizer, self._items, count)
 
 
 def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: RowScores) -> list[str]:

@@ -21,7 +21,7 @@ from gym_fed.base.models import NANO, load_tokenizer
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
-from gym_fed.evaluation.loss import row_losses
+from gym_fed.evaluation.loss import OnDone, ignore_progress, row_losses
 
 MIN_LOSS = 0.05
 """Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, however certain it is: the
@@ -133,16 +133,30 @@ def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
     return [_as_text(row) if "messages" in row else row for row in items]
 
 
-def retention_scores(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> RetentionScores:
-    """Loss of each item, and whether the greedy answer to each question is right."""
-    return RetentionScores(_losses(model, tokenizer, items), _right(model, tokenizer, items))
+def retention_scores(
+    model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone = ignore_progress
+) -> RetentionScores:
+    """Loss of each item, and whether the greedy answer to each question is right.
+
+    ``on_done`` counts both: ``num_scores(items)`` in all.
+    """
+    losses = _losses(model, tokenizer, items, on_done)
+    return RetentionScores(losses, _right(model, tokenizer, items, on_done))
 
 
-def _losses(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[float]:
-    return row_losses(model, tokenizer, items, max_length=min(MAX_TOKENS, context_of(model) or MAX_TOKENS))
+def num_scores(items: Sequence[dict[str, Any]]) -> int:
+    """Number of losses and answers that ``retention_scores`` computes."""
+    return len(items) + sum("text" not in row for row in items)
 
 
-def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[bool]:
+def _losses(
+    model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone = ignore_progress
+) -> list[float]:
+    longest = min(MAX_TOKENS, context_of(model) or MAX_TOKENS)
+    return row_losses(model, tokenizer, items, max_length=longest, on_done=on_done)
+
+
+def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone) -> list[bool]:
     """An answer is right if it has one of the item's keys as a word; without keys, if it is the item's answer."""
     asked = [row for row in items if "text" not in row]
     prompts = [prompt_ids(tokenizer, row.get("prompt") or row["messages"][:-1]) for row in asked]
@@ -156,6 +170,7 @@ def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]]) -> list[
         )
         for row, answer in zip(asked[start:], found, strict=False):
             right.append(_is_right(row, str(tokenizer.decode(answer.ids, skip_special_tokens=True))))
+        on_done(len(found))
     return right
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.cli.evaluation.progress import evaluation_progress
 from gym_fed.cli.models.needed import ensure_models
 from gym_fed.core.console import err, out, print_json, print_table
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.data.rows import RowKind
@@ -82,7 +82,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     require_named(request)
     ensure_models(models_needed(request), command.yes)
     reference, notes = _reference(request, command)
-    with evaluation_progress("rows") as show:
+    with waiting("loading what evaluates rows") as activity:
         evaluation = OwnEvaluation(
             request,
             rows,
@@ -91,8 +91,8 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
             graders=graders,
             max_tokens=command.max_tokens,
             check=command.check,
-            on_load=lambda name: err.print(f"loading {plain(name, 200)} ...", style="dim", markup=False),
-            on_progress=show,
+            on_load=lambda name: activity.report(0, 0, f"loading {plain(name, 200)}"),
+            on_progress=lambda done, total, what: activity.report(done, total, f"computing {what}"),
         )
         try:
             result = evaluation.run()

@@ -13,12 +13,13 @@ from gym_fed.cli.completion import models, suites, variants
 from gym_fed.cli.evaluation.figures import EvaluationRun, print_runs
 from gym_fed.cli.evaluation.options import AllVariants, FolderOption
 from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
-from gym_fed.cli.evaluation.progress import evaluation_progress
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
 from gym_fed.core.console import AsJson, err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import DEVICE, AdapterOption, ColumnsOption
+from gym_fed.core.text import plain
+from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress
@@ -244,16 +245,16 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
     from gym_fed.evaluation.scoring.opening import models_needed
 
     ensure_models(models_needed(evaluator.request), yes)
-    err.print(f"loading {evaluator.request.model or evaluator.request.api} ...", style="dim")
     reached: Progress | None = None
-    with evaluation_progress("requests") as show:
+    name = str(evaluator.request.model or evaluator.request.api)
+    with waiting(f"loading {plain(name, 200)}") as activity:
 
         def on_progress(progress: Progress) -> None:
             nonlocal reached
             if reached is None and progress.done:
                 err.print(f"{progress.done} of {progress.total} requests were computed before: they are kept")
             reached = progress
-            show(progress.done, progress.total, progress.task)
+            activity.report(progress.done, progress.total, f"evaluating {progress.task}".rstrip())
 
         evaluator.on_progress = on_progress
         try:

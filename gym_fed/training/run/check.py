@@ -20,7 +20,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.waiting import waiting
+from gym_fed.core.waiting import Activity, waiting
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
@@ -30,17 +30,20 @@ from gym_fed.evaluation.retention import (
     RetentionScores,
     compare_retention,
     knows_items,
+    num_scores,
     retention_items,
     retention_scores,
 )
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.rows.run_kind import rows_to_encode
+from gym_fed.training.run.check_rows import answer_of, prompt_of, shown_prompt
 from gym_fed.training.run.reward_warnings import reward_warnings
 
 FILE = "check.json"
 _PROMPTS = 3
 _LEAST_ANSWER_TOKENS, _MOST_ANSWER_TOKENS = 32, 192
 _MAX_HELD_OUT = 200
+_SKIP_HINT = "--no-check skips it"
 _LOOKED_AT = 32
 """Rows of each kind among which prompts are looked for."""
 
@@ -153,7 +156,7 @@ class LearningCheck:
         self._num_tokens, self._must_end = _LEAST_ANSWER_TOKENS, False
         self._items: list[dict[str, Any]] = []
 
-    def measure_before(self, model: Any, *, is_new: bool) -> None:
+    def measure_before(self, model: Any, activity: Activity, *, is_new: bool) -> None:
         """Measure the model before its first step; a run that is resumed reads what was measured then."""
         if self._why_not is not None:
             self.skipped.append(self._why_not)
@@ -165,10 +168,11 @@ class LearningCheck:
         if not is_new and (stored := _read(file)) is not None:
             self._before = stored
         else:
-            scores = self._scores(model)
+            activity.report(0, self._num_parts())
+            scores = self._scores(model, activity)
             if scores.losses and not knows_items(model, self._tokenizer, self._items, scores.losses):
                 scores = RetentionScores([], [])
-            self._before = self._measured(model, scores)
+            self._before = self._measured(model, scores, activity)
             write_atomically(file, f"{json.dumps(asdict(self._before))}\n".encode())
         if not self._before.retention:
             self._items = []
@@ -192,8 +196,9 @@ class LearningCheck:
         if self._why_not is not None:
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         try:
-            with quiet_loading(), waiting("measuring the trained model"):
-                after = self._measured(model, self._scores(model))
+            with quiet_loading(), waiting("measuring the trained model", _SKIP_HINT) as activity:
+                activity.report(0, self._num_parts())
+                after = self._measured(model, self._scores(model, activity), activity)
         except (RuntimeError, MemoryError, IndexError, ValueError, KeyboardInterrupt, GymError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.skipped.append(f"the trained model: {first}")
@@ -205,24 +210,30 @@ class LearningCheck:
         return CheckResult(
             held_out,
             retention,
-            prompts=[_shown(prompt_of(row)) for row in self._asked],
+            prompts=[shown_prompt(prompt_of(row)) for row in self._asked],
             before=before.answers,
             after=after.answers,
             warnings=warnings,
             skipped=self.skipped,
-            expected=[_answer_of(row) for row in self._asked],
+            expected=[answer_of(row) for row in self._asked],
         )
 
-    def _scores(self, model: Any) -> RetentionScores:
+    def _num_parts(self) -> int:
+        """Number of losses and answers of one measurement."""
+        return num_scores(self._items) + len(self._held_out) + len(self._prompts)
+
+    def _scores(self, model: Any, activity: Activity) -> RetentionScores:
         if not self._items:
             return RetentionScores([], [])
-        return retention_scores(model, self._tokenizer, self._items)
+        return retention_scores(model, self._tokenizer, self._items, activity.add)
 
-    def _measured(self, model: Any, scores: RetentionScores) -> Measurement:
+    def _measured(self, model: Any, scores: RetentionScores, activity: Activity) -> Measurement:
         longest = self._config.max_length
         self._stop_if_wanted()
         held_out = (
-            row_losses(model, self._tokenizer, self._held_out, max_length=longest) if self._held_out else []
+            row_losses(model, self._tokenizer, self._held_out, max_length=longest, on_done=activity.add)
+            if self._held_out
+            else []
         )
         self._stop_if_wanted()
         answers, ended = self._answers(model)
@@ -243,7 +254,7 @@ class LearningCheck:
             if len(chosen) == _PROMPTS:
                 break
         self._asked, self._prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
-        own = max((len(self._tokenizer(_answer_of(row))["input_ids"]) for row in self._asked), default=0)
+        own = max((len(self._tokenizer(answer_of(row))["input_ids"]) for row in self._asked), default=0)
         room = math.inf if context is None else context - max(map(len, self._prompts), default=0)
         wanted = max(_LEAST_ANSWER_TOKENS, 2 * own)
         self._num_tokens = int(min(_MOST_ANSWER_TOKENS, wanted, room))
@@ -321,8 +332,8 @@ def begin_check(
     data, eval_data = given
     rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_LOOKED_AT], *data[:_LOOKED_AT]])
     check = LearningCheck(config, algorithm, tokenizer, rows, encoded, folder, should_stop)
-    with quiet_loading(), waiting("measuring the model before its first step"):
-        check.measure_before(model, is_new=is_new)
+    with quiet_loading(), waiting("measuring the model before its first step", _SKIP_HINT) as activity:
+        check.measure_before(model, activity, is_new=is_new)
     return check
 
 
@@ -346,19 +357,6 @@ def _measurable(encoded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
 
 
-def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
-    """The prompt of a row, up to the last answer; None for texts, encoded rows, and rows with tools or pictures."""
-    if row.get("tools") or row.get("images"):
-        return None
-    if "messages" in row:
-        messages = list(row["messages"])
-        if len(messages) > 1 and messages[-1].get("role") == "assistant":
-            return messages[:-1]
-        return None
-    prompt = row.get("prompt")
-    return prompt if isinstance(prompt, str | list) and prompt else None
-
-
 def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None:
     pairs = [(b, a) for b, a in zip(before, after, strict=True) if not math.isnan(b)]
     if not pairs:
@@ -380,21 +378,3 @@ def _read(file: Path) -> Measurement | None:
         return Measurement(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _answer_of(row: dict[str, Any]) -> str:
-    for key in ("completion", "answer", "chosen"):
-        value = row.get(key)
-        if isinstance(value, str):
-            return value
-        if isinstance(value, list) and value:
-            last = value[-1]
-            return str(last.get("content") or "") if isinstance(last, dict) else str(last)
-    messages = row.get("messages")
-    return str(messages[-1].get("content") or "") if messages else ""
-
-
-def _shown(prompt: str | list[dict[str, Any]] | None) -> str:
-    if isinstance(prompt, list):
-        return str(prompt[-1].get("content") or "")
-    return prompt or ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
+from gym_fed.core import waiting
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.evaluation.loss import row_losses
@@ -124,6 +126,16 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
     assert found["samples"][0]["place"].endswith("mine.csv:2")
     assert found["retention"]["num_items"] == 120
     assert found["retention"]["is_lost"] is any("general knowledge" in each for each in found["warnings"])
+
+
+def test_an_evaluation_shows_what_it_computes_with_a_count(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SILENT_SECONDS", 0.02)
+    printed = run(str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "12").stderr
+
+    assert re.search(r"^loading .* \(\d+ s\)$", printed, re.MULTILINE), printed
+    assert re.search(r"computing what the model kept: [1-9]\d* of 240 \(", printed), printed
 
 
 def test_rows_that_the_run_has_learned_are_counted(trained: Path, tmp_path: Path) -> None:

@@ -38,6 +38,20 @@ def test_in_a_pipe_long_work_is_named_on_lines_of_standard_error(capsys: pytest.
 
 
 @pytest.mark.usefixtures("quickly")
+def test_counted_work_shows_its_count_and_how_to_skip_it_on_the_first_line_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with waiting("measuring", "--no-check skips it") as activity:
+        activity.report(0, 1200)
+        activity.add(1100)
+        lines = until("\n", capsys) + until("\n", capsys)
+    assert lines.splitlines() == [
+        "measuring: 1,100 of 1,200 (0 s); --no-check skips it",
+        "measuring: 1,100 of 1,200 (0 s)",
+    ]
+
+
+@pytest.mark.usefixtures("quickly")
 def test_in_a_pipe_json_has_standard_error_to_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

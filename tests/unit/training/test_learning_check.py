@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core import waiting
 from gym_fed.core.errors import GymError
 from gym_fed.data import generate
 from gym_fed.evaluation.generation import greedy_ids
-from gym_fed.training.run.check import LearningCheck, _answer_of, prompt_of
+from gym_fed.training.run.check import LearningCheck
+from gym_fed.training.run.check_rows import answer_of, prompt_of
 from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer
 
@@ -39,6 +42,19 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("learned")
     trainer = Trainer(config(folder / "run", max_steps=60, learning_rate=2e-3), check=True)
     return trainer, trainer.train(DOUBLE)
+
+
+def test_both_measurements_show_a_count_and_how_to_skip_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(waiting, "SILENT_SECONDS", 0.02)
+    Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE[:40])
+    printed = capsys.readouterr().err
+
+    for what in ("the model before its first step", "the trained model"):
+        counts = re.findall(rf"measuring {what}: (\d+) of (\d+)", printed)
+        assert len(set(counts)) > 1, printed
+        assert re.search(rf"measuring {what}.*; --no-check skips it", printed), printed
 
 
 def test_rows_are_held_out_and_their_loss_falls(learned: Any) -> None:
@@ -332,4 +348,4 @@ def test_a_run_that_forgets_as_requested_is_not_said_to_have_learned_by_heart(tm
     ],
 )
 def test_a_rows_own_answer_is_found_in_any_form(row: dict[str, Any], answer: str) -> None:
-    assert _answer_of(row) == answer
+    assert answer_of(row) == answer
