@@ -22,15 +22,8 @@ def section(played: Played, environment: Environment) -> str:
         f'<picture><source media="(prefers-reduced-motion: reduce)" srcset="{file}#still">'
         f'<img src="{file}" alt="{played.person.picture}"></picture>\n\n'
         f"Recorded in a new environment and an empty home: {len(played.typed)} commands in {played.seconds:.0f} s, "
-        f"after {environment.install_seconds:.0f} s of installation. The picture cuts waits short.\n\n"
-        f"| command | seconds |\n|---|---|\n"
-        + "".join(f"| `{short(typed.command)}` | {typed.seconds:.1f} |\n" for typed in played.typed)
+        f"after {environment.install_seconds:.0f} s of installation. The picture cuts waits short.\n"
     )
-
-
-def short(command: str) -> str:
-    """A command up to its first option."""
-    return command.partition(" -")[0]
 
 
 def written(text: str, played: Played, environment: Environment) -> str:
