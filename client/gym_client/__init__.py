@@ -1,4 +1,4 @@
-"""The agent: Flower client app, keystore, policy, upload, `gym-client`."""
+"""The contributor's software: Flower client app, agent, keys and the `gym-client` command."""
 
 import os
 

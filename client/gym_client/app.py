@@ -1,4 +1,4 @@
-"""The contributor's Flower app: the task in, a signed delta out. Runs under the agent and in stock Flower.
+"""The contributor's Flower app: takes a task and returns a signed delta. Runs in the agent and in stock Flower.
 
 Settings come from the node's config (then the run's): ``home``, ``data``, ``data-format``, ``columns``, ``model``,
 ``device``, and ``by-reference``, which the agent sets to have the delta sent as an object. ``{partition}`` in ``home``
@@ -34,7 +34,7 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Do one round. ``message.content`` holds ``task`` (the spec as JSON) and ``soups``."""
+    """Complete one round. ``message.content`` contains ``task`` (the spec as JSON) and ``soups``."""
     spec = parse_task(_spec_text(message.content))
     home = Home.open(_text(context, "home"))
     policy = Policy.load(home.policy_path)
@@ -71,25 +71,25 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query(ACTIONS[ADVERTISE])
 def advertise_keys(message: Message, context: Context) -> Message:
-    """Secure aggregation, first stage: signed public keys of the round."""
+    """First stage of secure aggregation: send signed public keys for the round."""
     return _stage(message, context, lambda secure, text: secure.advertise())
 
 
 @app.query(ACTIONS[SHARE])
 def share_keys(message: Message, context: Context) -> Message:
-    """Second stage: this round's secrets, split among all who began."""
+    """Second stage: split the round's secrets among the participants."""
     return _stage(message, context, lambda secure, text: secure.share(text))
 
 
 @app.query(ACTIONS[CONFIRM])
 def confirm(message: Message, context: Context) -> Message:
-    """Fourth stage: a signature under the list of whose votes are in the sum."""
+    """Fourth stage: sign the list of contributors whose votes are in the sum."""
     return _stage(message, context, lambda secure, text: secure.confirm(text))
 
 
 @app.query(ACTIONS[UNMASK])
 def unmask(message: Message, context: Context) -> Message:
-    """Last stage: shares that take the masks off the sum."""
+    """Last stage: reveal the shares that remove the masks from the sum."""
     return _stage(message, context, lambda secure, text: secure.unmask(text))
 
 
@@ -103,13 +103,13 @@ def _stage(message: Message, context: Context, act: Callable[[SecureRound, objec
 
 
 def secure_text(content: RecordDict) -> object:
-    """What the hub says in a stage of secure aggregation, as JSON text; None where it says nothing."""
+    """Return the hub's JSON message of a secure aggregation stage; None if there is none."""
     record = content.get(RECORD)
     return record.get("json") if isinstance(record, ConfigRecord) else None
 
 
 def update_records(finished: FinishedUpdate, by_reference: bool) -> RecordDict:
-    """The reply that carries an update: manifest and signature, the delta, and figures for people."""
+    """Create the reply with the update: manifest, signature, delta and metrics."""
     manifest = finished.manifest
     if by_reference:
         delta = reference(manifest.delta_sha256, manifest.delta_bytes)
@@ -142,7 +142,7 @@ def _spec_text(content: RecordDict) -> str:
 
 
 def _keep_soups(content: RecordDict, cache: ObjectCache, policy: Policy) -> None:
-    """Put soups that came inside the message (stock Flower) into the cache."""
+    """Store soups that the message contains (stock Flower) in the cache."""
     soups = content.get("soups")
     if not isinstance(soups, ArrayRecord):
         return
@@ -150,9 +150,9 @@ def _keep_soups(content: RecordDict, cache: ObjectCache, policy: Policy) -> None
     for sha256, array in soups.items():
         if not array.data:
             continue
-        found = hashlib.sha256(array.data).hexdigest()
-        if found != sha256:
-            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} came with bytes of sha256 {found}")
+        digest = hashlib.sha256(array.data).hexdigest()
+        if digest != sha256:
+            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} came with bytes of sha256 {digest}")
         cache.put(array.data)
 
 

@@ -1,4 +1,4 @@
-"""What a contributor sees: bars on a terminal, plain lines elsewhere, a JSON object a line with ``--json``."""
+"""Output of the agent: progress bars on a terminal, plain lines otherwise, JSON lines with ``--json``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rich.text import Text
 from gym_fed.core.text import plain, readable_bytes
 
 MAX_NEWS = 1000
-"""Characters of one line of news; much of it is what the hub says."""
+"""Maximum characters of one reported line; much of it comes from the hub."""
 
 _LINES_PER_PHASE = 10
 _SILENT_SECONDS = 1.5
-"""Silence after which the current activity is printed. A terminal updates it; elsewhere the intervals double."""
+"""Silence after which the current activity is printed: continuously on a terminal, otherwise at doubling intervals."""
 _TICK_SECONDS = 0.25
 _LABELS = {
     "fetch": "fetching",
@@ -37,38 +37,38 @@ _LABELS = {
 
 
 def _amount(phase: str, done: int, total: int) -> str:
-    """How much of a phase is done: steps, or bytes of what is moved."""
+    """Format the progress of a phase: steps, or bytes for transfers."""
     if phase in ("fetch", "base", "upload"):
         return f"{readable_bytes(done)} of {readable_bytes(total)}"
     return f"{done}/{total}"
 
 
 class Display:
-    """The base class, and the one that shows nothing."""
+    """The interface of displays; the base class displays nothing."""
 
     def report(self, event: str, text: str, **fields: Any) -> None:
-        """Report an event: its name and fields for programs, a text for people."""
+        """Report an event: a name and fields for programs, a text for people."""
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
-        """How far a phase is; ``done == total`` ends it."""
+        """Report the progress of a phase; ``done == total`` ends it."""
 
-    def busy(self, what: str) -> None:
-        """The current activity, in case it takes long; empty for none."""
+    def busy(self, activity: str) -> None:
+        """Set the current activity, in case it takes long; empty for none."""
 
-    def still(self, what: str, seconds: float) -> None:
-        """``what`` has gone on for so long, and nothing else was shown meanwhile."""
+    def still(self, activity: str, seconds: float) -> None:
+        """Print an activity that has lasted for ``seconds`` without other output."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
-class Narrator(Display):
-    """Passes everything on, and prints the current activity after ``_SILENT_SECONDS`` of silence.
+class EventReporter(Display):
+    """Forwards all events, and prints the current activity after ``_SILENT_SECONDS`` of silence.
 
     Args:
         inner: The display that shows.
-        often: Whether the activity is updated on every tick (a terminal). Else it is printed again at twice the time.
-        clock: Seconds, rising.
+        often: True to update the activity on every tick (a terminal), False to repeat it at doubling intervals.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, inner: Display, often: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,17 +90,17 @@ class Narrator(Display):
             )
             self._inner.progress(phase, done, total, loss)
 
-    def busy(self, what: str) -> None:
+    def busy(self, activity: str) -> None:
         with self._lock:
-            self._restart(what)
-            self._inner.busy(what)
-            if what and self._thread is None and not self._closed.is_set():
+            self._restart(activity)
+            self._inner.busy(activity)
+            if activity and self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._watch, name="narrator", daemon=True)
                 self._thread.start()
 
-    def still(self, what: str, seconds: float) -> None:
+    def still(self, activity: str, seconds: float) -> None:
         with self._lock:
-            self._inner.still(what, seconds)
+            self._inner.still(activity, seconds)
 
     def close(self) -> None:
         self._closed.set()
@@ -108,11 +108,11 @@ class Narrator(Display):
             self._restart("")
             self._inner.close()
 
-    def _restart(self, what: str) -> None:
-        self._what, self._since, self._next = what, self._clock(), _SILENT_SECONDS
+    def _restart(self, activity: str) -> None:
+        self._what, self._since, self._next = activity, self._clock(), _SILENT_SECONDS
 
     def look(self) -> None:
-        """Break the silence if it has lasted; its own thread looks four times a second."""
+        """Print the current activity if nothing was printed for long enough."""
         with self._lock:
             seconds = self._clock() - self._since
             if self._what and seconds >= self._next:
@@ -125,7 +125,7 @@ class Narrator(Display):
 
 
 class PhaseLines:
-    """Which steps of a phase get a line: about ten, and more after silence, at intervals that double."""
+    """Selects the steps of a phase that are printed: about ten, plus some after silence at doubling intervals."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -141,7 +141,7 @@ class PhaseLines:
 
 
 class PlainDisplay(Display):
-    """Lines on standard error."""
+    """Plain lines on standard error."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -150,18 +150,18 @@ class PlainDisplay(Display):
     def report(self, event: str, text: str, **fields: Any) -> None:
         self._console.print(plain(text, MAX_NEWS))
 
-    def still(self, what: str, seconds: float) -> None:
-        self._console.print(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)")
+    def still(self, activity: str, seconds: float) -> None:
+        self._console.print(f"{plain(activity, MAX_NEWS)} ({seconds:.0f} s)")
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         if not self._lines.wants(phase, done, total):
             return
-        what = "" if loss is None else f", loss {loss:.4f}"
-        self._console.print(f"{_LABELS.get(phase, phase)} {_amount(phase, done, total)}{what}")
+        suffix = "" if loss is None else f", loss {loss:.4f}"
+        self._console.print(f"{_LABELS.get(phase, phase)} {_amount(phase, done, total)}{suffix}")
 
 
 class JsonDisplay(Display):
-    """One JSON object a line on standard output."""
+    """JSON lines on standard output."""
 
     def __init__(self) -> None:
         self._lines = PhaseLines()
@@ -169,8 +169,8 @@ class JsonDisplay(Display):
     def report(self, event: str, text: str, **fields: Any) -> None:
         self._write({"event": event, "message": text, **fields})
 
-    def still(self, what: str, seconds: float) -> None:
-        self._write({"event": "busy", "message": what, "seconds": round(seconds, 1)})
+    def still(self, activity: str, seconds: float) -> None:
+        self._write({"event": "busy", "message": activity, "seconds": round(seconds, 1)})
 
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         if self._lines.wants(phase, done, total):
@@ -182,7 +182,7 @@ class JsonDisplay(Display):
 
 
 class TerminalDisplay(Display):
-    """Bars that move."""
+    """Progress bars on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -202,13 +202,13 @@ class TerminalDisplay(Display):
         self._stop_spinner()
         self._console.print(plain(text, MAX_NEWS))
 
-    def busy(self, what: str) -> None:
+    def busy(self, activity: str) -> None:
         self._stop_spinner()
 
-    def still(self, what: str, seconds: float) -> None:
+    def still(self, activity: str, seconds: float) -> None:
         if self._phase:
             return  # its bar is on the screen
-        line = Text(f"{plain(what, MAX_NEWS)} ({seconds:.0f} s)")
+        line = Text(f"{plain(activity, MAX_NEWS)} ({seconds:.0f} s)")
         if self._spinner is None:
             self._spinner = self._console.status(line)
             self._spinner.start()
@@ -248,7 +248,7 @@ class TerminalDisplay(Display):
 
 @contextmanager
 def warnings_shown(display: Display) -> Iterator[None]:
-    """Within the block, what training warns of is reported as everything else is, and not in Python's own form."""
+    """Report training's warnings through ``display`` inside the block, instead of in Python's format."""
     before = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -267,9 +267,9 @@ def warnings_shown(display: Display) -> Iterator[None]:
 
 
 def make_display(console: Console, as_json: bool) -> Display:
-    """The display that fits the output."""
+    """Create the display for the output."""
     if as_json:
-        return Narrator(JsonDisplay(), often=False)
+        return EventReporter(JsonDisplay(), often=False)
     if console.is_terminal:
-        return Narrator(TerminalDisplay(console), often=True)
-    return Narrator(PlainDisplay(console), often=False)
+        return EventReporter(TerminalDisplay(console), often=True)
+    return EventReporter(PlainDisplay(console), often=False)

@@ -1,4 +1,4 @@
-"""Remove a variant from every hub that this home has joined, and check the receipts of that later."""
+"""Remove a variant from all joined hubs, and verify the receipts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_fed.trust.ledger.entries import Entry
 
 
 def pushed_to(home: Home, name: str) -> list[ServerPin]:
-    """The hubs where this home's receipts say that a variant of this name is still kept."""
+    """List the hubs where a variant of this name still exists according to this home's receipts."""
     held: dict[str, bool] = {}
     for receipt in home.receipts():
         if receipt.get("variant") == name and isinstance(receipt.get("held"), bool):
@@ -28,11 +28,11 @@ def pushed_to(home: Home, name: str) -> list[ServerPin]:
 
 
 def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) -> Iterator[HubRemoval]:
-    """Remove a variant from each hub, one after the other; called again, it is answered in the same way.
+    """Remove a variant from each hub in turn; repeated calls give the same answer.
 
     Args:
         home: With the accounts.
-        name: Of the variant.
+        name: The variant's name.
         owner: The account whose it is; a hub where this home has another account is left alone. None: a user id.
         insecure: Plain text, to loopback addresses.
 
@@ -55,7 +55,7 @@ def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) 
 
 
 def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
-    """What the hubs' receipts in a receipt prove, by the ledger keys that this home knows.
+    """Verify the hubs' receipts with the ledger keys known to this home.
 
     Returns:
         A row for each hub: ``address``, ``server``, ``status`` and ``proven``. Where its entry was checked, also
@@ -66,8 +66,8 @@ def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
         GymError: ``SIGNATURE_INVALID`` for a receipt that its hub did not sign, or that is of something else.
     """
     keys = {pin.server: pin.ledger_key for pin in with_account(home) if pin.ledger_key}
-    found: list[dict[str, Any]] = []
-    documents = {one.document for one in signed.removal.revisions}
+    rows: list[dict[str, Any]] = []
+    documents = {revision.document for revision in signed.removal.revisions}
     for hub in signed.removal.hubs:
         row: dict[str, Any] = {"address": hub.address, "server": hub.server, "status": hub.status}
         row["proven"] = False
@@ -77,19 +77,18 @@ def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
             row["is_same_document"] = entry.body.get("document") in documents
             known = known_slots(home, hub.server).get(str(entry.body.get("variant")))
             row["proven"] = known == signed.removal.variant or (known is None and row["is_same_document"])
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def _entry(hub: HubRemoval, owner: str, ledger_key: bytes) -> Entry:
-    """The entry that a hub's receipt proves.
+    """Verify a hub's receipt and return the entry it proves.
 
     Raises:
         GymError: As ``check_hubs``.
     """
     receipt = hub.receipt or {}
     proof = check_receipt({"proof": receipt.get("proof")}, ledger_key)
-    assert proof is not None
     entry = proof.entry
     is_of = entry.body.get("document") == receipt.get("document") and (
         not is_account(owner) or entry.body.get("contributor") == owner

@@ -1,4 +1,4 @@
-"""Personal variants at a hub: push one's own, pull what one may read, list, remove."""
+"""Personal variants at a hub: push, pull, list and remove."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_for
-from gym_client.ledger.copy import check_said
+from gym_client.ledger.copy import check_variant
 from gym_client.ledger.receipts import check_receipt, kept_receipts
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
@@ -22,23 +22,23 @@ from gym_fed.trust.ledger.heads import EntryProof
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 Progress = Callable[[str, int, int], None]
-"""What is done (``upload``, ``fetch``, ``ledger``), how much of it, and of how much."""
+"""Called with the phase (``upload``, ``fetch`` or ``ledger``), done and total."""
 
 _TRIES = 3
 
 
 @dataclass(frozen=True)
 class HubVariant:
-    """A variant at a hub, as the hub reports it.
+    """A variant as reported by the hub.
 
     Attributes:
-        signed: What its owner signed.
+        signed: The owner's signed manifest.
         base: Which of the hub's models it belongs to: ``base``, or ``version N``.
-        key_status: Of the key that signed it, today: active, rotated or revoked.
+        key_status: The present status of the signing key: active, rotated or revoked.
         put_at: Unix seconds.
-        is_public: Whether everyone enrolled may read it.
+        is_public: True if all enrolled contributors may read it.
         num_readers: Who else may; reported to the owner alone.
-        readers: Their ids, where one variant is asked for.
+        readers: The readers' ids, if a single variant was requested.
     """
 
     signed: SignedVariant
@@ -50,7 +50,7 @@ class HubVariant:
     readers: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
+        """Convert to a JSON-compatible dictionary."""
         return {
             **self.signed.manifest.model_dump(mode="json"),
             "base": self.base,
@@ -63,7 +63,7 @@ class HubVariant:
 
 @dataclass(frozen=True)
 class PulledVariant:
-    """A variant that was fetched and checked: the file, what its owner signed, and the ledger's entry of it."""
+    """A fetched and verified variant: the file, the owner's signed manifest and its ledger entry."""
 
     path: Path
     signed: SignedVariant
@@ -71,7 +71,7 @@ class PulledVariant:
 
 
 def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
-    """Sign with the key that the hub knows, in the name of the account there."""
+    """Sign a manifest for the account at the hub, with the key that the hub knows."""
     issued_at = int(client.now("PutVariant"))
     own = manifest.model_copy(update={"owner": client.pin.contributor, "issued_at": issued_at})
     return SignedVariant.sign(own, key_for(client.home, client.pin))
@@ -80,13 +80,13 @@ def sign_variant(client: HubClient, manifest: VariantManifest) -> SignedVariant:
 def to_push(
     client: HubClient, manifest: VariantManifest, signed: SignedVariant | None = None
 ) -> SignedVariant:
-    """What is to be pushed: signed before by the account's present key, as the hub has it already, or signed now.
+    """Return the signed manifest to push: an earlier one if its key is current, the hub's copy, or a new one.
 
     That the hub's own copy is taken where it says the same makes a push that was cut short repeatable.
 
     Args:
         client: The hub.
-        manifest: What is to be said; the owner is the account at the hub, whatever it says.
+        manifest: The manifest; its owner is replaced by the account at the hub.
         signed: What was signed before, if anything was.
     """
     present = key_for(client.home, client.pin).public_key
@@ -100,7 +100,7 @@ def to_push(
 
 
 def held_variant(client: HubClient, name: str) -> SignedVariant | None:
-    """What the hub holds under one of the account's names; None where it holds nothing that is good."""
+    """Return what the hub has under one of the account's names; None if there is nothing valid."""
     try:
         return get_variant(client, "", name).signed
     except GymError as error:
@@ -114,18 +114,18 @@ def push_variant(
     delta: Path,
     signed: SignedVariant,
     readers: Sequence[str] | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda phase, done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Bring a variant to the hub. Cut short at any point, it can be called again.
+    """Upload a variant to the hub. Call again to resume.
 
     Args:
         client: The hub.
         delta: The file that the manifest names.
-        signed: Of the account at the hub.
+        signed: The manifest, signed by the account at the hub.
         readers: Ids of who else may read it, ``*`` for everyone enrolled; None leaves that as it is.
-        progress: Called with how far the upload is.
-        should_stop: Asked between chunks.
+        progress: Called with the upload's progress.
+        should_stop: Checked between chunks.
 
     Returns:
         The hub's receipt, checked and kept in the home.
@@ -135,10 +135,10 @@ def push_variant(
             ``INTERRUPTED``; ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
     """
     manifest = signed.manifest
-    if (found := file_sha256(delta)) != manifest.delta_sha256:
+    if (digest := file_sha256(delta)) != manifest.delta_sha256:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{delta} has sha256 {found}, the manifest of {manifest.variant} names {manifest.delta_sha256}",
+            f"{delta} has sha256 {digest}, the manifest of {manifest.variant} names {manifest.delta_sha256}",
             "sign the file that is to be pushed",
         )
     allowed = None if readers is None else pb.Readers(contributors=readers)
@@ -162,26 +162,26 @@ def push_variant(
 
 
 def get_variant(client: HubClient, owner: str, name: str) -> HubVariant:
-    """What the hub has under a name; its signature is good and it is what was asked for.
+    """Request a variant and verify its signature and name.
 
     Args:
         client: The hub.
         owner: Id of the account; empty: the own one.
-        name: Of the variant.
+        name: The variant's name.
 
     Raises:
         GymError: ``NOT_FOUND``, ``KEY_REVOKED``, ``SIGNATURE_INVALID``.
     """
-    found = _read(client.call("GetVariant", pb.GetVariantRequest(owner=owner, name=name)))
-    found.signed.verify()
-    manifest, wanted = found.signed.manifest, owner or client.pin.contributor
-    if (manifest.owner, manifest.variant) != (wanted, name):
+    variant = _read(client.call("GetVariant", pb.GetVariantRequest(owner=owner, name=name)))
+    variant.signed.verify()
+    manifest, expected_owner = variant.signed.manifest, owner or client.pin.contributor
+    if (manifest.owner, manifest.variant) != (expected_owner, name):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"{client.address} gives {manifest.variant} of {manifest.owner} for {name} of {wanted}",
+            f"{client.address} gives {manifest.variant} of {manifest.owner} for {name} of {expected_owner}",
             "do not trust this hub; ask its coordinator",
         )
-    return found
+    return variant
 
 
 def pull_variant(
@@ -189,11 +189,11 @@ def pull_variant(
     owner: str,
     name: str,
     folder: Path,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = lambda phase, done, total: None,
     should_stop: Callable[[], bool] = lambda: False,
     local: Path | None = None,
 ) -> PulledVariant:
-    """Fetch a variant and check all of it. Cut short, it goes on from there when called again.
+    """Download a variant and verify it. Call again to resume.
 
     The owner signed it, by a key that the hub's ledger gives to the owner and that nobody revoked; the ledger says that
     it was put and that nothing newer was; the file has its sha256, is a valid delta, and is for the base it says.
@@ -201,18 +201,18 @@ def pull_variant(
     Args:
         client: The hub.
         owner: Id of the account; empty: the own one.
-        name: Of the variant.
-        folder: Where the file goes, named by its sha256.
-        progress: Called with how far ledger and download are.
-        should_stop: Asked between chunks.
+        name: The variant's name.
+        folder: The folder for the file, which is named by its SHA-256.
+        progress: Called with the progress of ledger and download.
+        should_stop: Checked between chunks.
         local: A file that may be the wanted one; if it is, it is taken and nothing is fetched.
 
     Raises:
-        GymError: What ``get_variant``, ``check_said`` and ``download`` raise; ``DELTA_INVALID``, ``BASE_MISMATCH``.
+        GymError: What ``get_variant``, ``check_variant`` and ``download`` raise; ``DELTA_INVALID``, ``BASE_MISMATCH``.
     """
-    found = get_variant(client, owner, name)
-    sequence = check_said(client, found.signed, lambda done, total: progress("ledger", done, total))
-    manifest = found.signed.manifest
+    variant = get_variant(client, owner, name)
+    sequence = check_variant(client, variant.signed, lambda done, total: progress("ledger", done, total))
+    manifest = variant.signed.manifest
     if local is not None and local.is_file() and file_sha256(local) == manifest.delta_sha256:
         path = local
     else:
@@ -226,11 +226,11 @@ def pull_variant(
             should_stop,
         )
     _check_file(path, manifest)
-    return PulledVariant(path, found.signed, sequence)
+    return PulledVariant(path, variant.signed, sequence)
 
 
 def list_variants(client: HubClient) -> Iterator[HubVariant]:
-    """The account's variants and those that it may read, by owner and name."""
+    """List the account's variants and those it may read, by owner and name."""
     page = ""
     while True:
         reply = client.call("ListVariants", pb.ListVariantsRequest(page=page))
@@ -241,7 +241,7 @@ def list_variants(client: HubClient) -> Iterator[HubVariant]:
 
 
 def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
-    """Remove one of the account's variants from the hub; nobody reads it there any more.
+    """Remove one of the account's variants from the hub.
 
     Returns:
         The hub's receipt, checked and kept in the home.
@@ -255,21 +255,21 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
 
 
 def known_slots(home: Home, server: str) -> dict[str, str]:
-    """Names of this home's variants by the slot that a hub's ledger has for each, as far as receipts are kept.
+    """Return the names of this home's variants by their slot in a hub's ledger, from stored receipts.
 
     A ledger names no variant: only a receipt of its push says which one an entry is of.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for receipt in kept_receipts(home, server):
         if "proof" in receipt and isinstance(name := receipt.get("variant"), str):
             entry = EntryProof.from_dict(receipt["proof"]).entry
             if entry.kind == "variant":
-                found[str(entry.body["variant"])] = name
-    return found
+                names[str(entry.body["variant"])] = name
+    return names
 
 
 def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
-    """Refuse the proof of a removal that is of another variant than ``name``, as far as this home knows it."""
+    """Refuse the removal proof of a variant that this home knows to be another than ``name``."""
     slots, slot = known_slots(client.home, client.pin.server), str(proof.entry.body.get("variant"))
     if slots.get(slot, name) != name or (name in slots.values() and slot not in slots):
         raise GymError(
@@ -315,10 +315,10 @@ def _read(info: pb.VariantInfo) -> HubVariant:
     )
 
 
-def _same(one: VariantManifest, other: VariantManifest) -> bool:
-    """Whether two manifests say the same, by whomever and whenever."""
+def _same(first: VariantManifest, other: VariantManifest) -> bool:
+    """Return True if two manifests are equal except for owner and time."""
     passing = {"owner", "issued_at"}
-    return one.model_dump(exclude=passing) == other.model_dump(exclude=passing)
+    return first.model_dump(exclude=passing) == other.model_dump(exclude=passing)
 
 
 def _check_file(path: Path, manifest: VariantManifest) -> None:

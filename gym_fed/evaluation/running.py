@@ -123,7 +123,7 @@ class RunningFile:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
                         f"{path}: line {number} is damaged",
-                        "remove the file: it starts anew",
+                        "remove the file: it starts again",
                     ) from error
 
 

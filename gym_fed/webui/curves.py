@@ -1,7 +1,7 @@
 """Curves of a run: figures read as their files grow, and thinned to what a page can draw.
 
 Only what was appended since the last look is read and parsed. A file that was cut and written again, as a resumed run
-does with the steps that it repeats, is read anew.
+does with the steps that it repeats, is read again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RunCurves:
     Attributes:
         series: By name; those of performance begin with ``performance/``.
         version: Larger when anything was read.
-        restarts: How often the files were read anew.
+        restarts: How often the files were read again.
         unreadable: Lines that hold no figures.
     """
 

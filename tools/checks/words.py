@@ -121,8 +121,6 @@ ALLOWED = (
     Allowed("docs/runs.md", "patience", "the key of early stopping"),
     Allowed("docs/config.md", "`patience`", "the key of early stopping"),
     Allowed("tools/checks/words.py", "", "this list"),
-    Allowed("client/gym_client/privacy/secure_state.py", 'alias="roster"', "a key of files that exist"),
-    Allowed("tests/unit/client/test_secure_contributor.py", r'\["roster"\]', "a key of files that exist"),
     Allowed("gym_fed/privacy/secure_aggregation/messages.py", '"roster": ', "bytes that contributors sign"),
     Allowed("gym_fed/data/tasks/_table.py", "tell me: ", "the text of a task's prompts"),
     Allowed("tests/unit/repository/test_checks.py", "", "plants each word to see that it is found"),

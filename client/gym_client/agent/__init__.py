@@ -1,1 +1,1 @@
-"""Tasks of a hub, done on this machine: what is loaded, trained, encoded and sent."""
+"""The contributor's agent: fetches tasks from a hub, trains, encodes and submits updates."""

@@ -1,4 +1,4 @@
-"""What the hub says of this contributor: receipts, verdicts and balance, and what follows from them on disk."""
+"""The contributor's account at a hub: receipts, verdicts, balance, and the residuals that verdicts settle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Account:
         self._spent: object = None
 
     def last_word(self) -> None:
-        """Fetch verdicts and balance at the end, if the hub is still there."""
+        """Fetch the final verdicts and the balance, unless the hub is unreachable."""
         try:
             account = self._client.call("Account", pb.AccountRequest())
         except GymError as error:
@@ -53,7 +53,7 @@ class Account:
             self.take(account)
 
     def keep_receipt(self, message_id: str, group: str, text: str) -> None:
-        """The hub has the reply on its disk: keep the receipt, end the task, let the verdict decide the residual.
+        """Store the receipt of a submitted reply, drop the task folder and stage its residual until the verdict.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
@@ -61,8 +61,8 @@ class Account:
         receipt = parse_object(text, "a receipt")
         self._receipts.check(receipt)
         server = self._client.pin.server
-        kept = {**receipt, "server": server, "task": message_id, "group": group}
-        self._home.append_receipt({**kept, **self._traffic.task.to_dict()})
+        record = {**receipt, "server": server, "task": message_id, "group": group}
+        self._home.append_receipt({**record, **self._traffic.task.to_dict()})
         folder = TaskFolder(self._home.task_folder(message_id))
         verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
         if folder.residual_path.exists() and verdict == "admitted" and update:
@@ -70,11 +70,11 @@ class Account:
         folder.drop()
         self.receipts.append(receipt)
         reason = f": {receipt['reason']}" if receipt.get("reason") else ""
-        what = f" update {update[:12]}" if update else ""
-        self._display.report("receipt", f"receipt: {verdict}{what}{reason}", **receipt)
+        update_text = f" update {update[:12]}" if update else ""
+        self._display.report("receipt", f"receipt: {verdict}{update_text}{reason}", **receipt)
 
     def take(self, account: pb.AccountReply) -> list[dict[str, Any]]:
-        """Commit or discard what the encoding of judged updates lost; show verdicts and balance.
+        """Settle residuals according to the verdicts; display new verdicts and the balance.
 
         Returns:
             The hub's verdicts on this contributor's updates, newest first.
@@ -96,7 +96,7 @@ class Account:
         return verdicts
 
     def _report_spent(self, spent: Any) -> None:
-        """What a hub with privacy of its own has spent on this contributor, whenever it has changed."""
+        """Display what the hub's own privacy has spent on this contributor, if it has changed."""
         if not isinstance(spent, dict) or spent == self._spent:
             return
         if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):

@@ -23,7 +23,6 @@ from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.pauses import DiskRoom, Pauses, PolicyStamp
 from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import (
-    Retry,
     TaskObjects,
     new_context,
     to_message,
@@ -35,7 +34,7 @@ from gym_client.agent.tasks import TaskFolder, drop_old
 from gym_client.agent.work import parse_task
 from gym_client.app import update_records
 from gym_client.display import Display
-from gym_client.hub.backoff import FATAL, GONE, TASKS_OWN, Outage, is_passing, retry_at_known_hub
+from gym_client.hub.backoff import FATAL, GONE, TASKS_OWN, Outage, Retry, is_passing, retry_at_known_hub
 from gym_client.hub.clock import ClockReport
 from gym_client.hub.stream import Lease, WorkStream, heartbeats
 from gym_client.hub.traffic import Traffic
@@ -61,11 +60,11 @@ _MAX_FAILURES_IN_A_ROW = 3
 
 @dataclass(frozen=True)
 class AgentResult:
-    """What a run of the agent came to.
+    """The result of one run of the agent.
 
     Attributes:
         receipts: One for every task that was answered, oldest first.
-        finished: Whether the hub said that all rounds are done.
+        finished: True if the hub finished all rounds.
         balance: Credits; None when the hub was gone before it could be asked.
     """
 
@@ -75,23 +74,23 @@ class AgentResult:
 
     @property
     def num_submitted(self) -> int:
-        """How many tasks were answered."""
+        """The number of answered tasks."""
         return len(self.receipts)
 
 
 class Agent:
-    """Works for one hub until it is finished, stopped, or has done ``max_rounds``.
+    """Work for one hub until it finishes, is stopped, or ``max_rounds`` tasks are done.
 
     Args:
         app: Any Flower ``ClientApp``; ``gym_client.app.app`` is the one for gym-fed's own rounds.
         home: The contributor's folder. The caller holds its lock.
         client: The hub; enrolled already.
-        node_config: What the app finds in ``context.node_config``; ``home`` and ``by-reference`` are added.
+        node_config: The app's ``context.node_config``; ``home`` and ``by-reference`` are added.
         policy: Limits on what is fetched, trained and sent; from the home when absent.
-        policy_stamp: Of the home's ``policy.yaml`` before ``policy`` was read from it; that of now when absent.
+        policy_stamp: The stamp of ``policy.yaml`` when ``policy`` was read; None takes the current one.
         announced: The recipe that was shown before joining; a task that protects examples less is refused.
-        agreement: What was agreed to then; a task that needs another one is done after a new consent alone.
-        promises: What the hub promised then; before every task it is asked whether it still does.
+        agreement: The terms accepted before joining; a task with other terms needs a new consent.
+        promises: The hub's promises before joining; they are compared with its current ones before every task.
         display, clock_report: Where news and progress go, and what was reported of the clocks before.
         stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
     """
@@ -143,7 +142,7 @@ class Agent:
         self._stop.set()
 
     def run(self, max_rounds: int | None = None) -> AgentResult:
-        """Work.
+        """Process tasks until the hub finishes, ``max_rounds`` is reached or the agent is stopped.
 
         Args:
             max_rounds: End after so many answered tasks; None works until the hub is finished.
@@ -164,7 +163,8 @@ class Agent:
         return AgentResult(self._account.receipts, finished, self._account.balance)
 
     def _work(self, max_rounds: int | None) -> bool:
-        """Work until enough is done or a pause begins, in which the hub sees no stream; whether the hub is finished."""
+        """Process events until enough tasks are done or a pause begins, when the stream is closed. Return True if the
+        hub is finished."""
         with WorkStream(self.client) as stream:
             while not self._has_done(max_rounds) and (event := self._next(stream)) is not None:
                 if event.HasField("task"):
@@ -180,14 +180,14 @@ class Agent:
         return max_rounds is not None and len(self._account.receipts) - self._masked >= max_rounds
 
     def _take_policy(self, policy: Policy) -> None:
-        """``policy.yaml`` has changed."""
+        """Adopt a changed ``policy.yaml``."""
         self.policy = self._objects.policy = policy
         self.client.rates.limit(*policy.rates)
 
     # ---- events ----
 
     def _next(self, stream: WorkStream) -> pb.WorkEvent | None:
-        """The next event; None where a pause begins before it."""
+        """Return the next event; None if a pause begins first."""
         waiting = False
         while not self._pauses.due():
             if self._stop.is_set():
@@ -213,7 +213,7 @@ class Agent:
     # ---- one task ----
 
     def _do(self, task: pb.Task) -> None:
-        """Work on a task until it is answered, or no answer is wanted any more."""
+        """Process a task until it is answered or the hub no longer needs the answer."""
         lease = Lease(task.message_id, task.lease_seconds)
         self._private = False
         self._traffic.begin()
@@ -240,7 +240,7 @@ class Agent:
             path.unlink(missing_ok=True)
 
     def _count(self, stage: str | None) -> None:
-        """A secure round is one answer, its masked update, and is over when that is unmasked."""
+        """Count the stages of a secure round as one answer: its masked update, complete once it is unmasked."""
         self._pauses.note_stage(goes_on=stage not in (None, UNMASK))
         if stage == TRAIN:
             self._masked += 1
@@ -259,7 +259,8 @@ class Agent:
         return Hooks(progress, should_stop, self.client.now)
 
     def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
-        """Fetch, call the app, upload; the request that answers, and files that were only for this."""
+        """Fetch inputs, call the app and upload the result. Return the answer and the files that can be deleted after
+        it."""
         self._settle()
         passing: list[Path] = []
         self._fetch(task, lease, passing)
@@ -278,7 +279,7 @@ class Agent:
         return request, passing
 
     def _call(self, message: Message, context: Context) -> Message:
-        """The app; whatever it raises becomes a ``GymError``."""
+        """Call the app; convert anything it raises to a ``GymError``."""
         try:
             return self.app(message, context)
         except GymError:
@@ -290,7 +291,7 @@ class Agent:
             raise GymError(ErrorCode.INTERNAL, f"the app failed: {type(error).__name__}: {error}") from error
 
     def _fetch(self, task: pb.Task, lease: Lease, passing: list[Path]) -> None:
-        """Check the task against the policy, then bring what it refers to."""
+        """Check the task against the policy, then fetch the objects it refers to."""
         if "task" in task.content.configs:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":
@@ -320,7 +321,7 @@ class Agent:
                 self.display.report("contamination", note)
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
-        """Answer. No heartbeat is under way meanwhile: one that came after the answer would be refused."""
+        """Submit the answer. Heartbeats end first, because the hub refuses one that arrives after the answer."""
         self.display.busy("waiting for the server's receipt")
         if lease is not None:
             lease.end(self.client)
@@ -340,7 +341,7 @@ class Agent:
     # ---- failures ----
 
     def _failed(self, task: pb.Task, lease: Lease, error: GymError) -> None:
-        """Decide what a failure means: stop, drop the task, or report to the hub that no answer will come."""
+        """Handle a failed task: stop the agent, drop the task, or report the failure to the hub."""
         lost = lease.lost or (error if error.code in GONE else None)
         if self._stop.is_set() and error.code is ErrorCode.INTERRUPTED:
             raise error
@@ -373,7 +374,7 @@ class Agent:
         return lambda action: self._retrying(action, lease)
 
     def _retrying(self, action: Callable[[], T], lease: Lease | None) -> T:
-        """``retry_at_known_hub``, which also ends when the lease is lost."""
+        """Retry like ``retry_at_known_hub``, but stop when the lease is lost."""
 
         def attempt() -> T:
             if lease is not None and lease.lost is not None:
@@ -385,7 +386,7 @@ class Agent:
     # ---- account ----
 
     def _recover(self, verdicts: list[dict[str, Any]]) -> None:
-        """Fetch the receipts of updates that the hub has, but whose receipt a crash kept from this disk."""
+        """Fetch receipts of submitted updates whose receipts were lost in a crash."""
         judged = {verdict["update"] for verdict in verdicts}
         for path in sorted(self.home.tasks.iterdir()):
             finished = TaskFolder(path).finished()
@@ -396,7 +397,7 @@ class Agent:
             self._submit(request, str(finished.manifest.server_round), None)
 
     def _settle(self) -> list[dict[str, Any]]:
-        """Ask what became of the updates, and commit or discard what their encoding lost."""
+        """Fetch the account and settle the residuals of judged updates."""
         return self._account.take(
             self._retrying(lambda: self.client.call("Account", pb.AccountRequest()), None)
         )

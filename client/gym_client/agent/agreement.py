@@ -1,4 +1,4 @@
-"""What a contributor agreed to, kept in the home: a hub whose terms changed gets a new consent first.
+"""Terms that the contributor accepted, stored in the home. Changed terms need a new consent.
 
 Terms are what the hub decides: recipe, codec, base, pay, and what it promises of privacy. What every round changes by
 itself is none of them: a learning rate that falls, or rises to less than the next power of two.
@@ -32,11 +32,11 @@ _MOST_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Terms:
-    """What a hub's rounds ask of a contributor.
+    """The terms of a hub's rounds.
 
     Attributes:
         server: Id of the hub.
-        data: Digest of the contributor's data: other data is agreed to anew.
+        data: Digest of the contributor's data: other data is agreed to again.
         asked: Every value, by its dotted key.
     """
 
@@ -55,7 +55,7 @@ class Terms:
         data: str,
         pay: PayTerms | None = None,
     ) -> Terms:
-        """From what a hub announces; ``privacy_json`` as in its status."""
+        """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status."""
         promises = Promises.parse(privacy_json)
         asked = {
             "base": base_digest,
@@ -66,14 +66,14 @@ class Terms:
         return cls(server, data, {**asked, **recipe_values(recipe, codec), **_pay_values(pay)})
 
     def with_task(self, spec: TaskSpec) -> Terms:
-        """The terms of a task of this hub; its promises are checked apart from it."""
+        """Return these terms updated with a task's. The hub's privacy promises are checked separately."""
         of_task = ("recipe.", "codec.", "pay.")
-        kept = {key: value for key, value in self.asked.items() if not key.startswith(of_task)}
+        hub_values = {key: value for key, value in self.asked.items() if not key.startswith(of_task)}
         named = {**recipe_values(spec.recipe, spec.codec), **_pay_values(spec.pay)}
-        return replace(self, asked={**kept, "base": spec.base_digest, **named})
+        return replace(self, asked={**hub_values, "base": spec.base_digest, **named})
 
     def changes(self, later: Terms) -> list[str]:
-        """What later terms change, a line each: ``key: before > after``."""
+        """List the differences to later terms, one line each: ``key: before -> after``."""
         keys = sorted({*self.asked, *later.asked})
         pairs = [(key, self.asked.get(key), later.asked.get(key)) for key in keys]
         return [
@@ -82,13 +82,13 @@ class Terms:
 
     @property
     def name(self) -> str:
-        """What accepts them on the command line, and nothing else."""
+        """The identifier that ``--accept`` takes for exactly these terms."""
         return f"terms:{canonical_digest({'gym-terms-1': [self.server, self.asked]})[:32]}"
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """Terms that changed while a contributor worked.
+    """A change of terms while the contributor works for the hub.
 
     Attributes:
         name: For ``--accept``.
@@ -99,18 +99,18 @@ class Renewal:
     changes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Convert to a JSON-compatible dictionary."""
         return {"accept": self.name, "changes": list(self.changes)}
 
 
 class Agreement:
-    """The terms of one hub that a contributor works under.
+    """The accepted terms of one hub.
 
     Args:
         home: Remembers what was agreed to.
-        terms: What the hub announces now.
-        agrees: Gets the person's answer to changed terms.
-        display: Where news go.
+        terms: The terms that the hub announces now.
+        agrees: Prompts for consent to changed terms.
+        display: Displays changes of the terms.
         again: The command that goes on, without ``--accept``.
     """
 
@@ -127,31 +127,34 @@ class Agreement:
 
     @property
     def name(self) -> str:
-        """Of the terms."""
+        """The identifier of the terms."""
         return self._terms.name
 
     def is_known(self) -> bool:
-        """Whether these terms were agreed to before, for the same data."""
+        """Return True if these terms were accepted before, for the same data."""
         return any(
             known.data == self._terms.data and not known.changes(self._terms) for known in self._known()
         )
 
     def news(self) -> list[str]:
-        """What differs from the terms that were agreed to last."""
+        """List the differences to the terms accepted last."""
         known = self._known()
         return known[-1].changes(self._terms) if known else []
 
     def keep(self) -> None:
-        """The person has agreed to the terms."""
+        """Store the terms as accepted."""
         others = [known for known in self._known() if known != self._terms]
-        kept = [*others, self._terms][-_MOST_KEPT:]
-        while len(kept) > 1 and len(json.dumps([one.asked for one in kept])) > _MOST_CHARACTERS:
-            kept = kept[1:]
-        every = {**self._read(), self._terms.server: [{"data": one.data, "asked": one.asked} for one in kept]}
+        accepted = [*others, self._terms][-_MOST_KEPT:]
+        while len(accepted) > 1 and len(json.dumps([terms.asked for terms in accepted])) > _MOST_CHARACTERS:
+            accepted = accepted[1:]
+        every = {
+            **self._read(),
+            self._terms.server: [{"data": terms.data, "asked": terms.asked} for terms in accepted],
+        }
         write_atomically(self._home.consents_path, json.dumps(every, indent=1, sort_keys=True).encode())
 
     def require(self, spec: TaskSpec) -> None:
-        """Have the person agree before a task under other terms is done.
+        """Require consent before a task with changed terms is processed.
 
         Raises:
             GymError: ``TERMS_CHANGED`` with the command that accepts the terms.
@@ -175,16 +178,16 @@ class Agreement:
         self._display.report("terms", f"accepted: {'; '.join(changes)}")
 
     def _known(self) -> list[Terms]:
-        """What was agreed to at this hub, the newest last."""
-        found = self._read().get(self._terms.server, [])
-        return [Terms(self._terms.server, one["data"], one["asked"]) for one in found]
+        """Read the terms accepted at this hub, oldest first."""
+        entries = self._read().get(self._terms.server, [])
+        return [Terms(self._terms.server, entry["data"], entry["asked"]) for entry in entries]
 
     def _read(self) -> dict[str, Any]:
         return _consents(self._home)
 
 
 def has_agreed(home: Home, server: str) -> bool:
-    """Whether terms of this hub were agreed to."""
+    """Return True if the contributor has accepted any terms of this hub."""
     return bool(_consents(home).get(server))
 
 
@@ -192,18 +195,22 @@ def _consents(home: Home) -> dict[str, Any]:
     path = home.consents_path
     if not path.exists():
         return {}
-    found: dict[str, Any] = read_object(path, ErrorCode.STATE_CORRUPT, "delete it, and agree anew")
-    for kept in found.values():
-        if not isinstance(kept, list) or not all(map(_is_kept, kept)):
+    consents: dict[str, Any] = read_object(path, ErrorCode.STATE_CORRUPT, "delete it, and agree again")
+    for entries in consents.values():
+        if not isinstance(entries, list) or not all(map(_is_kept, entries)):
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{path} holds no accepted terms", "delete it, and agree anew"
+                ErrorCode.STATE_CORRUPT, f"{path} holds no accepted terms", "delete it, and agree again"
             )
-    return found
+    return consents
 
 
-def _is_kept(one: Any) -> bool:
-    """Whether this is what ``Agreement.keep`` writes of one acceptance."""
-    return isinstance(one, dict) and isinstance(one.get("data"), str) and isinstance(one.get("asked"), dict)
+def _is_kept(value: Any) -> bool:
+    """Return True if the value has the form that ``Agreement.keep`` writes."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("data"), str)
+        and isinstance(value.get("asked"), dict)
+    )
 
 
 def _pay_values(pay: PayTerms | None) -> dict[str, Any]:

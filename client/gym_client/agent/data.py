@@ -20,13 +20,13 @@ _EXAMPLE_ROWS = 600
 
 @dataclass(frozen=True)
 class Data:
-    """Rows and where they are from."""
+    """Training rows with their source."""
 
     rows: list[dict[str, Any]]
     description: str
     digest: str
     contamination: str = ""
-    """How many rows contain evaluation rows and what was done with them; empty for none."""
+    """A summary of contaminated rows and their handling; empty if there are none."""
 
 
 _cache: dict[tuple[str, str, str, str, int, int], Data] = {}
@@ -38,13 +38,13 @@ def load_data(
     columns: str | None = None,
     contaminated_rows: ContaminatedRows = "drop",
 ) -> Data:
-    """The rows of a file, or the built-in example for None or ``example``. A file is read once a process.
+    """Load the rows of a file, or the built-in example for None or ``example``. A file is read once per process.
 
     Args:
-        path: Of the file.
+        path: The file.
         format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
-        columns: What the file calls its columns; see ``parse_columns``.
-        contaminated_rows: What is done with rows that contain evaluation rows; see ``Policy``.
+        columns: Mapping of the file's columns; see ``parse_columns``.
+        contaminated_rows: The handling of rows that contain evaluation rows; see ``Policy``.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row; ``POLICY_REFUSED`` for rows that contain
@@ -72,15 +72,15 @@ def load_data(
 
         rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()
-        kept, found = _judged(rows, contaminated_rows, str(file))
-        _cache[key] = Data(kept, str(file), file_sha256(file), found)
+        clean_rows, contamination = _judged(rows, contaminated_rows, str(file))
+        _cache[key] = Data(clean_rows, str(file), file_sha256(file), contamination)
     return _cache[key]
 
 
 def _judged(
     rows: list[dict[str, Any]], contaminated_rows: ContaminatedRows, name: str
 ) -> tuple[list[dict[str, Any]], str]:
-    """The rows to train on, and what is to be said of the others."""
+    """Return the rows to train on and a summary of the contaminated ones."""
     from gym_fed.data.rows import place_of
     from gym_fed.evaluation.contamination.check import ContaminationCheck, filters_here
 
@@ -89,29 +89,29 @@ def _judged(
     if len(clean) == len(rows):
         return rows, ""
     first = check.report.first[0]
-    found = f"{check.report.describe()}; the first: {first.place}, a row of {first.suite}"
+    summary = f"{check.report.describe()}; the first: {first.place}, a row of {first.suite}"
     if contaminated_rows == "refuse" or (contaminated_rows == "drop" and not clean):
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"{name}: {found}",
+            f"{name}: {summary}",
             "remove them (`gym data show FILE` lists them), or set contaminated_rows in policy.yaml",
         )
-    return (clean, f"{found}; left out") if contaminated_rows == "drop" else (rows, f"{found}; kept")
+    return (clean, f"{summary}; left out") if contaminated_rows == "drop" else (rows, f"{summary}; kept")
 
 
 def _example() -> Data:
     from gym_fed.data.generated import generate_mix
 
     rows = generate_mix(_EXAMPLE_TASKS, _EXAMPLE_ROWS)
-    what = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); give your own with --data FILE"
-    return Data(rows, what, EXAMPLE)
+    description = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); give your own with --data FILE"
+    return Data(rows, description, EXAMPLE)
 
 
 def evaluation_notes(evaluated_on: Mapping[str, str]) -> list[str]:
-    """A line for each suite of a task that rows here are not checked against, or not against the same rows.
+    """Describe each evaluation suite of the hub that the local rows were not checked against, one line per suite.
 
     Args:
-        evaluated_on: Of the task. Names are a stranger's: only those of gym-fed's own suites and tasks are looked up.
+        evaluated_on: The suites of a task. Names come from a stranger, so only gym-fed's own are looked up.
     """
     return [note for suite, digest in evaluated_on.items() if (note := _note(suite, digest))]
 
@@ -126,7 +126,7 @@ def _note(suite: str, digest: str) -> str:
         return f"{begin}, rows of its own: yours are not checked against them"
     try:
         tasks = tasks_of([suite])
-        checked = {task for found in filters_here() for task in found.locks}
+        checked = {task for row_filter in filters_here() for task in row_filter.locks}
     except GymError as error:
         if error.code is ErrorCode.UNAVAILABLE:
             return f"{begin}, whose rows are not here: yours are not checked against them (gym eval fetch {suite})"

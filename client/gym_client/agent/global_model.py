@@ -1,4 +1,4 @@
-"""The global version on this machine: base plus committed soups, kept between rounds, lineage checked.
+"""The global version on this machine: the base plus committed soups, kept in memory between rounds.
 
 Which base is loaded, and whose word that is: a path is the contributor's own to give. A hub names a base by a plain
 name; nothing that it says leads into a folder of this machine but the local cache of downloaded models, and that only
@@ -30,7 +30,7 @@ _REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --ba
 
 
 class GlobalModel:
-    """The tensors of the global version in memory, float32 on the CPU, and while a round needs it a model of them."""
+    """The global version's tensors, float32 on the CPU, and a model of them while a round needs one."""
 
     def __init__(self, source: str) -> None:
         """Load the base.
@@ -60,7 +60,7 @@ class GlobalModel:
 
     @property
     def model(self) -> Any:
-        """The model; loaded again after ``release``, with the tensors of the global version."""
+        """The model with the global version's tensors; loaded again after ``release``."""
         if self._model is None:
             from gym_fed.base.models import load_model
 
@@ -69,7 +69,7 @@ class GlobalModel:
         return self._model
 
     def release(self) -> None:
-        """Give the model's memory back until the next round; the tensors stay.
+        """Free the model's memory until the next round; the tensors stay.
 
         With SmolLM2-135M-Instruct a contributor that waits has 1.1 GB resident after this, and 2.5 GB without it.
         """
@@ -82,7 +82,7 @@ class GlobalModel:
             raise self.mismatch(digest, name)
 
     def mismatch(self, digest: str, name: str) -> GymError:
-        """That this is not the federation's base."""
+        """Create the error for a model that is not the federation's base."""
         return GymError(
             ErrorCode.BASE_MISMATCH,
             f"the model {self.source!r} has digest {self.base.digest}, "
@@ -91,13 +91,13 @@ class GlobalModel:
         )
 
     def version_spec(self, spec: TaskSpec) -> BaseSpec:
-        """What a delta against the task's global version is made for."""
+        """Return the base spec for deltas against the task's global version."""
         from gym_fed.delta.base import BaseSpec
 
         return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
 
     def advance(self, spec: TaskSpec, path_of: Callable[[str], Path]) -> None:
-        """Bring model and tensors to the task's global version, applying only soups that are not in yet.
+        """Bring model and tensors to the task's global version, applying only new soups.
 
         Args:
             spec: The task; its soups lead from the base to the version.
@@ -112,22 +112,22 @@ class GlobalModel:
         from gym_fed.delta.file import DeltaFile
 
         self.require_base(spec.base_digest, spec.base_model)
-        wanted = [soup.sha256 for soup in spec.soups]
-        if wanted[: len(self._applied)] != self._applied:
+        soups = [soup.sha256 for soup in spec.soups]
+        if soups[: len(self._applied)] != self._applied:
             self.reload()
         parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
-        for at in range(len(self._applied), len(wanted)):
+        for at in range(len(self._applied), len(soups)):
             parent = BaseSpec(spec.base_model, parents[at], self.base.shapes)
             with (
                 only_recorded(spec.plugins, "the task"),
-                DeltaFile.open(path_of(wanted[at]), parent) as soup,
+                DeltaFile.open(path_of(soups[at]), parent) as soup,
             ):
                 apply_delta(self.tensors, soup)
-            self._applied.append(wanted[at])
+            self._applied.append(soups[at])
         self.restore()
 
     def restore(self) -> None:
-        """Put the global version back into the model after it was trained, to the end or not."""
+        """Restore the global version's weights in the model after complete or interrupted training."""
         import torch
 
         _without_adapter(self.model)
@@ -137,16 +137,16 @@ class GlobalModel:
                 parameter.requires_grad_(True)
 
     def reload(self) -> None:
-        """Start from the base again, from disk."""
+        """Reload the base from disk."""
         from gym_fed.base.models import load_model
         from gym_fed.delta.base import tensors_digest
 
         self._model = load_model(self.source, dtype="float32", device="cpu").model
-        found = tensors_digest(self._model)
-        if found != self.base.digest:
+        digest = tensors_digest(self._model)
+        if digest != self.base.digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"the model {self.source!r} changed on disk: {found}",
+                f"the model {self.source!r} changed on disk: {digest}",
                 "restore its files",
             )
         self._applied = []
@@ -159,7 +159,7 @@ class GlobalModel:
 
 
 def _without_adapter(model: Any) -> None:
-    """Take out layers of an adapter that training left there when it was stopped."""
+    """Remove adapter layers left by interrupted training."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for name, module in list(model.named_modules()):
@@ -172,7 +172,7 @@ _loaded: dict[str, GlobalModel] = {}
 
 
 def global_model(source: str) -> GlobalModel:
-    """The model of this process for a source; another source takes the place of the last one."""
+    """Return the process-wide model of a source, loading it if needed. Only the latest source stays in memory."""
     if source not in _loaded:
         _loaded.clear()
         _loaded[source] = GlobalModel(source)
@@ -180,7 +180,7 @@ def global_model(source: str) -> GlobalModel:
 
 
 def keep_model(model: GlobalModel, source: str) -> None:
-    """Use a loaded model as this process's, under the name of the place where its files are now.
+    """Register a loaded model as the process-wide model under the folder where its files are now.
 
     Libraries look for its config under the name it was loaded by: PEFT does when an adapter is saved.
     """
@@ -190,11 +190,11 @@ def keep_model(model: GlobalModel, source: str) -> None:
 
 
 def base_source(given: str | None, named: str) -> str:
-    """Where the base is loaded from: what the contributor gave, else the hub's plain name for it.
+    """Return the source of the base: the contributor's, or else the hub's plain name for it.
 
     Args:
         given: ``--model``, now or the last time.
-        named: What the hub calls its base, in its status or in a task.
+        named: The hub's name for its base, from its status or a task.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for a hub's name that is a path, or that is a file or folder here. Nothing is
@@ -220,5 +220,5 @@ def base_source(given: str | None, named: str) -> str:
 
 
 def needs_a_look(given: str | None, named: str) -> bool:
-    """Whether the base is one that only the hub named: the contributor is asked before a local copy is read."""
+    """Return True if only the hub named the base; reading a local copy then needs the contributor's consent."""
     return given is None and named != NANO

@@ -1,4 +1,4 @@
-"""How work inside a Flower ``ClientApp`` reports its progress, and learns that it should stop.
+"""Hooks through which work inside a Flower ``ClientApp`` reports progress and checks whether to stop.
 
 Flower hands an app a message and a context and nothing else, so the agent sets these hooks around the call.
 In a stock Flower deployment nobody does, and they are silent.
@@ -17,30 +17,30 @@ from gym_fed.core.bounded.pool import evaluation_deadline
 from gym_fed.core.errors import ErrorCode, GymError
 
 Progress = Callable[[str, int, int, float | None], None]
-"""Phase (fetch, train, encode, upload), done, total, loss."""
+"""Called with the phase (fetch, train, encode or upload), done, total and loss."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What the agent listens to while an app works."""
+    """The agent's callbacks for a running app."""
 
     progress: Progress = lambda phase, done, total, loss: None
     should_stop: Callable[[], bool] = lambda: False
     now: Callable[[], float] = time.time
-    """The hub's time, which signed manifests carry."""
+    """Returns the hub's time, which signed manifests contain."""
 
 
 _current: ContextVar[Hooks | None] = ContextVar("gym_client_hooks", default=None)
 
 
 def current_hooks() -> Hooks:
-    """The hooks of the call under way; silent ones where nobody set any."""
+    """Return the active hooks; no-op hooks if none are set."""
     return _current.get() or Hooks()
 
 
 @contextmanager
 def hooks_set(hooks: Hooks) -> Iterator[None]:
-    """Set the hooks for the calls inside the block."""
+    """Activate hooks inside the block."""
     token = _current.set(hooks)
     try:
         yield
@@ -52,7 +52,7 @@ class TimeLimit:
     """Time limit of one task; it starts when the object is created.
 
     Args:
-        policy: Gives ``max_seconds``.
+        policy: Contains ``max_seconds``.
         hooks: Their ``should_stop`` also ends the work.
     """
 

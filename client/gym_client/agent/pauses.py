@@ -1,4 +1,4 @@
-"""When work waits: the hours, the battery and the pause of ``policy.yaml``, and `gym-client pause`."""
+"""Pauses of the agent: hours, battery, ``pause`` in ``policy.yaml``, `gym-client pause`, and a full disk."""
 
 from __future__ import annotations
 
@@ -25,54 +25,54 @@ from gym_fed.core.text import readable_bytes
 
 _DISK_POLL_SECONDS = 1.0
 _RETRY_SECONDS = 300.0
-"""A quota has room again without any change of the disk's free bytes."""
+"""A quota may be raised without a change of the disk's free bytes."""
 
 T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _STAGE_SECONDS = 600.0
-"""How long a round of secure aggregation, once begun, holds off hours and battery after its last stage."""
+"""How long ``hours`` and ``on_battery`` are ignored after the last stage of a secure aggregation round."""
 
 _FILE = "paused"
 
 
 def set_paused(home: Home) -> None:
-    """Have this home's agent wait from now on, now and after a restart."""
+    """Pause this home's agent, now and after a restart."""
     write_atomically(home.folder / _FILE, b"")
 
 
 def set_resumed(home: Home) -> None:
-    """Let this home's agent go on."""
+    """Resume this home's agent."""
     (home.folder / _FILE).unlink(missing_ok=True)
 
 
 def on_battery() -> bool:
-    """Whether this machine has a battery and no mains power."""
+    """Return True if this machine runs on battery."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return battery is not None and battery.power_plugged is False
 
 
 @dataclass(frozen=True)
 class PolicyStamp:
-    """What changes with ``policy.yaml``. Take it before the file is read, so that no change between is missed."""
+    """A stamp that changes with ``policy.yaml``. Take it before reading the file, so that no later change is missed."""
 
     found: tuple[int, int, int] | None
-    """Time, size and inode; None where there is no such file."""
+    """Modification time, size and inode; None if the file does not exist."""
 
     @classmethod
     def of(cls, home: Home) -> PolicyStamp:
-        """The stamp of now."""
+        """Return the current stamp."""
         try:
-            found = os.stat(home.policy_path)
+            status = os.stat(home.policy_path)
         except OSError:
             return cls(None)
-        return cls((found.st_mtime_ns, found.st_size, found.st_ino))
+        return cls((status.st_mtime_ns, status.st_size, status.st_ino))
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """Why work waits; ``at_once`` if training that is on stops too, ``ends`` if waiting is not wanted."""
+    """The reason for a pause; ``at_once`` also interrupts running training, ``ends`` stops the agent."""
 
     reason: str
     at_once: bool = False
@@ -80,18 +80,18 @@ class _Wait:
 
 
 class Pauses:
-    """Decides whether work may go on, by a ``policy.yaml`` that is read again when it changes.
+    """Decide whether work may go on, based on a ``policy.yaml`` that is reloaded when it changes.
 
     Args:
-        home: Has ``policy.yaml`` and the mark of `gym-client pause`.
-        policy: In force until ``policy.yaml`` changes.
+        home: Contains ``policy.yaml`` and the marker of `gym-client pause`.
+        policy: The policy in force until ``policy.yaml`` changes.
         take: Called with a changed policy.
         display: Reports what is waited for.
         stop: Ends the waiting.
         now: The local time of day.
-        battery: Whether there is no mains power.
-        clock: Seconds, rising.
-        stamp: Of ``policy.yaml`` as ``policy`` was read from it; that of now when absent.
+        battery: Returns True if the machine runs on battery.
+        clock: A monotonic clock in seconds.
+        stamp: The stamp of ``policy.yaml`` when ``policy`` was read; None takes the current one.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Pauses:
         self._pause: _Wait | None = None
         self._round_until = 0.0
         self.interrupted = False
-        """Whether work was stopped for a pause; until the next ``wait``."""
+        """True if work was interrupted for a pause; reset by ``wait``."""
 
     def due(self) -> bool:
-        """Whether no work may begin now.
+        """Return True if no new work may start now.
 
         Raises:
             GymError: ``POLICY_REFUSED`` on battery, where the policy refuses that.
@@ -132,17 +132,17 @@ class Pauses:
         return pause is not None or self.interrupted
 
     def interrupts(self) -> bool:
-        """Whether work that is on stops at its next checkpoint."""
+        """Return True if running work must stop at its next checkpoint."""
         pause = self._look()
         self.interrupted = self.interrupted or (pause is not None and pause.at_once)
         return self.interrupted
 
     def note_stage(self, goes_on: bool) -> None:
-        """A task was answered; ``goes_on`` if its round of secure aggregation needs this machine again."""
+        """Note an answered task; ``goes_on`` is True if its secure round needs this machine again."""
         self._round_until = self._clock() + _STAGE_SECONDS if goes_on else 0.0
 
     def wait(self) -> None:
-        """Return when work may go on; what is waited for is shown.
+        """Block until work may go on, and display the reason.
 
         Raises:
             GymError: ``INTERRUPTED`` when it is stopped; as ``due``.
@@ -164,7 +164,7 @@ class Pauses:
             self._display.report("resumed", "going on")
 
     def _look(self) -> _Wait | None:
-        """Why work waits; found anew once a second."""
+        """Return the reason for a pause, recomputed at most once per second."""
         if self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
             self._read_again()
@@ -206,13 +206,13 @@ class Pauses:
 
 
 class DiskRoom:
-    """Repeats what a full disk broke off, once there is more room than when it did.
+    """Retry work that failed because the disk was full, once there is more free space.
 
     Args:
-        home: On the disk that is watched.
-        display: Prints that work waits, and that it goes on.
+        home: A folder on the disk.
+        display: Reports the start and the end of waiting.
         stop: Ends the waiting.
-        clock: Seconds, rising.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class DiskRoom:
         self._home, self._display, self._stop, self._clock = home, display, stop, clock
 
     def needed(self, action: Callable[[], T], lost: Callable[[], GymError | None] = lambda: None) -> T:
-        """Call ``action``, which must be safe to repeat, until the disk has room for it.
+        """Call ``action`` until it does not fail for lack of disk space; it must be safe to repeat.
 
         Args:
             action: Raises ``DISK_FULL``, or the system's error, where there is none.
@@ -233,7 +233,7 @@ class DiskRoom:
         waited = False
         while True:
             try:
-                found = action()
+                result = action()
             except Exception as error:
                 full = system_error(error)
                 if full is None or full.code is not ErrorCode.DISK_FULL:
@@ -241,7 +241,7 @@ class DiskRoom:
             else:
                 if waited:
                     self._display.report("room", "there is room on the disk again; work goes on")
-                return found
+                return result
             # Outside of the except block: what the failed try held, such as a lock, is free by now.
             self._wait(full, lost)
             waited = True
@@ -249,7 +249,7 @@ class DiskRoom:
     def _wait(self, full: GymError, lost: Callable[[], GymError | None]) -> None:
         disk = shutil.disk_usage(self._home.folder)
         more = max(64 << 10, min(64 << 20, disk.total // 50))
-        began = said = self._clock()
+        began = reported = self._clock()
         self._report(full, disk.free, more)
         self._display.busy("waiting for room on the disk")
         while shutil.disk_usage(self._home.folder).free < disk.free + more:
@@ -260,8 +260,8 @@ class DiskRoom:
             now = self._clock()
             if now - began >= _RETRY_SECONDS:
                 return
-            if now - said >= LINE_SECONDS:
-                said = now
+            if now - reported >= LINE_SECONDS:
+                reported = now
                 self._report(full, shutil.disk_usage(self._home.folder).free, more)
 
     def _report(self, full: GymError, free_bytes: int, more_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The contributor's own limits on what a hub may ask: ``policy.yaml`` in the home, all keys optional."""
+"""The contributor's limits on a hub's tasks, from ``policy.yaml`` in the home; all keys are optional."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOURS = re.compile(f"{_TIME}-(?:{_TIME}|24:00)", re.ASCII)
 
 
 class Policy(StrictModel):
-    """Limits that a task is checked against before anything is fetched or trained."""
+    """Limits that are checked before anything is fetched or trained."""
 
     max_steps: int = Field(default=2_000, ge=1)
     """Most optimiser steps in one round."""
@@ -110,7 +110,7 @@ class Policy(StrictModel):
         return hours
 
     def next_hours(self, now: datetime) -> str:
-        """When a round may begin, ``HH:MM``; empty for now."""
+        """Return when a round may start, as ``HH:MM``; empty if it may start now."""
         time = now.strftime("%H:%M")
         spans = [(span[:5], span[6:]) for span in self.hours]
         if not spans or any(_within(time, *span) for span in spans):
@@ -120,12 +120,12 @@ class Policy(StrictModel):
 
     @property
     def rates(self) -> tuple[int | None, int | None]:
-        """Most bytes a second up and down."""
+        """Maximum upload and download rates in bytes per second."""
         return self.max_upload_bytes_per_second, self.max_download_bytes_per_second
 
     @classmethod
     def load(cls, path: Path) -> Policy:
-        """Read ``policy.yaml``; the defaults where there is none.
+        """Read ``policy.yaml``; return the defaults if it does not exist.
 
         Raises:
             GymError: ``CONFIG_INVALID`` with file, line and column.
@@ -144,7 +144,7 @@ class Policy(StrictModel):
         self.check_download(sum(soup.size_bytes for soup in spec.soups))
 
     def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
-        """As ``check``, for what a hub announces before there is a task."""
+        """Check what a hub announces before there is a task; see ``check``."""
         _allowed("recipe.algorithm", recipe.algorithm, "algorithms", self.algorithms)
         _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
         if self.base_digests is not None:
@@ -168,42 +168,43 @@ class Policy(StrictModel):
             _at_most("recipe.lora.r", recipe.lora.r, "max_lora_rank", self.max_lora_rank)
 
     def check_download(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` when one task makes the client download too much."""
+        """Raise ``POLICY_REFUSED`` if one task requires too large a download."""
         _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
 
     def check_total_download(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` when a run of ``join`` would fetch too much in all."""
+        """Raise ``POLICY_REFUSED`` if one run of ``join`` requires too large a download."""
         if self.max_total_download_bytes is not None:
             most = self.max_total_download_bytes
             _at_most("bytes to download in all", num_bytes, "max_total_download_bytes", most)
 
     def check_terms(self, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
-        """Raise ``POLICY_REFUSED`` when the first task, a later one, or all that is to come would fetch too much.
+        """Raise ``POLICY_REFUSED`` if the first task, a later task or all tasks together require too large a
+        download.
 
         Args:
-            join_bytes: To join, by the hub's own word.
-            round_bytes: For each further round, likewise.
-            rounds: How many are to come; None where nobody knows.
+            join_bytes: Bytes to fetch before the first round, as announced by the hub.
+            round_bytes: Bytes to fetch for each further round, likewise.
+            rounds: Number of remaining rounds; None if unknown.
         """
         if self.max_total_download_bytes is not None and rounds is not None:
             self.check_total_download(join_bytes + rounds * round_bytes)
-        for what, num_bytes in (("to join", join_bytes), ("per round", round_bytes)):
+        for purpose, num_bytes in (("to join", join_bytes), ("per round", round_bytes)):
             if num_bytes > self.max_download_bytes:
                 raise GymError(
                     ErrorCode.POLICY_REFUSED,
-                    f"the hub announces {num_bytes} bytes to download {what}, over this machine's "
+                    f"the hub announces {num_bytes} bytes to download {purpose}, over this machine's "
                     f"max_download_bytes of {self.max_download_bytes}",
                     "raise max_download_bytes in policy.yaml to allow it",
                 )
 
     def check_base(self, num_bytes: int, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
-        """Raise ``POLICY_REFUSED`` when a base is too large to be fetched, or all that is to come with it.
+        """Raise ``POLICY_REFUSED`` if a base is too large, or the base and all tasks together.
 
         Args:
-            num_bytes: Of the base, by the hub's own word.
-            join_bytes: To join, as in ``check_terms``.
-            round_bytes: For each further round, likewise.
-            rounds: How many are to come; None where nobody knows.
+            num_bytes: Bytes of the base, as announced by the hub.
+            join_bytes: Bytes to fetch before the first round, as in ``check_terms``.
+            round_bytes: Bytes to fetch for each further round, likewise.
+            rounds: Number of remaining rounds; None if unknown.
         """
         if num_bytes > self.max_base_bytes:
             raise GymError(
@@ -214,12 +215,12 @@ class Policy(StrictModel):
         self.check_total_download(num_bytes + join_bytes + (rounds or 0) * round_bytes)
 
     def check_update(self, num_bytes: int) -> None:
-        """Raise ``POLICY_REFUSED`` when an update is larger than may leave this machine."""
+        """Raise ``POLICY_REFUSED`` if an update exceeds the upload limit."""
         _at_most("bytes to upload", num_bytes, "max_update_bytes", self.max_update_bytes)
 
 
 def _within(time: str, begin: str, end: str) -> bool:
-    """Whether a time of day is in a span, which may go over midnight."""
+    """Return True if a time of day is within a span, which may cross midnight."""
     return begin <= time < end if begin < end else time >= begin or time < end
 
 

@@ -75,14 +75,14 @@ class Residuals:
         Returns:
             Digest and verdict of each update that was settled.
         """
-        waiting, settled, kept = set(self.staged()), {}, False
+        waiting, settled, has_newest = set(self.staged()), {}, False
         for verdict in verdicts:
             update, word = str(verdict.get("update", "")), str(verdict.get("verdict", ""))
             if update not in waiting or word in ("", _OPEN):
                 continue
-            if word in _ACCEPTED and not kept:
+            if word in _ACCEPTED and not has_newest:
                 self.accept(update, verdict.get("server_round"))
-                kept = True
+                has_newest = True
             else:
                 (self.folder / f"{update}{_SUFFIX}").unlink()
             settled[update] = word

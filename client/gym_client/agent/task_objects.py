@@ -1,17 +1,17 @@
-"""The objects of one task: fetched before the work and uploaded after it, within the policy, and counted."""
+"""Convert tasks between the wire and Flower, and transfer their objects within the policy's limits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from flwr.app import Context, Message, Metadata, RecordDict, UserConfig
 
 from gym_client.agent.hooks import Hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.tasks import TaskFolder
+from gym_client.hub.backoff import Retry
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
@@ -25,19 +25,9 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _MAX_REASON = 2_000
 
-T = TypeVar("T")
-
-
-class Retry(Protocol):
-    """Repeats an action while the hub is away; ends when the agent stops or the lease is lost."""
-
-    def __call__(self, action: Callable[[], T], /) -> T:
-        """What the action returned."""
-        ...
-
 
 class TaskObjects:
-    """Brings objects from the hub and to it, one after the other; what is there already is not sent again.
+    """Transfer a task's objects one at a time, skipping those already at their destination.
 
     Args:
         home: Has the cache, and the folder of each task.
@@ -53,7 +43,7 @@ class TaskObjects:
         self._fetched = 0  # bytes in this run
 
     def fetch(self, task: pb.Task, hooks: Hooks, retry: Retry) -> list[Path]:
-        """Bring what a task refers to.
+        """Download the objects that a task refers to.
 
         Returns:
             Files that nothing needs after the task.
@@ -91,7 +81,7 @@ class TaskObjects:
         return [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
 
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
-        """What gives the bytes of a task's references.
+        """Return a function that reads the bytes of a task's references.
 
         An object that a task names a thousand times is read once, and its bytes are shared, so that a hub that sent
         little cannot have a contributor hold much.
@@ -106,7 +96,7 @@ class TaskObjects:
         return read
 
     def upload(self, task: pb.Task, request: pb.SubmitRequest, hooks: Hooks, retry: Retry) -> None:
-        """Bring every object that the reply names to the hub."""
+        """Upload the objects that the reply refers to."""
         refs = references(request.content)
         self.policy.check_update(sum(ref.size_bytes for ref in refs))
 
@@ -136,21 +126,25 @@ class TaskObjects:
             retry(send)
 
     def _keep_commitment(self, statement: str, sha256: str) -> None:
-        """Check and keep the hub's word that this digest was declared before a byte of it was sent."""
+        """Verify and store the hub's signed commitment, which it makes before it receives the first byte."""
         if not statement:
             return
         pin = self._client.pin
-        found = UploadCommitment.verified(statement, bytes.fromhex(pin.ledger_key))
-        if (found.server, found.contributor, found.sha256) != (pin.server, pin.contributor, sha256):
+        commitment = UploadCommitment.verified(statement, bytes.fromhex(pin.ledger_key))
+        if (commitment.server, commitment.contributor, commitment.sha256) != (
+            pin.server,
+            pin.contributor,
+            sha256,
+        ):
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{pin.server} commits to an upload of {found.sha256[:12]} by {found.contributor}, not to "
+                f"{pin.server} commits to an upload of {commitment.sha256[:12]} by {commitment.contributor}, not to "
                 f"{sha256[:12]} by {pin.contributor}",
             )
         self._home.append_receipt({"server": pin.server, "commitment": json.loads(statement)})
 
     def _path(self, task: pb.Task, ref: pb.ArrayRef) -> Path:
-        """The file of an object: the task's own delta, or what lies in the cache."""
+        """Return the file of an object: the task's own delta or a cached file."""
         own = TaskFolder(self._home.task_folder(task.message_id)).delta_path
         if ref.stype == DELTA_STYPE and own.exists() and not self.cache.has(ref.sha256, ref.size_bytes):
             return own
@@ -158,7 +152,7 @@ class TaskObjects:
 
 
 def to_message(task: pb.Task, get: GetObject) -> Message:
-    """A task as the message that a ``ClientApp`` is called with; array bytes come from ``get``.
+    """Convert a task to the message that a ``ClientApp`` receives; ``get`` provides array bytes.
 
     Raises:
         GymError: ``USAGE`` for a task that is no Flower message.
@@ -185,7 +179,7 @@ def to_message(task: pb.Task, get: GetObject) -> Message:
 
 
 def to_submit(message_id: str, reply: Message, put: PutObject) -> pb.SubmitRequest:
-    """An app's reply as the request that answers the task; array bytes go to ``put``."""
+    """Convert an app's reply to the request that answers the task; ``put`` stores array bytes."""
     if reply.has_error():
         error = pb.ReplyError(code=reply.error.code, reason=(reply.error.reason or "")[:_MAX_REASON])
         return pb.SubmitRequest(message_id=message_id, error=error)
@@ -193,16 +187,16 @@ def to_submit(message_id: str, reply: Message, put: PutObject) -> pb.SubmitReque
 
 
 def to_submit_records(message_id: str, records: RecordDict, put: PutObject) -> pb.SubmitRequest:
-    """As ``to_submit``, for records that are not in a message."""
+    """Convert records to the request that answers the task."""
     return pb.SubmitRequest(message_id=message_id, content=to_wire(records, put))
 
 
 def to_refusal(message_id: str, error: GymError) -> pb.SubmitRequest:
-    """The answer to a task that failed or was refused on this machine."""
+    """Create the answer to a task that failed or was refused on this machine."""
     reason = f"{error.code.value}: {error.message}"[:_MAX_REASON]
     return pb.SubmitRequest(message_id=message_id, error=pb.ReplyError(code=error.exit_code, reason=reason))
 
 
 def new_context(run_id: int, node_id: int, node_config: UserConfig) -> Context:
-    """A context of its own for every run; its state lives as long as the agent."""
+    """Create a context for a run; its state lives as long as the agent."""
     return Context(run_id=run_id, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={})

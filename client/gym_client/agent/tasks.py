@@ -1,4 +1,4 @@
-"""A task on disk: its content, its checkpoints, the finished update; a killed agent loses nothing."""
+"""Task folders: content, checkpoints and the finished update survive a killed agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEPT_SECONDS = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class FinishedUpdate:
-    """A signed update, ready to be sent, as often as it takes."""
+    """A signed update that can be submitted any number of times."""
 
     manifest: UpdateManifest
     signature: bytes
@@ -34,7 +34,7 @@ class FinishedUpdate:
 
 @dataclass(frozen=True)
 class Trained:
-    """An encoded delta before it is signed."""
+    """An encoded but unsigned delta."""
 
     sha256: str
     size_bytes: int
@@ -45,7 +45,8 @@ class Trained:
 
 
 class TaskFolder:
-    """``tasks/<message id>/``: ``task.json``, ``run/``, ``update.gymdelta``, a residual, ``finished.json``."""
+    """The folder ``tasks/<message id>/``: ``task.json``, ``run/``, ``update.gymdelta``, a residual,
+    ``finished.json``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +55,7 @@ class TaskFolder:
         self.residual_path = path / "residual.safetensors"
 
     def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
-        """Start the task, or go on with it.
+        """Start or resume the task.
 
         Work for the same task and the same setup is kept; work under another message id (the hub took the
         lease back and gave the task out again) is taken over; work for earlier rounds of the hub is dropped.
@@ -63,23 +64,23 @@ class TaskFolder:
             spec: The task.
             setup: What else decides the result: data, device, model. Plain JSON.
         """
-        wanted = _identity(spec, setup)
-        if self._identity() == wanted:
+        identity = _identity(spec, setup)
+        if self._identity() == identity:
             return
         if self.path.exists():
             shutil.rmtree(self.path)
         for other in sorted(self.path.parent.glob("*/task.json")):
-            if other.read_bytes() == wanted:
+            if other.read_bytes() == identity:
                 os.replace(other.parent, self.path)
                 fsync_folder(self.path.parent)
                 return
             if _is_earlier(other, spec):
                 shutil.rmtree(other.parent)
         make_folder(self.path)
-        write_atomically(self.path / "task.json", wanted)
+        write_atomically(self.path / "task.json", identity)
 
     def prepare_run(self) -> Path:
-        """The training run's folder; what a kill left before the run had begun is removed."""
+        """Return the training run's folder, after removing one that was killed before training started."""
         if self.run.exists() and not (self.run / "run.json").exists():
             shutil.rmtree(self.run)
         return self.run
@@ -115,7 +116,7 @@ class TaskFolder:
         return finished
 
     def finished(self) -> FinishedUpdate | None:
-        """The finished update, with the nonce that it was first signed with; None when there is none yet.
+        """Return the finished update with its original nonce; None if there is none yet.
 
         Raises:
             GymError: ``STATE_CORRUPT`` naming the file.
@@ -124,10 +125,13 @@ class TaskFolder:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            manifest = UpdateManifest.parse(json.dumps(found["manifest"]))
-            signature, public_key = bytes.fromhex(found["signature"]), bytes.fromhex(found["public_key"])
-            metrics = {str(k): float(v) for k, v in found["metrics"].items()}
+            document = json.loads(path.read_text(encoding="utf-8"))
+            manifest = UpdateManifest.parse(json.dumps(document["manifest"]))
+            signature, public_key = (
+                bytes.fromhex(document["signature"]),
+                bytes.fromhex(document["public_key"]),
+            )
+            metrics = {str(k): float(v) for k, v in document["metrics"].items()}
             size = self.delta_path.stat().st_size
         except (ValueError, KeyError, TypeError, AttributeError, OSError, GymError) as error:
             raise GymError(
@@ -142,8 +146,8 @@ class TaskFolder:
         return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)
 
     def renewed(self, spec: TaskSpec, key: SigningKey, now: float) -> FinishedUpdate | None:
-        """``finished``, signed again where it answers an earlier message, expires soon after ``now`` (the hub's time),
-        or is by a former key."""
+        """Return the finished update, signed again if it answers an earlier message, expires soon after ``now`` (the
+        hub's time) or was signed by a former key."""
         finished = self.finished()
         if finished is None:
             return None
@@ -171,7 +175,7 @@ class TaskFolder:
 
 
 def drop_old(tasks: Path) -> None:
-    """Remove tasks that nobody has touched for a week."""
+    """Remove tasks that were not modified for a week."""
     for folder in tasks.iterdir():
         if folder.is_dir() and folder.stat().st_mtime < time.time() - _KEPT_SECONDS:
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""One round on the contributor's machine: global version, training, encoding, signature. No network here."""
+"""One round on the contributor's machine: global version, training, encoding, signature. No network access."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
 _LOGGED_STEPS = 10
 
 _MOST_SAID = 2000
-"""Characters of what is wrong with a task: its unknown keys are as long and as many as a hub likes."""
+"""Limit for the description of an invalid task; a hub chooses the number and length of its keys."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the contributor's own affair: data, model and device."""
+    """The contributor's choices: data, model and device."""
 
     data: str | None = None
-    """A file, or None for the built-in example."""
+    """A file; None for the built-in example."""
     data_format: str = "auto"
     columns: str | None = None
-    """What the file calls its columns; see ``gym_fed.data.columns``."""
+    """The mapping of the file's columns; see ``gym_fed.data.columns``."""
     model: str | None = None
-    """Where the base is on this machine; None for the name that the task gives."""
+    """The local path of the base; None for the name in the task."""
     device: str = "auto"
 
 
 def parse_task(text: str) -> TaskSpec:
-    """Read a task strictly, and recompute the chain of versions that it names.
+    """Parse a task strictly and verify the chain of versions in it.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` naming a plug-in of the task that is missing here, or is another;
@@ -85,7 +85,7 @@ _threads_before: int | None = None
 
 
 def use_threads(number: int | None) -> None:
-    """Let torch use so many threads from now on; None goes back to what it used before the first number."""
+    """Set torch's number of threads; None restores the number before the first call."""
     global _threads_before
     if number is None and _threads_before is None:
         return
@@ -106,7 +106,7 @@ def perform(
     setup: Setup,
     soup_path: Callable[[str], Path],
 ) -> FinishedUpdate:
-    """Do a task, or what is left of it.
+    """Complete a task, resuming earlier work on it.
 
     Args:
         spec: The task.
@@ -154,7 +154,7 @@ def _trained_update(
     soup_path: Callable[[str], Path],
     time_limit: TimeLimit,
 ) -> FinishedUpdate:
-    """Train, encode and sign."""
+    """Train, encode and sign an update."""
     private = PrivateTask(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
         private.require_within_budget(policy)
@@ -186,7 +186,7 @@ def _trained_update(
 
 @cache
 def _last_encoded() -> LastEncoded:
-    """One for the process: its rounds learn the same rows."""
+    """Return the encoded rows' cache, shared by the rounds of this process, which use the same rows."""
     from gym_fed.training.rows.last_encoded import LastEncoded
 
     return LastEncoded()
@@ -215,7 +215,7 @@ def _train(
 
 
 def _report_rows(name: str, counts: RowCounts, max_length: int) -> None:
-    """Print what becomes of the rows, once for all rounds that learn the same ones."""
+    """Print how the rows are used, once for all rounds with the same rows."""
     from gym_fed.data.string_rows import forms_in_words
 
     for sentence in (*forms_in_words(counts.forms), counts.warning(max_length)):
@@ -231,7 +231,7 @@ def _print_once(line: str) -> None:
 
 
 def _with_cause(error: GymError, hooks: Hooks, time_limit: TimeLimit) -> GymError:
-    """The trainer's interruption in the contributor's words; other errors as they are."""
+    """Rephrase the trainer's interruption for the contributor; return other errors unchanged."""
     if error.code is not ErrorCode.INTERRUPTED:
         return error
     if not hooks.should_stop() and time_limit.is_over():
@@ -250,7 +250,7 @@ def _encode(
     residuals: Residuals,
     time_limit: TimeLimit,
 ) -> Trained:
-    """Write the delta against the global version, and stage what its encoding lost."""
+    """Encode the delta against the global version and stage the encoding error."""
     from gym_fed.delta.encode import encode_delta, lora_delta
     from gym_fed.training.tuning.lora import lora_factors
 

@@ -1,1 +1,1 @@
-"""The base model of a federation, where this machine lacks it: offered, fetched, checked and kept."""
+"""Base models that this machine lacks: offered by a hub, fetched, checked and stored."""

@@ -1,4 +1,4 @@
-"""Brings the files of a base from its hub into the home: resumed, bounded, each checked by sha256."""
+"""Fetch the files of a base from its hub, resumable and bounded, and check them."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from gym_fed.trust.wire.limits import CALL_SECONDS
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _SPARE_VALUES = 1 << 24
-"""Of buffers, such as tables of positions, which no file holds."""
+"""Allowance for buffers that no file contains, such as position tables."""
 
 
 MOST_VALUE = 1 << 30
-"""Of any whole number in a config; the largest that public models have are tens of millions (positions, rope)."""
+"""Limit for integers in a config; public models have at most tens of millions (positions, rope)."""
 MOST_EXPERTS = 4096
 _LAYERS = re.compile(r"(^|_)(n|num)_(.*_)?(layer|block|stage)s?$|depth", re.ASCII)
 _EXPERTS = re.compile(r"(^|_)(n|num)_(.*_)?experts?$", re.ASCII)
 
 _DIGEST_BYTES = 16
 _MAX_BYTES = 64 << 20
-"""Of a whole listing; one of 20,000 tensors takes about 2 MB."""
+"""Limit for a listing; one with 20,000 tensors has about 2 MB."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Files by which the base travels, none where the hub serves none; sixteen bytes a tensor, none where unknown."""
+    """The hub's files of its base (empty if it serves none) and 16-byte digests of its tensors (empty if unknown)."""
 
     files: tuple[BaseFile, ...]
     tensors: Mapping[str, bytes]
 
     def require(self, sha256: str, size_bytes: int) -> None:
-        """Whether these files are those that were offered, and may travel.
+        """Check that these are the offered files and that they may be transferred.
 
         Raises:
             GymError: ``HASH_MISMATCH`` for another list, ``MODEL_INVALID`` as ``check_listing``.
@@ -69,7 +69,7 @@ class Listing:
 
 
 def read_listing(client: HubClient) -> Listing:
-    """Ask a hub for the listing of its base.
+    """Request the listing of a hub's base.
 
     Raises:
         GymError: ``TOO_LARGE`` for more than any base has, ``UNAVAILABLE`` when the line broke.
@@ -96,12 +96,12 @@ def read_listing(client: HubClient) -> Listing:
 
 
 def differences(listing: Listing, tensors: Mapping[str, bytes], folder: Path | None) -> str:
-    """What of a model here is not as the hub has it, in words; empty where nothing can be said.
+    """Describe how a local model differs from the hub's base; empty if that is unknown.
 
     Args:
         listing: The hub's.
-        tensors: Of the model here, from ``digests_by_tensor``.
-        folder: Its files; None where they are not known.
+        tensors: The local model's digests, from ``digests_by_tensor``.
+        folder: The local model's folder; None if unknown.
     """
     if listing.tensors:
         theirs, names = listing.tensors, sorted(listing.tensors.keys() | tensors.keys())
@@ -130,7 +130,7 @@ def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: 
 T = TypeVar("T")
 
 SPARE_BYTES = 256 << 20
-"""What stays free on the disk."""
+"""Space that stays free on the disk."""
 
 
 def fetch_files(
@@ -142,16 +142,16 @@ def fetch_files(
     should_stop: Callable[[], bool],
     count: Callable[[int], None],
 ) -> None:
-    """Bring the files that ``folder`` lacks, one after the other; call it again to go on after a stop.
+    """Download the files that ``folder`` lacks; call again to resume.
 
     Args:
         client: The hub, where the caller has an account.
-        folder: Of this base alone: what is not in the listing is deleted.
+        folder: A folder for this base only: files outside the listing are deleted.
         files: The listing, checked.
-        retry: Repeats a download while the hub is away.
+        retry: Repeats a download while the hub is unreachable.
         progress: Bytes here, bytes in all.
         should_stop: True ends it where it is.
-        count: Called with the bytes of each chunk that came.
+        count: Called with the bytes of each received chunk.
 
     Raises:
         GymError: ``DISK_FULL`` before a byte is fetched, ``HASH_MISMATCH``, ``TOO_LARGE``, ``INTERRUPTED``,
@@ -187,7 +187,7 @@ def _is_here(folder: Path, file: BaseFile) -> bool:
 
 
 def _delete_strangers(folder: Path, files: Sequence[BaseFile], missing: Sequence[BaseFile]) -> None:
-    """Delete what belongs to another listing, and what is damaged."""
+    """Delete damaged files and those of other listings."""
     lacking = {file.name for file in missing}
     keep = {file.name for file in files if file.name not in lacking}
     keep |= {f"{file.sha256}.part" for file in missing}
@@ -213,7 +213,7 @@ def _require_space(folder: Path, missing: Sequence[BaseFile]) -> None:
 
 
 def require_own_weights(folder: Path, names: Sequence[str]) -> None:
-    """Whether the model that ``config.json`` describes is no larger than the files of weights beside it.
+    """Check that the model of ``config.json`` is no larger than the weight files next to it.
 
     Loading makes every tensor that the config describes, also those that no file has: a config of a few bytes could
     fill the memory of this machine.
@@ -235,20 +235,23 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
         except SafetensorError as error:
             raise _invalid(f"{name} is no file of weights: {error}") from error
     _require_bounded(read_object(folder / "config.json"), num_tensors)
-    wanted = _values_of(folder)
-    if wanted > num_values + _SPARE_VALUES:
-        raise _invalid(f"config.json describes {wanted} values, the files of weights have {num_values}")
+    num_described = _values_of(folder)
+    if num_described > num_values + _SPARE_VALUES:
+        raise _invalid(
+            f"config.json describes {num_described} values, the files of weights have {num_values}"
+        )
 
 
 def _require_bounded(config: object, num_tensors: int) -> None:
-    """Refuse numbers of layers and experts that no model with so few tensors has: already a list of them is memory."""
+    """Refuse layer and expert counts that do not fit the number of tensors; even a list of that length would exhaust
+    memory."""
     waiting = [config]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, list):
-            waiting.extend(one)
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting.extend(node)
             continue
-        for key, value in one.items() if isinstance(one, dict) else ():
+        for key, value in node.items() if isinstance(node, dict) else ():
             waiting.append(value)
             most = MOST_VALUE
             if _LAYERS.search(key):
@@ -260,7 +263,7 @@ def _require_bounded(config: object, num_tensors: int) -> None:
 
 
 def _values_of(folder: Path) -> int:
-    """Parameters and buffers of the model that a folder's config describes; nothing is allocated."""
+    """Return the number of values in the parameters and buffers of a folder's config, without allocating them."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -276,6 +279,6 @@ def _values_of(folder: Path) -> int:
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
 
 
-def _invalid(what: str) -> GymError:
+def _invalid(problem: str) -> GymError:
     hint = "report it to the coordinator"
-    return GymError(ErrorCode.MODEL_INVALID, f"the base that the hub sent: {what[:300]}", hint)
+    return GymError(ErrorCode.MODEL_INVALID, f"the base that the hub sent: {problem[:300]}", hint)

@@ -1,4 +1,4 @@
-"""What a hub offers a contributor who lacks its base: from where, how many bytes, under which licence."""
+"""A hub's offer of its base model: source, size and licence."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _COMMIT = re.compile(r"([0-9a-f]{40})?", re.ASCII)
 
 @dataclass(frozen=True)
 class BaseOffer:
-    """Where the base can be had. Everything in it is the hub's word; only the digest is checked.
+    """Where to get the base. All values are the hub's claims; only the digest is verified.
 
     Attributes:
         base_model: The hub's plain name for it.
-        base_digest: Of its tensors: what must come out.
-        size_bytes: Of the files that the hub serves; 0 where it serves none.
-        num_files: How many there are.
-        listing_sha256: Of their list, so that no other one is fetched than the one that was accepted.
-        licence: As the model card at the hub names it; empty where it does not.
-        public_name: On the Hugging Face Hub; empty where it has none.
-        commit: Of the files there that the hub has; empty where it does not know.
+        base_digest: The digest of the base's tensors, which is verified.
+        size_bytes: The size of the files that the hub serves; 0 if it serves none.
+        num_files: The number of files.
+        listing_sha256: The digest of the list of files, so that exactly the accepted list is fetched.
+        licence: The licence in the hub's model card; empty if unknown.
+        public_name: The name on the Hugging Face Hub; empty if there is none.
+        commit: The commit of the files there; empty if unknown.
     """
 
     base_model: str
@@ -41,13 +41,13 @@ class BaseOffer:
     public_name: str
     commit: str
     source: str = ""
-    """Where it comes from, in words, with its bytes and licence; empty: from the hub itself."""
+    """The source in words with bytes and licence; empty if the hub itself serves the base."""
     duration: str = ""
-    """How long it takes to fetch, in words; what a yes by name is to does not depend on it."""
+    """The expected download time in words; not part of the accepted terms."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
-        """The offer in a hub's status, or None.
+        """Parse the offer in a hub's status; None if there is none.
 
         Raises:
             GymError: ``POLICY_REFUSED`` for an offer, or a digest, that is not of its form.
@@ -55,16 +55,16 @@ class BaseOffer:
         if not status.base_json:
             return None
         require_digest(status.base_digest)
-        said = parse_object(status.base_json, "the offer of its base", ErrorCode.POLICY_REFUSED)
+        document = parse_object(status.base_json, "the offer of its base", ErrorCode.POLICY_REFUSED)
         offer = cls(
             plain(status.base_model, 100),
             status.base_digest,
-            said.get("bytes", 0),
-            said.get("files", 0),
-            said.get("listing_sha256", ""),
-            said.get("licence", ""),
-            said.get("public_name", ""),
-            said.get("commit", ""),
+            document.get("bytes", 0),
+            document.get("files", 0),
+            document.get("listing_sha256", ""),
+            document.get("licence", ""),
+            document.get("public_name", ""),
+            document.get("commit", ""),
         )
         sizes = all(type(n) is int and 0 <= n < 1 << 62 for n in (offer.size_bytes, offer.num_files))
         texts = (offer.listing_sha256, offer.licence, offer.public_name, offer.commit)
@@ -81,22 +81,22 @@ class BaseOffer:
         return offer if offer.num_files or offer.public_name else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Convert to a JSON-compatible dictionary."""
         return asdict(self)
 
     def fixed_terms(self) -> dict[str, Any]:
-        """What a yes by name is to."""
+        """Return the terms that ``--accept`` identifies."""
         terms = self.to_dict()
         del terms["duration"]
         return terms
 
     def summary(self) -> str:
-        """Name, bytes and licence in a few words."""
+        """Summarize name, size and licence."""
         size, licence = readable_bytes(self.size_bytes), plain(self.licence, 80) or "not known"
         return f"{self.base_model} ({size}, licence: {licence})"
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Describe the offer, one line each."""
         licence = plain(self.licence, 80) or "not known; ask the coordinator"
         lines = [f"The hub trains {self.base_model}, which is not on this machine."]
         if self.source:
@@ -117,7 +117,7 @@ class BaseOffer:
 
 
 def require_digest(text: str) -> str:
-    """``text``, if it is a base's digest.
+    """Return ``text`` if it has the form of a base's digest.
 
     Raises:
         GymError: ``POLICY_REFUSED``.

@@ -1,4 +1,4 @@
-"""Bases that were fetched, in the home: a folder each, named by digest, whole or not there.
+"""Fetched base models in the home: one folder each, named by digest and only present when complete.
 
 bases/<digest>/            all files, checked: their tensors have the digest
 bases/<digest>.partial/    files that have come, and <sha256>.part of the one that is coming
@@ -17,13 +17,13 @@ from gym_fed.core.files import fsync_folder, make_folder, write_atomically
 
 
 class BaseStore:
-    """The bases of one home. The caller holds the home's lock."""
+    """The base models in a home. The caller holds the home's lock."""
 
     def __init__(self, home: Home) -> None:
         self._folder = home.bases
 
     def find(self, digest: str) -> str | None:
-        """The folder of a base that was fetched, or None. Its digest is checked again when it is loaded."""
+        """Return the folder of a fetched base, or None. Its digest is verified again on load."""
         folder = self._place(digest)
         if folder.is_dir():
             return str(folder)
@@ -34,28 +34,28 @@ class BaseStore:
         return noted if (Path(noted) / "config.json").is_file() else None
 
     def note(self, digest: str, folder: Path) -> None:
-        """A base that was found to be right lies elsewhere on this machine."""
+        """Record the folder of a verified base outside the home."""
         write_atomically(self._place(digest, ".folder"), str(folder).encode())
 
     def forget(self, digest: str) -> bool:
-        """Drop the note of a folder that is no longer right; whether there was one."""
+        """Forget a recorded folder that is no longer valid. Return True if there was one."""
         pointer = self._place(digest, ".folder")
         noted = pointer.is_file()
         pointer.unlink(missing_ok=True)
         return noted
 
     def is_begun(self, digest: str) -> bool:
-        """Whether a part of it has come."""
+        """Return True if a download has started."""
         return self._place(digest, ".partial").is_dir()
 
     def partial(self, digest: str) -> Path:
-        """Where a base is put together; made on first use. What has come stays there until it is adopted."""
+        """Return the download folder of a base, created on first use and kept until ``adopt``."""
         folder = self._place(digest, ".partial")
         make_folder(folder, 0o700)
         return folder
 
     def reopen(self, digest: str) -> None:
-        """Treat a base that was found to be damaged as one that is still to be fetched; what is whole is kept."""
+        """Treat a damaged base as an incomplete download; intact files are kept."""
         whole, partial = self._place(digest), self._place(digest, ".partial")
         if partial.exists():
             shutil.rmtree(partial)
@@ -63,7 +63,7 @@ class BaseStore:
         fsync_folder(self._folder)
 
     def adopt(self, digest: str) -> Path:
-        """A base that was put together and checked takes its place; returns its folder."""
+        """Move a complete, verified download to its final folder and return it."""
         whole, partial = self._place(digest), self._place(digest, ".partial")
         fsync_folder(partial)
         os.rename(partial, whole)
@@ -71,7 +71,7 @@ class BaseStore:
         return whole
 
     def drop(self, digest: str) -> None:
-        """Delete what has come of a base that proved to be another."""
+        """Delete the download of a base whose digest was wrong."""
         shutil.rmtree(self._place(digest, ".partial"))
 
     def _place(self, digest: str, suffix: str = "") -> Path:

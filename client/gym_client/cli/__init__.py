@@ -1,1 +1,1 @@
-"""`gym-client`: one module a group of commands, with its questions and tables."""
+"""The `gym-client` command line: one module per group of commands."""

@@ -60,8 +60,10 @@ def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
     """Return the smaller of the rounds that the hub still plans and those wanted; None if neither is known."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
-    said = document.get("rounds_left")  # versions that were abandoned do not count; older hubs say nothing
-    left = said if type(said) is int and said >= 0 else left
+    announced_left = document.get(
+        "rounds_left"
+    )  # versions that were abandoned do not count; older hubs say nothing
+    left = announced_left if type(announced_left) is int and announced_left >= 0 else left
     known = [number for number in (left, wanted) if number is not None]
     return min(known) if known else None
 
@@ -87,12 +89,12 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
     except (ValueError, KeyError, TypeError, GymError) as error:
         if isinstance(error, GymError) and error.code is ErrorCode.MISSING_DEPENDENCY:
             raise
-        what = error.message if isinstance(error, GymError) else str(error)
+        problem = error.message if isinstance(error, GymError) else str(error)
         if isinstance(error, ValidationError):
-            what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            problem = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the server announces a recipe that is refused: {what}",
+            f"the server announces a recipe that is refused: {problem}",
             "update gym-fed",
         ) from error
     require_plugins(plugins, "the hub's recipe", plugins_of(recipe, codec))

@@ -1,4 +1,4 @@
-"""The base of a hub on this machine: the contributor's folder, what was fetched before, a local copy, or an offer."""
+"""Find the base of a hub: the contributor's folder, an earlier download, a local copy, or the hub's offer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from gym_client.agent.global_model import GlobalModel, base_source, global_model, keep_model, needs_a_look
 from gym_client.agent.policy import Policy
@@ -15,7 +15,9 @@ from gym_client.base.fetching import differences, fetch_files, read_listing, req
 from gym_client.base.offer import BaseOffer, require_digest
 from gym_client.base.store import BaseStore
 from gym_client.cli.announced import bytes_to_join, rounds_to_come
+from gym_client.cli.terminal import Consent
 from gym_client.display import Display
+from gym_client.hub.backoff import Retry
 from gym_client.hub.traffic import Bandwidth, DownloadPace, Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
@@ -26,8 +28,6 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_fed.base.downloads import DownloadOffer
-
-T = TypeVar("T")
 
 _DAMAGED = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID, ErrorCode.BASE_MISMATCH)
 _ELSEWHERE = (
@@ -40,42 +40,22 @@ _ELSEWHERE = (
 _OWN = "give the folder of the federation's base with --base PATH"
 
 
-class Retrying(Protocol):
-    """Repeats an action while the hub is away."""
-
-    def __call__(self, action: Callable[[], T], /) -> T:
-        """What the action returned."""
-        ...
-
-
 class _Declined(GymError):
-    """A person said no, which another source does not change."""
-
-
-class BaseConsent(Protocol):
-    """The part of ``gym_client.cli.join.Consent`` that is about the base."""
-
-    def local_copy(self, name: str) -> bool:
-        """Whether to read the local copy of a base model that only the hub has named."""
-        ...
-
-    def base(self, offer: BaseOffer) -> bool:
-        """Whether to fetch a base that this machine lacks, and to be enrolled for that."""
-        ...
+    """The user declined; another source would not change that."""
 
 
 class BaseFinder:
-    """Finds the base that a hub's status names, or fetches it after a yes.
+    """Find the base that a hub's status names, or fetch it after consent.
 
     Args:
-        home: Keeps what is fetched.
+        home: Stores what is fetched.
         client: The hub.
-        status: Its status.
+        status: The hub's status.
         policy: Limits on what is fetched.
-        consent: How a person says yes.
-        display: Shows how far it is.
-        stop: Ends a download where it is.
-        retrying: Repeats calls while the hub is away.
+        consent: Prompts the user.
+        display: Displays progress.
+        stop: Stops a download.
+        retrying: Retries calls while the hub is unreachable.
         log_in: Enrols where that is still to be done, and opens a session.
         rounds: How many rounds are wanted; None for all.
     """
@@ -86,10 +66,10 @@ class BaseFinder:
         client: HubClient,
         status: pb.StatusReply,
         policy: Policy,
-        consent: BaseConsent,
+        consent: Consent,
         display: Display,
         stop: threading.Event,
-        retrying: Retrying,
+        retrying: Retry,
         log_in: Callable[[], None],
         rounds: int | None,
     ) -> None:
@@ -102,16 +82,16 @@ class BaseFinder:
 
     @property
     def fetched_bytes(self) -> int:
-        """Of the base that this run has fetched; 0 where it was here."""
+        """Bytes of the base fetched in this run; 0 if it was on this machine."""
         return self._fetched_bytes
 
     @property
     def bandwidth(self) -> Bandwidth | None:
-        """Of downloads, as far as it is known."""
+        """The download bandwidth; None if unknown."""
         return self._pace.bandwidth()
 
     def find(self, given: str | None) -> GlobalModel:
-        """The base, loaded and checked.
+        """Load and verify the base.
 
         Args:
             given: ``--base``, now or the last time: then nothing else is looked at.
@@ -146,7 +126,7 @@ class BaseFinder:
         return model or self._fetch(offer, again=False)
 
     def _public(self, offer: BaseOffer) -> GlobalModel | None:
-        """The base by its public name, from the local cache or from the Hugging Face Hub.
+        """Get the base by its public name from the local cache or the Hugging Face Hub.
 
         Returns:
             The model; None where it is not to be had there, and the hub serves it itself.
@@ -156,11 +136,13 @@ class BaseFinder:
 
         name = offer.public_name
         if not is_hub_name(name):
-            what = f"the hub calls its base {name!r}, and there is a file or folder of that name here"
-            raise GymError(ErrorCode.POLICY_REFUSED, what, _OWN)
+            problem = f"the hub calls its base {name!r}, and there is a file or folder of that name here"
+            raise GymError(ErrorCode.POLICY_REFUSED, problem, _OWN)
         self._ask_for_copy(name)
         try:
-            folder = ensure_model(name, consent=lambda found: self._agrees(offer, found), report=self._report)
+            folder = ensure_model(
+                name, consent=lambda download: self._agrees(offer, download), report=self._report
+            )
             if (folder / "adapter_config.json").is_file():
                 raise _adapter(name)
             names = [path.name for path in folder.iterdir() if most_bytes(path.name)]
@@ -175,36 +157,38 @@ class BaseFinder:
         self._store.note(self._digest, folder)
         return model
 
-    def _agrees(self, offer: BaseOffer, found: DownloadOffer) -> bool:
-        if found.name != offer.public_name or any(file.path == "adapter_config.json" for file in found.files):
+    def _agrees(self, offer: BaseOffer, download: DownloadOffer) -> bool:
+        if download.name != offer.public_name or any(
+            file.path == "adapter_config.json" for file in download.files
+        ):
             raise _adapter(offer.public_name)
-        self._check_policy(found.missing_bytes)
+        self._check_policy(download.missing_bytes)
         self._display.busy("")
-        licence, count = found.licence or "", len(found.files)
+        licence, count = download.licence or "", len(download.files)
         shown = replace(
             offer,
-            size_bytes=found.missing_bytes,
+            size_bytes=download.missing_bytes,
             num_files=count,
             licence=licence,
-            source=found.describe(),
-            duration=self._pace.duration(found.missing_bytes),
+            source=download.describe(),
+            duration=self._pace.duration(download.missing_bytes),
         )
         if not self._consent.base(shown):
             raise _Declined(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
-        self._fetched_bytes = found.missing_bytes
+        self._fetched_bytes = download.missing_bytes
         return True
 
     def _report(self, done: int, total: int, remark: str) -> None:
         if self._stop.is_set():
-            what = f"the download stopped at byte {done} of {total}"
-            raise GymError(ErrorCode.INTERRUPTED, what, "run the same command again")
+            problem = f"the download stopped at byte {done} of {total}"
+            raise GymError(ErrorCode.INTERRUPTED, problem, "run the same command again")
         if remark:
             self._display.report("base-remark", remark)
         self._pace.note(done)
         self._display.progress("base", done, total, None)
 
     def _local_copy(self, source: str) -> GlobalModel:
-        """What is here under a name of the hub's, looked at after a yes."""
+        """Load a local copy under the hub's name for the base, after consent."""
         if not needs_a_look(None, self._status.base_model):
             return self._load(source)
         from gym_fed.base.models import resolve
@@ -229,7 +213,7 @@ class BaseFinder:
         return model
 
     def _other(self, model: GlobalModel, source: str) -> GymError:
-        """That a model is not the federation's base, and where they differ, as far as the hub says it."""
+        """Create the error for a model that is not the federation's base, with the differences that are known."""
         from gym_fed.base.models import resolve
         from gym_fed.delta.base import digests_by_tensor
 
@@ -279,7 +263,7 @@ class BaseFinder:
         self._policy.check_base(size_bytes, join_bytes, status.round_download_bytes, rounds)
 
     def _checked(self, folder: Path, names: list[str]) -> GlobalModel:
-        """Load what has come; it takes its place only if it is the base."""
+        """Load and verify a complete download; it is only adopted if it is the base."""
         self._display.busy("checking the base")
         require_own_weights(folder, names)
         model = GlobalModel(str(folder))
@@ -299,5 +283,5 @@ class BaseFinder:
 
 
 def _adapter(name: str) -> GymError:
-    what = f"{name}, which the hub names as its base, is an adapter of another model"
-    return GymError(ErrorCode.MODEL_INVALID, what, _OWN)
+    problem = f"{name}, which the hub names as its base, is an adapter of another model"
+    return GymError(ErrorCode.MODEL_INVALID, problem, _OWN)

@@ -1,4 +1,4 @@
-"""What joining costs this machine, as the terms show it: the time of a round, and the bytes that come down."""
+"""Costs of joining: training time, size of updates and downloads."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gym_fed.core.text import counted, readable_bytes, readable_seconds
 _HEAD = "lm_head"
 
 _STEPS = 2
-"""Steps that are timed, after one that warms up."""
+"""Timed steps, after one warm-up step."""
 
 _MOST_SECONDS = 6.0
-"""What all of them may take; a recipe whose steps take longer is timed on fewer rows."""
+"""Time limit for all steps; slower recipes are timed on fewer rows."""
 
 _TOO_MANY_SECONDS = 18.0
-"""Where the fewest rows would take so long, no step is tried."""
+"""No step is tried if the smallest batch would take longer than this."""
 
 _PASSES = 3
-"""A step in passes forwards: backwards costs two (Kaplan et al. 2020, section 2.1)."""
+"""Forward passes per training step: a backward pass costs two (Kaplan et al. 2020, section 2.1)."""
 
 _FIRST_TOKENS = 16
 _LONG_ENOUGH_SECONDS = 2.0
@@ -38,11 +38,11 @@ _FEWEST_ROWS = 64
 
 @dataclass(frozen=True)
 class RoundTime:
-    """What the training of a round takes here; encoding and transfers come on top.
+    """Training time of one round on this machine, without encoding and transfers.
 
     Attributes:
-        seconds: Of one round; None where it could not be measured.
-        measured: What was timed, or why nothing was.
+        seconds: Seconds of one round; None if unknown.
+        measured: What was timed, or the reason why nothing was.
     """
 
     seconds: float | None
@@ -50,7 +50,7 @@ class RoundTime:
 
 
 class _Timed(Exception):
-    """The last step that was wanted is done; nothing of the run is kept."""
+    """Raised after the last timed step; nothing of the run is kept."""
 
 
 def time_round(
@@ -60,7 +60,7 @@ def time_round(
     device: str,
     stop: threading.Event,
 ) -> RoundTime:
-    """Time steps of ``recipe`` on some of ``rows``; the model's tensors are afterwards what they were.
+    """Time training steps of ``recipe`` on some of ``rows``; the model's tensors are restored afterwards.
 
     Raises:
         GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be tried is no error here.
@@ -84,8 +84,8 @@ def time_round(
         if error.code is ErrorCode.INTERRUPTED:
             raise
         return RoundTime(None, f"its steps could not be tried here: {error.message}")
-    what = f"{_STEPS} training steps of {counted(tried, 'row')}, after one to warm up"
-    return RoundTime(step * batch / tried * recipe.max_steps, what)
+    description = f"{_STEPS} training steps of {counted(tried, 'row')}, after one to warm up"
+    return RoundTime(step * batch / tried * recipe.max_steps, description)
 
 
 def _step_seconds(
@@ -96,7 +96,7 @@ def _step_seconds(
     stop: threading.Event,
     fitting: int,
 ) -> tuple[float, int]:
-    """Seconds of a step, and its rows: those of the recipe where they fit into the time."""
+    """Return seconds per step and rows per step: the recipe's batch if it fits into the time limit."""
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.training.trainer import Trainer
 
@@ -132,7 +132,7 @@ def _step_seconds(
 
 
 def _some(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """About ``count`` rows from all over the data."""
+    """Return about ``count`` rows, evenly spread over the data."""
     return list(rows[:: max(1, len(rows) // max(count, _FEWEST_ROWS))])
 
 
@@ -144,7 +144,8 @@ def _least_rows(recipe: TrainingRecipe) -> int:
 
 
 def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
-    """Seconds of a token forwards, and how many were tried: doubled until a row is full, for short passes are slow."""
+    """Return seconds per token of a forward pass and the tokens tried. Lengths double, because short passes are
+    inefficient."""
     from gym_fed.base.models import pick_device
 
     place = pick_device(device)
@@ -175,16 +176,16 @@ def _pass_seconds(model: Any, tokens: int, place: Any) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured or stated; no part of what a yes by name is to, for it changes from run to run.
+    """Measured and announced costs. Not part of the accepted terms, since they change from run to run.
 
     Attributes:
         round_seconds: Training of one round; None where it could not be measured.
-        total_seconds: Of all rounds to come; None where their number is not known.
-        measured: What was timed, or why nothing was.
-        base_bytes: Of the base model, fetched to show these terms; 0 where it was on this machine.
+        total_seconds: Seconds of all remaining rounds; None if their number is unknown.
+        measured: What was timed, or the reason why nothing was.
+        base_bytes: Bytes of the base model, if it was fetched in this run.
         total_download_bytes: Base, soups to join, and soups of all rounds to come.
         down_bytes_per_second: None where nothing is known.
-        bandwidth_known_by: How that is known.
+        bandwidth_known_by: The source of that value.
     """
 
     round_seconds: float | None
@@ -204,14 +205,14 @@ class Costs:
         soup_bytes: int,
         bandwidth: Bandwidth | None,
     ) -> Costs:
-        """Sums of what is known.
+        """Compute the totals.
 
         Args:
-            time: Of one round.
-            rounds: How many are to come; None where nobody knows.
+            time: The time of one round.
+            rounds: Number of remaining rounds; None if unknown.
             base_bytes: Fetched in this run.
             soup_bytes: To join, and for the rounds to come.
-            bandwidth: Of downloads.
+            bandwidth: The download bandwidth.
         """
         total = None if time.seconds is None or rounds is None else time.seconds * rounds
         return cls(
@@ -225,7 +226,7 @@ class Costs:
         )
 
     def time_line(self, rounds: int | None) -> str:
-        """How long the training takes here."""
+        """Describe the training time."""
         if self.round_seconds is None:
             return f"not measured: {self.measured}"
         each = f"about {readable_seconds(self.round_seconds)} of training each round"
@@ -234,13 +235,13 @@ class Costs:
         return f"{each} (measured here: {self.measured})"
 
     def base_in_words(self) -> str:
-        """What the base cost."""
+        """Describe the download of the base."""
         if not self.base_bytes:
             return "nothing for the base model, which is here"
         return f"the base model's {readable_bytes(self.base_bytes)} are fetched"
 
     def download_time(self) -> str:
-        """What all downloads take; empty where the bandwidth is not known."""
+        """Describe the total download time; empty if the bandwidth is unknown."""
         if self.down_bytes_per_second is None:
             return ""
         pace = Bandwidth(self.down_bytes_per_second, self.bandwidth_known_by)
@@ -250,7 +251,7 @@ class Costs:
 
 
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
-    """Bytes of the ``.gymdelta`` file that a round of this recipe makes, at most, before anything is trained.
+    """Return the maximum bytes of the ``.gymdelta`` file of a round, computed before training.
 
     Exact but for what depends on the values: ``group_size: auto`` (the larger choice is reported), budgets (the
     budget is reported), and ``factors: auto``, whose mixture of grids may take a few header bytes more
@@ -268,8 +269,8 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
     lora = get_codec("lora")
     choices = []
     for name, shape in _adapted(model.model, recipe.lora):
-        wanted = _factor_params(recipe.lora, codec)
-        params = lora.normalise({**wanted, "rank": min(recipe.lora.r, *shape)}, shape)
+        wanted_params = _factor_params(recipe.lora, codec)
+        params = lora.normalise({**wanted_params, "rank": min(recipe.lora.r, *shape)}, shape)
         payload_bytes = lora.payload_bytes(shape, params)
         if codec.factors == "auto":
             payload_bytes = factor_budget(codec.factor_bits, recipe.lora.r * sum(shape))
@@ -278,7 +279,7 @@ def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy)
 
 
 def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
-    """The codec's parameters but for the rank; with ``factors: auto`` a plan stands for the one yet to be found."""
+    """Return the codec's parameters without the rank; ``factors: auto`` is represented by one candidate."""
     if not codec.quantises_factors:
         return {"scaling": recipe.lora_alpha / recipe.r, "factors": codec.factors}
     return {
@@ -291,12 +292,12 @@ def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]
     """Names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
     import torch
 
-    found: list[tuple[str, tuple[int, int]]] = []
+    weights: list[tuple[str, tuple[int, int]]] = []
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
         last = name.rpartition(".")[2]
-        wanted = last != _HEAD if recipe.target_modules == "all-linear" else last in recipe.target_modules
-        if wanted:
-            found.append((f"{name}.weight", (module.out_features, module.in_features)))
-    return found
+        is_adapted = last != _HEAD if recipe.target_modules == "all-linear" else last in recipe.target_modules
+        if is_adapted:
+            weights.append((f"{name}.weight", (module.out_features, module.in_features)))
+    return weights

@@ -1,4 +1,4 @@
-"""`gym-client join`, step by step: trust, terms, consent, enrolment, work."""
+"""The steps of `gym-client join`: trust, terms, consent, enrolment, work."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """What the command line says; None leaves it to what was said last time, or to the defaults."""
+    """Options of the command; None keeps the value of the last join, or the default."""
 
     server: str | None = None
     invite: str | None = None
@@ -57,7 +57,7 @@ class JoinOptions:
     fingerprint: str | None = None
     insecure: bool = False
     wait: bool = True
-    """Whether to wait for a hub that cannot be reached, as after the first contact."""
+    """Whether to wait for a hub that cannot be reached."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class JoinTarget:
 
 
 def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget:
-    """Address, fingerprint and token from the options; an invite may stand for all three.
+    """Determine address, fingerprint and token from the options; an invite can provide all three.
 
     Args:
-        options: What the command line gives.
+        options: The command's options.
         last: The hub that this home joined last, for when nothing names one.
 
     Raises:
@@ -100,7 +100,7 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
 
 
 def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -> AgentResult:
-    """Work for a hub, from the first contact to its end. The caller holds the home's lock.
+    """Join a hub and work for it until it finishes. The caller holds the home's lock.
 
     Raises:
         GymError: ``PERMISSION_DENIED`` when the person declines; ``INTERRUPTED`` after a signal; and whatever trust,
@@ -131,7 +131,7 @@ class _Joining:
         self._policy = Policy.load(home.policy_path)
 
     def run(self) -> AgentResult:
-        """Trust, terms, consent, enrolment, and rounds until the end."""
+        """Establish trust, get consent, enrol and work until the end."""
         self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
         rows = self._policy.contaminated_rows
         try:
@@ -139,8 +139,8 @@ class _Joining:
         except GymError as error:
             if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
                 raise
-            what = f"{error.message}, which the last join of this home used"
-            raise GymError(error.code, what, "move it back, or give another with --data FILE") from error
+            problem = f"{error.message}, which the last join of this home used"
+            raise GymError(error.code, problem, "move it back, or give another with --data FILE") from error
         if copied := adopt_copy(self._home):
             self._display.report("copied", copied)
         if data.contamination:
@@ -164,7 +164,7 @@ class _Joining:
             return self._work(client, status, agreement)
 
     def _meet(self) -> HubClient:
-        """The hub, trusted."""
+        """Connect to the hub and establish trust."""
         address = self._target.address
         self._display.busy(f"contacting {address}")
 
@@ -188,7 +188,8 @@ class _Joining:
         return HubClient(self._home, address, pin)
 
     def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
-        """The terms, within the policy. Until they are accepted only files that the contributor named are read."""
+        """Fetch the terms and check them against the policy. Until consent, only files named by the contributor are
+        read."""
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
@@ -229,7 +230,7 @@ class _Joining:
         return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
 
     def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
-        """The terms of the hub now, beside what was agreed to in this home before."""
+        """Return the hub's current terms with those accepted before."""
         from gym_client.agent.agreement import Agreement, Terms
         from gym_client.cli.announced import announced, announced_pay
 
@@ -248,7 +249,7 @@ class _Joining:
         return Agreement(self._home, terms, self._consent.renewed, self._display, again)
 
     def _agrees(self, agreement: Agreement, offer: Offer) -> bool:
-        """Whether the terms are those of before, or the person agrees to them now."""
+        """Return True if the terms were accepted before or are accepted now."""
         if agreement.is_known():
             self._display.report("terms", "the terms are those that were accepted before")
             return True
@@ -302,7 +303,7 @@ class _Joining:
         enter(client, self._name, self._target.token, self._stop.is_set)
 
     def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
-        """Repeat ``action`` after a person has accepted that the hub was restored from a backup."""
+        """Repeat ``action`` after the user accepts that the hub was restored from a backup."""
         agrees = self._consent.restored
         return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)
 
@@ -313,13 +314,13 @@ class _Joining:
 
 
 def _speaks_no_tls(error: GymError) -> bool:
-    """Whether somebody answers there, but not in TLS: waiting does not make a hub of it."""
+    """Return True if the peer answers without TLS; waiting does not help then."""
     cause = error.__cause__
     return isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
 
 
 def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bool] = lambda: False) -> None:
-    """Authenticate, after enrolling where that is still to be done."""
+    """Authenticate, after enrolling if needed."""
     if client.pin.contributor:
         try:
             client.authenticate()
@@ -332,8 +333,8 @@ def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bo
 
 
 def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
-    """What was said now, else last time, else the default."""
-    said: dict[str, Any] = home.settings()
+    """Merge the options with those of the last join and the defaults."""
+    settings: dict[str, Any] = home.settings()
     require_utf8("the name", options.name or "", "choose another with --name")
     require_utf8("the file", options.data or "", "rename it, then pass it with --data")
     require_utf8("the base model", options.model or "", "rename the folder, then pass it with --base")
@@ -346,8 +347,8 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     }
     for key in ("data_format", "columns"):
         if now["data"] is not None and now[key] is None:
-            said.pop(key, None)  # it belonged to another file
-    chosen = {key: now[key] if now[key] is not None else said.get(key) for key in _REMEMBERED}
+            settings.pop(key, None)  # it belonged to another file
+    chosen = {key: now[key] if now[key] is not None else settings.get(key) for key in _REMEMBERED}
     setup = Setup(
         data=chosen["data"],
         data_format=chosen["data_format"] or "auto",
@@ -359,11 +360,11 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
 
 
 def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
-    said: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
-    del said["device"]  # of this run only
+    settings: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
+    del settings["device"]  # of this run only
     if options.name:
-        said["name"] = options.name
-    home.remember(**said)
+        settings["name"] = options.name
+    home.remember(**settings)
 
 
 def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:

@@ -1,19 +1,16 @@
-"""`gym-client key` and `gym-client transfer`: passphrase, rotation, revocation, moving a key, giving credits."""
+"""The commands `gym-client key` and `gym-client transfer`."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-
-if TYPE_CHECKING:
-    pass
 
 key_app = typer.Typer(
     help="Show, encrypt, rotate, revoke, export and import the key of this home.", no_args_is_help=True
@@ -29,7 +26,7 @@ def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_jso
     folder = open_home(home, passphrase_file)
     store = Keystore(folder.folder)
     newest = store.main().public_key.hex()
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "path": str(store.main_path),
         "public_key": newest,
         "encrypted": store.is_encrypted,
@@ -45,12 +42,12 @@ def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_jso
             for pin in enrolled(folder)
         ],
     }
-    lock = "under a passphrase" if found["encrypted"] else "not under a passphrase: gym-client key encrypt"
-    lines = [f"{found['public_key']} in {found['path']}, {lock}"]
-    for line in found["servers"]:
+    lock = "under a passphrase" if summary["encrypted"] else "not under a passphrase: gym-client key encrypt"
+    lines = [f"{summary['public_key']} in {summary['path']}, {lock}"]
+    for line in summary["servers"]:
         late = "" if line["current"] else ", with an older key: gym-client key rotate"
         lines.append(f"{line['contributor']} at {line['address']}{late}")
-    print_result(as_json, found, *lines)
+    print_result(as_json, summary, *lines)
 
 
 @key_app.command()
@@ -167,10 +164,10 @@ def rotate(
 
     folder = open_home(home, passphrase_file)
     with folder.locked():
-        found = run(folder, another)
-    print_result(as_json, found, f"the key is {found['public_key']} now")
+        result = run(folder, another)
+    print_result(as_json, result, f"the key is {result['public_key']} now")
     _report(
-        found["servers"],
+        result["servers"],
         "rotated",
         "gym-client key rotate, again later: it keeps its old key till then",
         as_json,
@@ -211,11 +208,11 @@ def revoke(
     ):
         raise GymError(ErrorCode.INTERRUPTED, "nothing was revoked")
     key = SigningKey.load(key_file, passphrases(folder.folder).get) if key_file else None
-    found = run(folder, key, Address.parse(server) if server else None, contributor or "")
+    results = run(folder, key, Address.parse(server) if server else None, contributor or "")
     if as_json:
-        print_json({"servers": found})
+        print_json({"servers": results})
     _report(
-        found,
+        results,
         "revoked",
         "gym-client key revoke, again; or ask the coordinator for gym-server revoke",
         as_json,

@@ -1,4 +1,4 @@
-"""`gym-client rewards` and `gym-client ledger`: what was earned, whether it is so, and what the hub signed."""
+"""The commands `gym-client rewards` and `gym-client ledger`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def rewards(
         checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
         print_result(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
         return
-    found = _ask(folder, server, insecure, verify, as_json)
+    report = _ask(folder, server, insecure, verify, as_json)
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    print_table(rewards_table(found))
+    print_table(rewards_table(report))
     if verify:
-        out.print(found["verified_text"])
+        out.print(report["verified_text"])
     else:
         err.print(f"receipts in {folder.receipts_path}; gym-client rewards --verify checks all of it")
 
@@ -84,7 +84,7 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
     rounds = [
         {**line, "receipts": proved.get(line["server_round"], [])} for line in worth.pop("rounds", verdicts)
     ]
-    found = {
+    report = {
         **worth,
         "server": status.name,
         "contributor": account.contributor,
@@ -93,10 +93,10 @@ def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json
         "num_receipts": sum(map(len, proved.values())),
     }
     if checked is not None:
-        found["verified"] = checked.to_dict()
+        report["verified"] = checked.to_dict()
         if not as_json:
-            found["verified_text"] = checked.text()
-    return found
+            report["verified_text"] = checked.text()
+    return report
 
 
 @ledger_app.command()
@@ -216,7 +216,7 @@ def restored(
 
 
 def _pin(folder: Home, server: str | None) -> ServerPin:
-    """What is known of a hub that was met before; nothing is sent."""
+    """Load the pin of a known hub, without a connection."""
     from gym_client.hub.known import address_of
     from gym_client.identity.pins import ServerPin
 

@@ -1,4 +1,4 @@
-"""`gym-client`: join, status, leave, privacy, id. Heavy imports happen inside the commands."""
+"""The `gym-client` command line. Heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def join(
     home: HomeFolder = None,
     device: Annotated[str, DEVICE] = "auto",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Leave after so many.", show_default=False)
+        int | None, typer.Option(min=1, help="Leave after N rounds.", show_default=False)
     ] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Accept the terms, a new server's key, and to fetch the base.")
@@ -172,7 +172,7 @@ def join(
 
 
 def _agreed(options: JoinOptions, display: Display, yes: bool) -> str | None:
-    """The columns of a new file: those given, or a guess that the contributor agrees to."""
+    """Return the columns of a new file: those given, or a guess that the contributor confirms."""
     if options.data is None or str(options.data) == "example":
         return options.columns
     from gym_fed.data.column_guess import columns_text
@@ -206,7 +206,7 @@ def status(
         hub = client.status()
         account = client.call("Account", pb.AccountRequest())
         moved = total_of(folder, client.pin.server)
-    found = {
+    report = {
         "server": hub.name,
         "contributor": account.contributor,
         "name": account.name,
@@ -222,7 +222,7 @@ def status(
         "round_download_bytes": hub.round_download_bytes,
         **moved.to_dict(),
     }
-    print_result(as_json, found, account_table(found), traffic_line(found))
+    print_result(as_json, report, account_table(report), traffic_line(report))
 
 
 @app.command()
@@ -269,7 +269,7 @@ def show_id(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command line."""
     run_app(app)
 
 

@@ -1,4 +1,4 @@
-"""What is shown before anything is sent: what leaves this machine, what runs on it, and on which data."""
+"""The terms of joining: what is sent, what is trained, and on which data."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
 
 _OFTEN = 5
-"""Passes over the rows in one round that are worth a word: of few rows a model learns by heart."""
+"""Passes over the rows per round from which they are displayed; a model memorizes few rows."""
 _BF16_BYTES = 2
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
-"""Of what grows or shrinks with every round: below 64 MiB, 1 MiB and 64 rounds all are one to the name of an offer."""
+"""Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
+the name of an offer."""
 _SPENT = ("epsilon_spent", "epsilon_after_next_round")
-"""Of a hub's own privacy, whose budget is fixed."""
+"""Spending of a hub's own privacy; its budget is fixed."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The terms of joining, for people and as JSON."""
+    """The terms of joining, for display and as JSON."""
 
     server: str
     address: str
@@ -65,32 +66,33 @@ class Offer:
     device: str
     data: str
     num_examples: int
-    """Rows with something to learn: what a manifest is signed with where it holds a number."""
+    """Rows that can be learned, as signed in the manifest where it contains a count."""
     privacy: PrivacyTerms
     secure: SecureTerms | None = None
     join_download_bytes: int = 0
-    """What is still to be fetched before the first round, by the hub's word."""
+    """Bytes to fetch before the first round, as announced by the hub."""
     round_download_bytes: int = 0
-    """About what each further round brings down, by the hub's word."""
+    """Approximate bytes to fetch per further round, as announced by the hub."""
     soup_form: str = ""
-    """``factors``, ``values`` or ``full``; empty where the hub does not say."""
+    """``factors``, ``values`` or ``full``; empty if unknown."""
     pay: dict[str, Any] | None = None
-    """The terms of pay; None where the hub announces none."""
+    """The terms of pay; None if the hub announces none."""
     rounds: int | None = None
-    """Rounds that are still to come, as far as is known."""
+    """Remaining rounds; None if unknown."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """What becomes of the rows that were given; see ``RowCounts``."""
+    """How the given rows are used; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
-    """The same for people, with a warning where much is lost."""
+    """The same in words, with a warning if much is lost."""
     costs: Costs | None = None
-    """Time on this machine, and bytes of the base; None where nothing was measured."""
+    """Training time and downloads; None if nothing was measured."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Convert to a JSON-compatible dictionary."""
         return asdict(self)
 
     def fixed_terms(self) -> dict[str, Any]:
-        """What a yes by name is to: all but what every round of the hub changes by itself, and what was measured here.
+        """Return the terms that ``--accept`` identifies: all except values that change with every round and measured
+        costs.
 
         Those are downloads, rounds still to come and a learning rate that decays, of which each doubling counts, what
         the hub's own privacy has spent of its budget, and the costs.
@@ -109,12 +111,12 @@ class Offer:
         return terms
 
     def with_costs(self, time: RoundTime, base_bytes: int, bandwidth: Bandwidth | None) -> Offer:
-        """The same terms with what was measured.
+        """Return the same terms with measured costs.
 
         Args:
-            time: Of a round.
-            base_bytes: Of the base, fetched in this run.
-            bandwidth: Of downloads.
+            time: The time of one round.
+            base_bytes: Bytes of the base, if it was fetched in this run.
+            bandwidth: The download bandwidth.
         """
         soups = self.join_download_bytes + (self.rounds or 0) * self.round_download_bytes
         return replace(self, costs=Costs.of(time, self.rounds, base_bytes, soups, bandwidth))
@@ -224,7 +226,7 @@ def make_offer(
     name: str,
     rounds: int | None = None,
 ) -> Offer:
-    """Put the terms together from the hub's status and this machine; ``rounds`` is how many are wanted, None for all.
+    """Create the offer from the hub's status and this machine; ``rounds`` limits the rounds, None for all.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that needs
@@ -295,7 +297,7 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
 
 
 def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
-    """What a round will learn of the data, by encoding it as the round does.
+    """Count the rows that a round will learn, by encoding them as the round does.
 
     Raises:
         GymError: As ``require_rows``; ``DATA_INVALID`` when nothing is left to learn, or when the model's chat template
@@ -319,7 +321,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
 
 
 def describe_device(name: str) -> str:
-    """The device that ``name`` stands for, in words."""
+    """Describe the device ``name`` in words."""
     import torch
 
     from gym_fed.base.models import pick_device

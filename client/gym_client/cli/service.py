@@ -1,4 +1,4 @@
-"""`gym-client pause`, `resume` and `install-service`: an agent that runs by itself, and goes on when it may."""
+"""The commands `gym-client pause`, `resume` and `install-service`."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def install_service(
     if uninstall:
         there = file.path.exists()
         file.path.unlink(missing_ok=True)
-        said = f"{file.path} is deleted" if there else f"there is no {file.path}"
+        outcome = f"{file.path} is deleted" if there else f"there is no {file.path}"
         commands = "\n".join(["to stop a service that still runs:", *file.remove])
         print_result(
-            as_json, {"path": str(file.path), "deleted": there, "commands": file.remove}, said, commands
+            as_json, {"path": str(file.path), "deleted": there, "commands": file.remove}, outcome, commands
         )
         return
     if not only_print:
         make_folder(file.path.parent)
         write_atomically(file.path, file.content)
-    found = {
+    report = {
         "path": str(file.path),
         "written": not only_print,
         "content": file.text,
@@ -88,7 +88,7 @@ def install_service(
     }
     place = f"{'would be' if only_print else 'is'} in {file.path}; to start it:"
     commands = "\n".join([place, *file.start])  # beside the file, which may be piped to where it belongs
-    print_result(as_json, found, lambda: sys.stdout.write(file.text), note=commands)
+    print_result(as_json, report, lambda: sys.stdout.write(file.text), note=commands)
 
 
 def _platform(given: str | None) -> Platform:
@@ -101,7 +101,7 @@ def _platform(given: str | None) -> Platform:
 
 
 def _require_consent(home: Home) -> None:
-    """Refuse where a service would have to ask.
+    """Require accepted terms, since a service cannot prompt.
 
     Raises:
         GymError: ``USAGE`` where nothing was joined, or no terms were accepted.
@@ -121,7 +121,7 @@ def _require_consent(home: Home) -> None:
 
 
 def _require_unattended(home: Home, passphrase_file: Path | None) -> None:
-    """Refuse where a service would be asked for the passphrase.
+    """Require a key that a service can use without a prompt.
 
     Raises:
         GymError: ``KEY_LOCKED``.
@@ -145,9 +145,9 @@ def _service(home: Home, passphrase_file: Path | None) -> ServiceJob:
 
 
 def _command() -> list[str]:
-    """This installation's `gym-client`."""
+    """Return the `gym-client` command of this installation."""
     beside = Path(sys.executable).with_name("gym-client")
     if beside.is_file():
         return [str(beside)]
-    found = shutil.which("gym-client")
-    return [found] if found else module_command("gym_client.cli.main")
+    program = shutil.which("gym-client")
+    return [program] if program else module_command("gym_client.cli.main")

@@ -1,4 +1,4 @@
-"""Files that have a machine's own service manager run `gym-client join`: systemd, launchd and Task Scheduler.
+"""Service files that run `gym-client join`: systemd, launchd and Windows Task Scheduler.
 
 No secret is in them: a passphrase stays in its own file, which they name.
 """
@@ -28,7 +28,7 @@ _STOP_SECONDS = 300
 _TASK = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 _CREDENTIAL = "passphrase"
 _NO_PROGRAM = "\"'\\$"
-"""What systemd refuses in the path of a program, or might replace there."""
+"""Characters that systemd refuses in the path of a program, or expands there."""
 
 _FINAL = (
     ErrorCode.USAGE,
@@ -51,23 +51,23 @@ _FINAL = (
     ErrorCode.LEDGER_FORKED,
     ErrorCode.HUB_RESTORED,
 )
-"""Ends after which only a person can help, so that nothing is started again."""
+"""Errors that only a person can fix; the service is not restarted after them."""
 
 
 def needs_a_person(code: ErrorCode) -> bool:
-    """Whether `gym-client join` would only end the same way if it were started again."""
+    """Return True if a restart of `gym-client join` would end with the same error."""
     return code in _FINAL
 
 
 @dataclass(frozen=True)
 class ServiceJob:
-    """What is to be run.
+    """The command that a service runs.
 
     Attributes:
         command: Program and first arguments, before ``join``.
         home: The contributor's folder.
         environment: What else the process needs, such as ``HOME``.
-        passphrase_file: Its first line is the passphrase; None where the key has none.
+        passphrase_file: A file with the passphrase in its first line; None if the key has none.
     """
 
     command: Sequence[str]
@@ -76,7 +76,7 @@ class ServiceJob:
     passphrase_file: Path | None
 
     def words(self) -> list[str]:
-        """The whole command."""
+        """Return the whole command."""
         passphrase = ["--passphrase-file", str(self.passphrase_file)] if self.passphrase_file else []
         return [*self.command, "join", *passphrase]
 
@@ -86,8 +86,8 @@ class ServiceFile:
     """A file for a service manager.
 
     Attributes:
-        path: Where it belongs.
-        content: As bytes, in the encoding that its reader expects.
+        path: The file's path.
+        content: The bytes, in the encoding that the service manager expects.
         text: The same for people.
         start: Commands that start it.
         remove: Commands that end it, before the file is deleted.
@@ -101,11 +101,11 @@ class ServiceFile:
 
 
 def service_file(platform: Platform, service: ServiceJob, user_home: Path) -> ServiceFile:
-    """The file of one platform.
+    """Create the service file for a platform.
 
     Args:
-        platform: Whose service manager.
-        service: What is to be run.
+        platform: The service manager's platform.
+        service: The command.
         user_home: The home folder of the person.
 
     Raises:
@@ -164,18 +164,18 @@ def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
 
 
 def _unit_quoted(text: str) -> str:
-    """A word of a unit file: quoted, with systemd's escapes, and no specifier."""
+    """Quote a word of a unit file and escape systemd's specifiers."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"'
 
 
 def _argument(text: str) -> str:
-    """A word behind the program, in which systemd would also replace variables."""
+    """Quote an argument of a program, in which systemd also expands variables."""
     return _unit_quoted(text.replace("$", "$$"))
 
 
 def _unit_plain(path: Path) -> str:
-    """A value that is one path to its end, and takes no quotes.
+    """Return a path in the form of an unquoted value that extends to the end of its line.
 
     Raises:
         GymError: ``USAGE`` for a path that systemd would not read to its end.
@@ -191,7 +191,8 @@ def _unit_plain(path: Path) -> str:
 
 
 def _is_writable(character: str) -> bool:
-    """Whether all three kinds of file can hold a character: XML has no controls, surrogates, U+FFFE or U+FFFF."""
+    """Return True if all three formats can represent a character; XML excludes controls, surrogates, U+FFFE and
+    U+FFFF."""
     return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in "\ufffe\uffff"
 
 

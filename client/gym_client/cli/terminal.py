@@ -1,4 +1,4 @@
-"""Questions and tables on the terminal."""
+"""Prompts, tables and signal handlers of the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -28,49 +28,50 @@ if TYPE_CHECKING:
 
 
 class Consent:
-    """How a person gives consent. The command line prompts on the terminal; tests bring their own."""
+    """Interface for a user's consent: the command line prompts on the terminal, tests answer by themselves."""
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
-        """Whether a key that nobody vouches for is the right one."""
+        """Return True if a key without a known authority is the right one."""
         raise NotImplementedError
 
     def local_copy(self, name: str) -> bool:
-        """Whether to read the local copy of a base model that only the hub has named, to work out the terms."""
+        """Return True to read the local copy of a base that only the hub named, which the terms need."""
         raise NotImplementedError
 
     def base(self, offer: BaseOffer) -> bool:
-        """Whether to fetch a base that this machine lacks, and to be enrolled for that."""
+        """Return True to fetch a base that this machine lacks, which requires enrolment."""
         raise NotImplementedError
 
     def offer(self, offer: Offer) -> bool:
-        """Whether to join on these terms."""
+        """Return True to join on these terms."""
         raise NotImplementedError
 
     def renewed(self, renewal: Renewal) -> bool:
-        """Whether to go on with a hub whose rounds ask for something else now."""
+        """Return True to continue with a hub whose terms changed."""
         raise NotImplementedError
 
     def accepts(self, name: str) -> bool:
-        """Whether the terms of this name were accepted on the command line."""
+        """Return True if these terms were accepted on the command line."""
         return False
 
     def restored(self, loss: Loss) -> bool:
-        """Whether to go on with a hub that was restored from a backup, and lost this."""
+        """Return True to continue with a hub that was restored from a backup and lost the given records."""
         raise NotImplementedError
 
 
 MAX_TERM = 1000
-"""Characters of one line of the terms."""
+"""Maximum characters of one line of the terms."""
 
 
 class TerminalConsent(Consent):
-    """Prints the terms, and prompts once; ``--yes`` answers for the person, and without a terminal nothing else can.
+    """Display the terms and prompt. ``--yes`` answers all prompts but a restored hub; without a terminal it is
+    required.
 
     Args:
         yes: Accept everything that is asked.
         as_json: Show the terms as JSON on standard output.
         accept_restore: Go on with a hub that was restored; ``yes`` does not stand for that.
-        accepted: What was accepted before, as questions in JSON say in ``accept``: these terms, and no others.
+        accepted: Identifiers of terms accepted by ``--accept``; JSON output contains them as ``accept``.
     """
 
     def __init__(
@@ -167,7 +168,8 @@ class TerminalConsent(Consent):
     def _is_accepted(
         self, question: dict[str, Any], named: dict[str, Any] | None = None, **shown: Any
     ) -> bool:
-        """Whether this was accepted before; as JSON it is written with what accepts it: ``named``, else all of it."""
+        """Return True if this was accepted before. As JSON it is written with its identifier, a digest of ``named``
+        or of all of it."""
         digest = hashlib.sha256(json.dumps(named or question, sort_keys=True).encode()).hexdigest()[:32]
         name = f"{question['event']}:{digest}"
         if self._as_json:
@@ -191,41 +193,25 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
 
 
 def _answer(question: str) -> bool:
-    """A yes or no that was typed after the question was shown: what waits in the keyboard's buffer is dropped."""
+    """Prompt for yes or no, after dropping what was typed before the question was displayed."""
     with suppress(ImportError, OSError, ValueError):
         import termios
 
         with suppress(termios.error):
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    with _interruptible():
+    # No work runs during a prompt, so Ctrl-C or SIGTERM may end the command at once.
+    with _handlers_set(signal.default_int_handler):
         return typer.confirm(question, err=True)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """While a question is open, Ctrl-C or SIGTERM ends the command: there is no step yet that it would wait for."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def account_table(found: dict[str, Any]) -> TextTable:
-    """An account with its verdicts, newest first."""
-    who = f"{found['name']} ({found['contributor']})"
-    title = f"{who} at {found['server']}: {found['balance']} credits, {found['status']}"
-    if found["paused"]:
-        title += f"; {plain(found['paused'], MAX_TERM)}"
+def account_table(account: dict[str, Any]) -> TextTable:
+    """Create the table of an account with its verdicts, newest first."""
+    who = f"{account['name']} ({account['contributor']})"
+    title = f"{who} at {account['server']}: {account['balance']} credits, {account['status']}"
+    if account["paused"]:
+        title += f"; {plain(account['paused'], MAX_TERM)}"
     table = TextTable("round", "update", "bytes", "verdict", "credit", "reason", title=title)
-    for verdict in found["verdicts"]:
+    for verdict in account["verdicts"]:
         table.add_row(
             str(verdict["server_round"]),
             verdict["update"][:12],
@@ -237,19 +223,19 @@ def account_table(found: dict[str, Any]) -> TextTable:
     return table
 
 
-def traffic_line(found: dict[str, Any]) -> str:
-    """What went down and up between this home and the hub, and what the next round brings."""
+def traffic_line(account: dict[str, Any]) -> str:
+    """Describe the traffic between this home and the hub, and that of the next round."""
     line = (
-        f"{readable_bytes(found['bytes_down'])} down and {readable_bytes(found['bytes_up'])} up by this home; "
-        f"each further round brings about {readable_bytes(found['round_download_bytes'])} down"
+        f"{readable_bytes(account['bytes_down'])} down and {readable_bytes(account['bytes_up'])} up by this home; "
+        f"each further round brings about {readable_bytes(account['round_download_bytes'])} down"
     )
-    if sum(verdict["bytes"] for verdict in found["verdicts"]) > found["bytes_up"]:
-        line += "; what 0.1 or another machine moved is not counted"
+    if sum(verdict["bytes"] for verdict in account["verdicts"]) > account["bytes_up"]:
+        line += "; what another machine moved is not counted"
     return line
 
 
 def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
-    """A data set with its hubs, and its total."""
+    """Create the table of privacy spending by data set and hub."""
     table = TextTable("data", "hub", "updates", "steps", "epsilon", "delta")
     for row in rows:
         for server, there in row["hubs"].items():
@@ -263,19 +249,26 @@ def privacy_table(rows: list[dict[str, Any]]) -> TextTable:
 
 @contextmanager
 def signals_set(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM requests a stop at a checkpoint, the second ends at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Request a stop at a checkpoint on the first SIGINT or SIGTERM; interrupt on the second."""
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def request_stop(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    with _handlers_set(request_stop):
+        yield
+
+
+@contextmanager
+def _handlers_set(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM inside the block, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)

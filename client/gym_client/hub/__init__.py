@@ -1,1 +1,1 @@
-"""Calls to one hub: the channel, streams, uploads and downloads, and its signed heads."""
+"""The connection to one hub: calls, streams, transfers and signed ledger heads."""

@@ -1,4 +1,4 @@
-"""Waiting for a hub that is away: exponential backoff with jitter, the key checked again at every try."""
+"""Retries while a hub is unreachable: exponential backoff with jitter; the hub's key is checked before each try."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from gym_client.display import Display
 from gym_client.hub.transport import HubClient
@@ -14,7 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import readable_seconds
 
 GONE = (ErrorCode.LEASE_LOST, ErrorCode.STALE, ErrorCode.NOT_FOUND, ErrorCode.REPLAYED)
-"""The hub has no use for the reply any more."""
+"""Errors after which the hub no longer needs the reply."""
 FATAL = (
     ErrorCode.UNAUTHENTICATED,
     ErrorCode.PERMISSION_DENIED,
@@ -26,7 +26,7 @@ FATAL = (
     ErrorCode.LEDGER_FORKED,
     ErrorCode.HUB_RESTORED,
 )
-"""No further task will go better."""
+"""Errors after which every further task would fail too."""
 TASKS_OWN = (
     ErrorCode.POLICY_REFUSED,
     ErrorCode.TOO_LARGE,
@@ -36,12 +36,12 @@ TASKS_OWN = (
     ErrorCode.TASKS_DIFFER,
     ErrorCode.INTERNAL,
 )
-"""Failures of one task, after which another may succeed; any other needs the contributor first."""
+"""Errors of a single task; another one may succeed. All other errors need the contributor."""
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
 LINE_SECONDS = 60.0
-"""While a hub is away, a line at most this often says so."""
+"""Interval between reports that a hub is still unreachable."""
 
 _PASSING = (
     ErrorCode.UNAVAILABLE,
@@ -54,8 +54,16 @@ _PASSING = (
 T = TypeVar("T")
 
 
+class Retry(Protocol):
+    """Repeats an action while the hub is unreachable; stops with the agent or when the lease is lost."""
+
+    def __call__(self, action: Callable[[], T], /) -> T:
+        """Return the result of ``action``."""
+        ...
+
+
 class Backoff:
-    """Delays that double from half a second to thirty; each is drawn from its upper half."""
+    """Delays that double from 0.5 to 30 seconds, each drawn from its upper half."""
 
     def __init__(self) -> None:
         self._next = FIRST_SECONDS
@@ -66,21 +74,21 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """The hub answered: begin again at the shortest delay."""
+        """Return to the shortest delay, after the hub answered."""
         self._next = FIRST_SECONDS
 
 
 def is_passing(error: GymError) -> bool:
-    """Whether waiting may help: the line or the hub is down or busy, its disk is full, or a clock must be set."""
+    """Return True if waiting may help: the connection, a busy hub, a full disk or a wrong clock."""
     return error.code in _PASSING
 
 
 class Outage:
-    """Reports once that a hub is away, once a minute that it still is, and once that it is back.
+    """Reports once that a hub is unreachable, once a minute while it stays so, and once that it is back.
 
     Args:
         display: Prints the reports.
-        clock: Seconds, rising.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(self, display: Display, clock: Callable[[], float] = time.monotonic) -> None:
@@ -89,7 +97,7 @@ class Outage:
         self._since = self._said = -1.0
 
     def away(self, error: GymError) -> None:
-        """A try failed; safe from any thread."""
+        """Note a failed try; safe from any thread."""
         with self._lock:
             now = self._clock()
             if self._since < 0:
@@ -106,7 +114,7 @@ class Outage:
             self._display.report("away", text, **fields)
 
     def back(self) -> None:
-        """The hub answered; safe from any thread."""
+        """Note an answer of the hub; safe from any thread."""
         with self._lock:
             if self._since < 0:
                 return
@@ -137,14 +145,14 @@ def retry_while_away(
     backoff = Backoff()
     while True:
         try:
-            found = action()
+            result = action()
         except GymError as error:
             if not worth_waiting(error):
                 raise
             outage.away(error)
         else:
             outage.back()
-            return found
+            return result
         if stop.wait(backoff.next_seconds()):
             raise GymError(
                 ErrorCode.INTERRUPTED, "stopped while the server was away", "run the same command again"
@@ -155,5 +163,5 @@ def retry_while_away(
 def retry_at_known_hub(
     client: HubClient, stop: threading.Event, outage: Outage, action: Callable[[], T]
 ) -> T:
-    """``retry_while_away``, with the pinned key of a known hub checked before every further try."""
+    """Retry like ``retry_while_away``, checking the hub's pinned key before each further try."""
     return retry_while_away(stop, outage, action, client.check_key)

@@ -1,4 +1,4 @@
-"""The hub's time on a contributor's machine, and whose clock is wrong where the two differ.
+"""The hub's time on a contributor's machine, and detection of wrong clocks.
 
 ``Status`` gives the hub's time; from then on it is counted by the monotonic clock. What a contributor signs carries
 that time, so neither a wrong clock nor one that is set in the middle of a round matters.
@@ -19,18 +19,18 @@ from gym_fed.core.text import readable_seconds
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 TOLERANCE_SECONDS = 60.0
-"""Clocks that differ by less are called equal."""
+"""Maximum difference between clocks that count as equal."""
 
 _END_OF_TIME = 253_402_300_800.0
-"""The year 10000, in Unix seconds: beyond it no calendar can show a time."""
+"""The year 10000 in Unix seconds, the limit of calendars."""
 
 _FEW_CLOCKS = 2
-"""At least this many other contributors are needed before their clocks decide which side is wrong."""
+"""Minimum number of other contributors' clocks that decide which side is wrong."""
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """What the clocks showed at one moment, in Unix seconds.
+    """Readings of the clocks at one moment, in Unix seconds.
 
     Attributes:
         here: This machine's.
@@ -51,7 +51,7 @@ class Clocks:
 
     @property
     def differ(self) -> bool:
-        """Whether they differ by more than calls and drift explain."""
+        """True if the difference exceeds what latency and drift explain."""
         return abs(self.ahead) > TOLERANCE_SECONDS
 
     def note(self, earliest: float) -> str:
@@ -86,14 +86,14 @@ class Clocks:
 
 
 class ClockReport:
-    """Reports once that the clocks differ, and again where they differ in another way."""
+    """Reports once that the clocks differ, and again if the difference changes."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
         self._reported = 0.0
 
     def look(self, clocks: Clocks | None) -> None:
-        """Compare what the last ``Status`` found with what was reported."""
+        """Report the clocks of the last ``Status`` if they differ in a new way."""
         if clocks is None or not clocks.differ:
             self._reported = 0.0
         elif abs(clocks.ahead - self._reported) > TOLERANCE_SECONDS:
@@ -102,7 +102,7 @@ class ClockReport:
 
 
 class HubTime:
-    """The hub's time, measured at ``Status``.
+    """The hub's time, measured by ``Status``.
 
     Args:
         wall: This machine's clock.
@@ -114,16 +114,16 @@ class HubTime:
     ) -> None:
         self._wall, self._steady = wall, steady
         self._measured: tuple[float, float] | None = None
-        """The hub's time, and that of ``steady`` then."""
+        """The hub's time, and the time of ``steady`` at that moment."""
         self.clocks: Clocks | None = None
 
     @property
     def is_known(self) -> bool:
-        """Whether it was measured."""
+        """True if the time was measured."""
         return self._measured is not None
 
     def now(self) -> float:
-        """The hub's time; this machine's where it was not measured."""
+        """Return the hub's time; this machine's before the first measurement."""
         if self._measured is None:
             return self._wall()
         hub, steady = self._measured
@@ -134,8 +134,8 @@ class HubTime:
         began = self._steady()
         reply = call()
         half = (self._steady() - began) / 2
-        said = (reply.hub_seconds, reply.clock_seconds, reply.contributors_ahead_seconds)
-        if not all(math.isfinite(one) and abs(one) < _END_OF_TIME for one in said):
+        times = (reply.hub_seconds, reply.clock_seconds, reply.contributors_ahead_seconds)
+        if not all(math.isfinite(seconds) and abs(seconds) < _END_OF_TIME for seconds in times):
             raise GymError(
                 ErrorCode.INTERNAL, "the hub gives a time that is none", "report it to the coordinator"
             )
@@ -152,7 +152,7 @@ class HubTime:
 
 
 def _earliest() -> float:
-    """No right clock shows less: the release of this version."""
+    """Return the release date of this version, the earliest time that a right clock can show."""
     from gym_fed.doctor.checks.clock import RELEASED
 
     return datetime(RELEASED.year, RELEASED.month, RELEASED.day, tzinfo=UTC).timestamp()

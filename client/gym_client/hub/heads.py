@@ -1,4 +1,4 @@
-"""Every signed head that a hub has shown, and the check that no two of them contradict each other.
+"""Signed ledger heads of a hub, and the check that they do not contradict each other.
 
 They are in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrote its ledger, or shows another one to others, has
 to contradict a head that it signed. The contradiction is written to ``proofs/``, and further calls to that hub are
@@ -30,25 +30,25 @@ from gym_fed.trust.ledger.restored import HubRestored, SignedRestored
 log = logging.getLogger("gym_client")
 
 Prove = Callable[[int, int], EntryProof]
-"""Requests from the hub the entry of a sequence number under the head of a size; size 0 is the newest."""
+"""Requests the ledger entry with a sequence number under the head of a size; size 0 is the newest."""
 
 Statements = Callable[[], Sequence[str]]
-"""Requests from the hub its statements that it was restored, as ``StatusReply.restored_json`` has them."""
+"""Requests the hub's statements that it was restored, in the form of ``StatusReply.restored_json``."""
 
 
 def no_statements() -> Sequence[str]:
-    """Of a hub that cannot be asked."""
+    """Return no statements, for a hub that cannot be reached."""
     return ()
 
 
 @dataclass
 class _Conflict(Exception):
-    """A head that was kept, and what the hub shows, cannot both be of one ledger.
+    """Raised if a stored head and the hub's answer cannot belong to one ledger.
 
     Attributes:
         kept: The head that was kept.
-        shown: What contradicts it; None where the hub only does not show the kept one any more.
-        reason: What the two prove.
+        shown: What contradicts it; None if the hub merely does not show the stored head any more.
+        reason: A description of the contradiction.
         proof: What else it takes to prove it.
     """
 
@@ -59,7 +59,7 @@ class _Conflict(Exception):
 
 
 class Heads:
-    """The heads of one hub.
+    """The signed heads of one hub.
 
     Args:
         home: The contributor's folder.
@@ -73,11 +73,11 @@ class Heads:
 
     @property
     def path(self) -> Path:
-        """One head a line, in the order in which they were seen."""
+        """The file of heads, one per line in the order of arrival."""
         return self._home.servers / self.server / "heads.jsonl"
 
     def kept(self) -> dict[int, SignedHead]:
-        """By size.
+        """Read the stored heads by size.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a line that has not the form of a head. Signatures are checked when a head
@@ -92,11 +92,11 @@ class Heads:
         return dict(known)
 
     def accepted(self) -> list[SignedRestored]:
-        """The statements of restores that were accepted, oldest first."""
+        """Read the accepted statements of restores, oldest first."""
         return [SignedRestored.from_json(line) for line in self._lines() if is_statement(line)]
 
     def newest(self) -> SignedHead | None:
-        """The largest head that was seen."""
+        """Return the largest head seen."""
         return max(self.kept().values(), key=lambda head: head.size, default=None)
 
     def require_one_ledger(self, prove: Prove | None = None, statements: Statements = no_statements) -> None:
@@ -121,8 +121,8 @@ class Heads:
                     "something changed it after it was checked: look at it, then move it away",
                 ) from error
             if prove is not None:
-                for found in document["heads"]:
-                    self._require_unexplained(SignedHead.from_dict(found), prove, statements)
+                for head in document["heads"]:
+                    self._require_unexplained(SignedHead.from_dict(head), prove, statements)
             raise GymError(
                 ErrorCode.LEDGER_FORKED,
                 f"the hub {self.server} has two ledgers, which {path} proves",
@@ -137,13 +137,13 @@ class Heads:
         is_newest: bool = False,
         statements: Statements = no_statements,
     ) -> None:
-        """Compare a head with all that were seen before, and keep it.
+        """Compare a head with all heads seen before and store it.
 
         Args:
             head: What the hub, or somebody else, shows.
             prove: The hub's proof that the head extends the one kept.
-            is_newest: Whether the hub sent it as its newest.
-            statements: Called when the head contradicts a kept one.
+            is_newest: True if the hub sent it as its newest.
+            statements: Called if the head contradicts a stored one.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` where a
@@ -166,15 +166,15 @@ class Heads:
             raise self._blamed(conflict) from None
 
     def _see(self, head: SignedHead, prove: Prove, is_newest: bool) -> None:
-        kept = self.kept()
-        if (same := kept.get(head.size)) is not None:
+        known = self.kept()
+        if (same := known.get(head.size)) is not None:
             self._require_own(same)
             self._refuse_if(same, head, None)
-            if not is_newest or head.size == max(kept):
+            if not is_newest or head.size == max(known):
                 return
-        if kept:
-            self._require_own(kept[max(kept)])
-            self._compare(kept[max(kept)], head, prove, is_newest)
+        if known:
+            self._require_own(known[max(known)])
+            self._compare(known[max(known)], head, prove, is_newest)
         if same is None:
             self._append(head)
 
@@ -185,10 +185,10 @@ class Heads:
         prove: Prove,
         statements: Statements = no_statements,
     ) -> None:
-        """Raise the fork between a head that was kept and a ledger, verified, in which it is not.
+        """Raise the fork between a stored head and a verified ledger that does not contain it.
 
         Args:
-            kept: Of which the ledger has another entry, or other entries before it.
+            kept: The stored head; the ledger has another entry at its size, or other entries before it.
             others: The ledger's heads, of which the last is over all of it.
             prove: Proves an entry under the last one.
             statements: The ledger's own, that its hub was restored.
@@ -241,19 +241,19 @@ class Heads:
             self._refuse_if(shown, proof.head, None)
         self._refuse_if(low, proof.head, proof)
 
-    def _refuse_if(self, one: SignedHead, other: SignedHead, proof: EntryProof | None) -> None:
-        reason = contradiction(one, other, proof)
+    def _refuse_if(self, first: SignedHead, other: SignedHead, proof: EntryProof | None) -> None:
+        reason = contradiction(first, other, proof)
         if reason is not None:
-            raise _Conflict(one, other, reason, proof)
+            raise _Conflict(first, other, reason, proof)
 
     def _blamed(self, conflict: _Conflict) -> GymError:
-        """What a conflict is where nothing explains it."""
+        """Create the error for an unexplained conflict."""
         if conflict.shown is None:
             return self.withheld(conflict.kept)
         return self._forked(f"it signed {conflict.reason}", (conflict.kept, conflict.shown), conflict.proof)
 
     def require_shown(self, prove: Prove, statements: Statements) -> None:
-        """For a hub that shows no head at all, raise what that means where one was kept.
+        """Raise the error for a hub that shows no head although one was stored.
 
         Raises:
             GymError: ``HUB_RESTORED``; else ``STATE_CORRUPT``.
@@ -264,7 +264,7 @@ class Heads:
             raise self.withheld(newest)
 
     def _require_unexplained(self, kept: SignedHead, prove: Prove, statements: Statements) -> None:
-        """Raise ``HubRestored`` when a statement in the hub's own ledger explains a head that was kept."""
+        """Raise ``HubRestored`` if a statement in the hub's ledger explains a stored head."""
         accepted = {signed.to_json() for signed in self.accepted()}
         for text in reversed(statements()):
             try:
@@ -288,7 +288,7 @@ class Heads:
                 )
 
     def accept(self, signed: SignedRestored) -> int:
-        """Take a restore as it is: from now on the lost heads stand for nothing but themselves.
+        """Accept a restore, which supersedes the lost heads.
 
         Returns:
             How many heads it supersedes. They stay in the file, before the statement.
@@ -296,8 +296,8 @@ class Heads:
         signed.verify(self._key)
         gone = [head for head in self.kept().values() if signed.covers(head)]
         for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
-            found = [SignedHead.from_dict(document) for document in json.loads(path.read_bytes())["heads"]]
-            if any(signed.covers(head) for head in found):
+            heads = [SignedHead.from_dict(document) for document in json.loads(path.read_bytes())["heads"]]
+            if any(signed.covers(head) for head in heads):
                 (self._home.proofs / "superseded").mkdir(exist_ok=True)
                 os.replace(path, self._home.proofs / "superseded" / path.name)
         if signed.to_json() not in {old.to_json() for old in self.accepted()}:
@@ -305,7 +305,7 @@ class Heads:
         return len(gone)
 
     def keep_proof(self, document: dict[str, Any]) -> tuple[Path, str]:
-        """Check the proof of a fork and put it into ``proofs/``; gives its path, and what it proves.
+        """Verify the proof of a fork and store it in ``proofs/``. Return its path and what it proves.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for what proves nothing.
@@ -317,14 +317,15 @@ class Heads:
         return path, reason
 
     def withheld(self, head: SignedHead | None) -> GymError:
-        """The error for a hub that does not show what it has signed: its database was put back, or it hides something.
+        """Create the error for a hub that does not show what it signed: it was restored silently, or it hides
+        entries.
 
         Nobody else can be shown that by what was signed; as soon as the hub signs another entry in its place, it can.
         """
-        what = f"entry {head.size}" if head is not None else "any head"
+        entry = f"entry {head.size}" if head is not None else "any head"
         return GymError(
             ErrorCode.STATE_CORRUPT,
-            f"the hub {self.server} cannot show {what}, which it signed, in the ledger that it has now",
+            f"the hub {self.server} cannot show {entry}, which it signed, in the ledger that it has now",
             f"it was put back to an older state, or keeps something back. Ask its coordinator, who can sign that it "
             f"was restored: gym-server restore --fork. What it signed is in {self.path}",
         )
@@ -339,14 +340,14 @@ class Heads:
         )
 
     def _require_own(self, head: SignedHead) -> None:
-        """A head that was kept is what it was when it was checked, before anybody is accused with it."""
+        """Verify a stored head again before the hub is accused with it."""
         try:
             head.verify(self._key)
         except GymError as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{self.path}: {error.message}: the file was changed after the head was checked",
-                "delete the line of that head; the hub's newest one is kept anew",
+                "delete the line of that head; the hub's newest one is kept again",
             ) from error
 
     def _append(self, head: SignedHead) -> None:
@@ -365,9 +366,9 @@ class Heads:
 
 
 _parsed: dict[Path, tuple[tuple[int, int], dict[int, SignedHead]]] = {}
-"""Heads by their file, with its size and time of change: after years a file is long, and a round reads it often."""
+"""Parsed heads by file, with the file's size and modification time, since a long file is read often."""
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

@@ -1,4 +1,4 @@
-"""A client of a hub that was joined before, for commands that only query or report."""
+"""Clients of known hubs, for commands that query or report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_left: bool = False) -> HubClient:
-    """The client of a hub at which the home has an account.
+    """Create the client of a hub where the home has an account.
 
     Args:
         home: The contributor's folder.
         server: Its address; None for the only one that the home knows.
         insecure: Plain text.
-        may_have_left: Whether an account that was left will do: its balance can still be read.
+        may_have_left: True to accept an account that was left, whose balance can still be read.
 
     Raises:
         GymError: As ``address_of`` raises, ``UNAUTHENTICATED`` where the home has no account, and what ``establish``
@@ -37,7 +37,7 @@ def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_lef
 
 
 def address_of(home: Home, server: str | None) -> Address:
-    """The address that was given, or that of the one hub at which the home has an account.
+    """Return the given address, or that of the only hub where the home has an account.
 
     Raises:
         GymError: ``USAGE`` when none was given and there is not exactly one; it lists them.
@@ -54,7 +54,7 @@ def address_of(home: Home, server: str | None) -> Address:
 
 
 def last_address(home: Home) -> Address | None:
-    """The hub that ``join`` goes on with when none is named: the last one, or the only one with an account.
+    """Return the hub that ``join`` uses by default: the last one, or the only one with an account.
 
     Raises:
         GymError: ``USAGE`` for several, none of which is known to be the last.

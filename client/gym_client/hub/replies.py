@@ -1,4 +1,4 @@
-"""JSON that a hub sent: read so that nothing in it ends the process, whatever the hub means by it."""
+"""Validate a hub's replies: JSON objects, verdicts, ledger entries and heads."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gym_fed.trust.ledger.restored import SignedRestored
 NOT_ITS_OWN = "the hub answers what it did not sign"
 
 MAX_DOCUMENT = 1 << 20
-"""Characters; a message of the wire holds no more."""
+"""Maximum characters; a message of the wire holds no more."""
 
 
 def parse_object(
     text: str, what: str, refusal: ErrorCode = ErrorCode.INTERNAL, **kinds: type | tuple[type, ...]
 ) -> dict[str, Any]:
-    """A JSON object with the keys that are needed.
+    """Parse a JSON object with required keys.
 
     Args:
-        text: As the hub sent it.
+        text: The hub's text.
         what: Names it in messages: "a verdict".
         refusal: Code of the error.
         kinds: Type of each key that must be there; a bool is no number.
@@ -35,34 +35,34 @@ def parse_object(
     if len(text) > MAX_DOCUMENT:
         raise _refused(what, f"has {len(text)} characters", refusal)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:  # the latter: lists in lists, thousands deep
         raise _refused(what, "is no JSON", refusal) from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _refused(what, "is no JSON object", refusal)
     for key, kind in kinds.items():
-        if not isinstance(found.get(key), kind) or (isinstance(found[key], bool) and kind is not bool):
+        if not isinstance(value.get(key), kind) or (isinstance(value[key], bool) and kind is not bool):
             raise _refused(what, f"has no {key!r} of the type it should have", refusal)
-    return found
+    return value
 
 
 def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
-    """``AccountReply.verdicts_json``: the hub's verdicts on this contributor's updates, newest first.
+    """Parse ``AccountReply.verdicts_json``, the verdicts on this contributor's updates, newest first.
 
     Raises:
         GymError: ``INTERNAL`` as ``parse_object``.
     """
-    found = [
+    verdicts = [
         parse_object(
             text, "a verdict", update=str, server_round=int, verdict=str, reason=str, bytes=int, credit=int
         )
         for text in texts
     ]
-    for one in found:
-        entries = one.get("entries", [])
+    for verdict in verdicts:
+        entries = verdict.get("entries", [])
         if not isinstance(entries, list) or not all(type(number) is int for number in entries):
             raise _refused("a verdict", "has entries that are no numbers")
-    return found
+    return verdicts
 
 
 def _refused(what: str, why: str, code: ErrorCode = ErrorCode.INTERNAL) -> GymError:
@@ -74,14 +74,14 @@ def _refused(what: str, why: str, code: ErrorCode = ErrorCode.INTERNAL) -> GymEr
 
 
 def is_statement(line: str) -> bool:
-    """Whether a line of the file is a statement that was accepted, and no head."""
+    """Return True if a line of the file of heads is an accepted statement rather than a head."""
     return line.startswith(
         '{"signature":'
     )  # the keys of canonical JSON are in order; a head's first is "head"
 
 
 def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:
-    """The heads of a file that still stand, by size: those that no later line, a statement, supersedes."""
+    """Return the heads that no later statement supersedes, by size."""
     known: dict[int, SignedHead] = {}
     for line in lines:
         if is_statement(line):
@@ -95,7 +95,7 @@ def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:
 
 @contextmanager
 def refused_as_unsigned(hint: str = "") -> Iterator[None]:
-    """Whatever is found wrong inside is what the hub did not sign: ``SIGNATURE_INVALID``, whatever it was called."""
+    """Convert any error in the block to ``SIGNATURE_INVALID``: the hub did not sign what it sent."""
     try:
         yield
     except GymError as error:
@@ -103,7 +103,7 @@ def refused_as_unsigned(hint: str = "") -> Iterator[None]:
 
 
 def read_proof(reply: Any) -> EntryProof:
-    """A ``LedgerProofReply`` as the proof that it carries, not yet verified.
+    """Parse the proof in a ``LedgerProofReply``, without verifying it.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` when it is none.
@@ -113,7 +113,7 @@ def read_proof(reply: Any) -> EntryProof:
 
 
 def read_entry(message: Any) -> Entry:
-    """A ``LedgerEntry`` as an entry whose hash is its content's.
+    """Parse a ``LedgerEntry`` and verify its hash.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.

@@ -1,4 +1,4 @@
-"""Another key for every account of a home, and the end of a key that was lost.
+"""Rotate and revoke the keys of a home's accounts.
 
 The new key is on disk before any hub gets it, each hub's answer is kept as it comes, and a replaced key stays until
 no hub needs it: whatever is killed, the same command goes on.
@@ -23,10 +23,10 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 def rotate(home: Home, another: bool = False) -> dict[str, Any]:
-    """Give every account another key, or go on with a rotation that some hub has not answered. Needs the home's lock.
+    """Rotate the key of every account, or resume a rotation that some hub has not answered. Needs the home's lock.
 
     Args:
-        home: Whose keys.
+        home: The home with the keys.
         another: Make one more key though some hub still has an older one than the home's.
 
     Returns:
@@ -54,8 +54,8 @@ def revoke(
     """Declare keys lost or stolen.
 
     Args:
-        home: Whose accounts.
-        key: What signs; None: at each hub the account's key.
+        home: The home with the accounts.
+        key: The signing key; None: the account's key at each hub.
         address: At this hub only; None: at all.
         contributor: The account, where the home has none at ``address``.
 
@@ -97,7 +97,7 @@ def _begin(home: Home, store: Keystore) -> None:
 
 
 def _lagging(home: Home, store: Keystore) -> bool:
-    """Whether some hub at which the home takes part has an older key than the home's."""
+    """Return True if some hub where the home is enrolled has an older key than the home's."""
     newest = store.main().public_key.hex()
     return any(pin.public_key not in ("", newest) for pin in enrolled(home))
 
@@ -121,8 +121,8 @@ def _ask(home: Home, store: Keystore, pin: ServerPin, new: SigningKey) -> GymErr
             )
             client.call("RotateKey", request)
             failpoint("key-rotation-answered")
-            kept = client.pin.but(public_key=new.public_key.hex())
-            kept.save(home, client.address)
+            pin_with_key = client.pin.but(public_key=new.public_key.hex())
+            pin_with_key.save(home, client.address)
     except GymError as error:
         if error.code is ErrorCode.KEY_LOCKED:
             raise

@@ -1,4 +1,4 @@
-"""The work stream: a thread that listens to the hub, reconnects with backoff, and queues what it hears."""
+"""Background threads of the agent: the work stream, and heartbeats that keep a task's lease."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _BEATS_PER_LEASE = 3
 
 _STREAM_SECONDS = 3600.0
-"""A stream is opened anew this often, so that no call is without an end."""
+"""Lifetime of a stream, so that every call ends."""
 
 
 class WorkStream:
-    """Events of the hub, in order. Use as a context manager."""
+    """The hub's events in order. Use as a context manager."""
 
     def __init__(self, client: HubClient) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class WorkStream:
         self._thread.join(timeout=2.0)
 
     def next(self, seconds: float) -> pb.WorkEvent | GymError | None:
-        """The next event within some seconds, or None.
+        """Return the next event, or None after some seconds.
 
         A ``GymError`` that ``is_passing`` is news (the hub is away, it is tried again); any other ends the stream.
         """
@@ -78,7 +78,7 @@ class WorkStream:
                 return
 
     def _listen_once(self, backoff: Backoff) -> bool:
-        """Until the stream ends; whether anything was heard."""
+        """Listen until the stream ends. Return True if any event arrived."""
         heard = False
         try:
             with self._client.errors():
@@ -97,7 +97,7 @@ class WorkStream:
         return heard
 
     def _wait(self, seconds: float) -> bool:
-        """Wait before the next try; False when it is over."""
+        """Wait before the next try. Return False if the stream must end."""
         if self._stop.wait(seconds):
             return False
         try:
@@ -109,7 +109,7 @@ class WorkStream:
 
 
 class Lease:
-    """One task's lease; the beating thread and the working one share it."""
+    """The lease of one task, shared by the heartbeat thread and the working thread."""
 
     def __init__(self, message_id: str, seconds: float) -> None:
         self.message_id = message_id
@@ -120,7 +120,7 @@ class Lease:
         self._beating = threading.Lock()
 
     def note(self, phase: str, done: int, total: int) -> None:
-        """What the next heartbeat reports."""
+        """Set the progress that the next heartbeat reports."""
         self.phase, self.done, self.total = phase, done, total
 
     @property
@@ -130,7 +130,7 @@ class Lease:
         )
 
     def beat(self, client: HubClient) -> None:
-        """One heartbeat, unless the lease has ended; one at a time."""
+        """Send one heartbeat unless the lease has ended."""
         with self._beating:
             if self.ended.is_set() or self.lost is not None:
                 return
@@ -142,7 +142,7 @@ class Lease:
                     self.lost = error
 
     def end(self, client: HubClient) -> None:
-        """The task is about to be answered: prolong the lease once more, and beat no further.
+        """Prolong the lease once more and stop heartbeats, before the task is answered.
 
         When this returns no heartbeat is under way, so that none reaches the hub after the answer.
         """
@@ -151,14 +151,14 @@ class Lease:
             self.ended.set()
 
     def touch(self, client: HubClient) -> None:
-        """Before the answer is sent again: prolong a lease that may have run out while the hub was away."""
+        """Prolong a lease that may have expired while the hub was unreachable, before the answer is sent again."""
         with contextlib.suppress(GymError):  # the answer's own refusal reports the state of the lease
             client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
 
 
 @contextmanager
 def heartbeats(client: HubClient, lease: Lease) -> Iterator[Lease]:
-    """Beat at once, and then three times a lease, while the block runs or until ``lease.end``."""
+    """Send heartbeats, three per lease, while the block runs or until ``lease.end``."""
     thread = threading.Thread(target=_beat, args=(client, lease), name="heartbeats", daemon=True)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Bytes of objects that went down and up, for each hub: of the current task, and of all tasks of the home."""
+"""Traffic with a hub: byte counts, measured bandwidth and rate limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_fed.core.text import readable_bytes, readable_seconds
 
 _POLL_SECONDS, _LEAST_SECONDS = 0.2, 0.001
 _SECONDS_A_CALL = 10
-"""What one upload call moves at most, so that a hub never waits long for its end."""
+"""Maximum seconds that one upload call takes at the rate limit, so that a hub never waits long for its end."""
 
 _SETTING = "down_bytes_per_second"
 _ENOUGH_BYTES = 1_000_000
@@ -25,7 +25,7 @@ _UNKNOWN = "how long that takes is not known: nothing large was fetched here bef
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of soups, tensors and deltas; the messages around them are not counted."""
+    """Bytes of soups, tensors and deltas, without the messages around them."""
 
     down: int = 0
     up: int = 0
@@ -34,12 +34,12 @@ class Bytes:
         return Bytes(self.down + other.down, self.up + other.up)
 
     def to_dict(self) -> dict[str, int]:
-        """``bytes_down`` and ``bytes_up``, as receipts and ``--json`` have them."""
+        """Return ``bytes_down`` and ``bytes_up``, as in receipts and ``--json``."""
         return {"bytes_down": self.down, "bytes_up": self.up}
 
 
 class Traffic:
-    """Counts what one hub sends and gets. The caller holds the home's lock; counting is safe from any thread."""
+    """Count the bytes exchanged with one hub. The caller holds the home's lock; counting is safe from any thread."""
 
     def __init__(self, home: Home, server: str) -> None:
         self._home, self._server = home, server
@@ -48,25 +48,25 @@ class Traffic:
 
     @property
     def task(self) -> Bytes:
-        """Of the task under way."""
+        """The bytes of the current task."""
         with self._lock:
             return self._task
 
     def begin(self) -> None:
-        """A task begins."""
+        """Start counting for a new task."""
         with self._lock:
             self._task = Bytes()
 
     def count_down(self, num_bytes: int) -> None:
-        """So many more came from the hub."""
+        """Count bytes received from the hub."""
         self._count(Bytes(down=num_bytes))
 
     def count_up(self, num_bytes: int) -> None:
-        """So many more were handed to the network."""
+        """Count bytes handed to the network."""
         self._count(Bytes(up=num_bytes))
 
     def save(self) -> None:
-        """Add what was counted since the last time to the home's total."""
+        """Add the new bytes to the home's total."""
         with self._lock:
             if self._unsaved == Bytes():
                 return
@@ -82,7 +82,7 @@ class Traffic:
 
 
 def total_of(home: Home, server: str) -> Bytes:
-    """All that this home has fetched from a hub and sent to it.
+    """Return all bytes that this home has exchanged with a hub.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming the file.
@@ -99,41 +99,41 @@ def _read(home: Home) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        for server in found:
-            _total(found, server)
+        totals = json.loads(path.read_text(encoding="utf-8"))
+        for server in totals:
+            _total(totals, server)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise GymError(
             ErrorCode.STATE_CORRUPT, f"{path} holds no totals: {error}", "delete it; only totals are lost"
         ) from error
-    return dict(found)
+    return dict(totals)
 
 
-def _total(found: dict[str, Any], server: str) -> Bytes:
-    said = found.get(server, {"down": 0, "up": 0})
-    return Bytes(int(said["down"]), int(said["up"]))
+def _total(totals: dict[str, Any], server: str) -> Bytes:
+    counts = totals.get(server, {"down": 0, "up": 0})
+    return Bytes(int(counts["down"]), int(counts["up"]))
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes per second that come down, and how that is known."""
+    """A download bandwidth and its source."""
 
     bytes_per_second: float
     known_by: str
 
     def duration(self, num_bytes: int) -> str:
-        """How long so many bytes take."""
+        """Describe how long a download takes."""
         seconds = readable_seconds(num_bytes / self.bytes_per_second)
         return f"about {seconds} at {readable_bytes(self.bytes_per_second)}/s, {self.known_by}"
 
 
 class DownloadPace:
-    """Measures a download, and knows what the last one was.
+    """Measure a download, and remember the last measurement.
 
     Args:
-        home: Keeps the measurement.
+        home: Stores the measurement.
         limit: Of ``policy.yaml``; None for none.
-        clock: Seconds, rising.
+        clock: A monotonic clock in seconds.
     """
 
     def __init__(
@@ -144,29 +144,29 @@ class DownloadPace:
         self._last = (0, 0.0)
 
     def note(self, done: int) -> None:
-        """So many bytes are here now."""
+        """Note the number of bytes received so far."""
         self._last = (done, self._clock())
         self._first = self._first or self._last
 
     def bandwidth(self) -> Bandwidth | None:
-        """As measured in this run, else the last time, else None; the limit where that is lower."""
+        """Return the bandwidth of this run, or of the last download, or None; at most the limit."""
         measured = self._measured()
-        found = None if measured is None else Bandwidth(measured, "measured just now")
-        if found is None:
+        best = None if measured is None else Bandwidth(measured, "measured just now")
+        if best is None:
             remembered = self._home.settings().get(_SETTING)
             if isinstance(remembered, int | float) and remembered > 0:
-                found = Bandwidth(float(remembered), "measured at the last download")
-        if self._limit is not None and (found is None or self._limit < found.bytes_per_second):
+                best = Bandwidth(float(remembered), "measured at the last download")
+        if self._limit is not None and (best is None or self._limit < best.bytes_per_second):
             return Bandwidth(float(self._limit), "the most that policy.yaml allows")
-        return found
+        return best
 
     def duration(self, num_bytes: int) -> str:
-        """How long so many bytes take, in words."""
-        found = self.bandwidth()
-        return _UNKNOWN if found is None else found.duration(num_bytes)
+        """Describe how long a download takes."""
+        bandwidth = self.bandwidth()
+        return _UNKNOWN if bandwidth is None else bandwidth.duration(num_bytes)
 
     def save(self) -> None:
-        """Remember what was measured."""
+        """Store the measurement in the home."""
         measured = self._measured()
         if measured is not None:
             self._home.remember(**{_SETTING: round(measured)})
@@ -179,11 +179,11 @@ class DownloadPace:
 
 
 class TokenBucket:
-    """Lets ``bytes_per_second`` through, a second's worth at once. Safe from any thread.
+    """Let ``bytes_per_second`` through, with bursts of one second. Safe from any thread.
 
     Args:
         bytes_per_second: None lets everything through.
-        clock: Seconds, rising.
+        clock: A monotonic clock in seconds.
         sleep: Waits so many seconds.
     """
 
@@ -199,7 +199,7 @@ class TokenBucket:
         self._tokens, self._at = float(bytes_per_second or 0), clock()
 
     def take(self, num_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Pay for bytes that were moved: returns when the bucket is no longer empty, or at ``should_stop``."""
+        """Account for transferred bytes: return when the bucket is no longer empty, or at ``should_stop``."""
         with self._lock:
             self._fill()
             self._tokens -= num_bytes
@@ -207,20 +207,20 @@ class TokenBucket:
             self._sleep(min(max(wait, _LEAST_SECONDS), _POLL_SECONDS))
 
     def seconds(self, num_bytes: int) -> float:
-        """What so many bytes take at this rate."""
+        """Return the seconds that a transfer takes at this rate."""
         rate = self.bytes_per_second
         return 0.0 if rate is None else num_bytes / rate
 
     def chunk(self, most: int) -> int:
-        """Bytes to hand over at once: a second's worth, ``most`` at most."""
+        """Return the bytes to hand over at once: one second's worth, at most ``most``."""
         return most if self.bytes_per_second is None else min(most, self.bytes_per_second)
 
     def span(self, most: int) -> int:
-        """Bytes of one upload call, ``most`` at most."""
+        """Return the bytes of one upload call, at most ``most``."""
         return most if self.bytes_per_second is None else min(most, _SECONDS_A_CALL * self.bytes_per_second)
 
     def _seconds(self) -> float:
-        """Until the bucket is no longer empty."""
+        """Return the seconds until the bucket is no longer empty."""
         with self._lock:
             self._fill()
             rate = self.bytes_per_second
@@ -236,11 +236,11 @@ class TokenBucket:
 
 
 class Rates:
-    """The two directions of one hub."""
+    """The rate limits of one hub in both directions."""
 
     def __init__(self) -> None:
         self.up, self.down = TokenBucket(), TokenBucket()
 
     def limit(self, up: int | None, down: int | None) -> None:
-        """Bytes per second from now on; None for no limit."""
+        """Set the limits in bytes per second; None for no limit."""
         self.up.bytes_per_second, self.down.bytes_per_second = up, down

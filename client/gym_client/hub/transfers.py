@@ -1,4 +1,4 @@
-"""Objects to and from the hub: resumed by offset; downloads never longer than announced, and checked by sha256."""
+"""Resumable uploads and downloads of objects, bounded in size and verified by SHA-256."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 CALL_BYTES = 64 * CHUNK_BYTES
-"""What one call uploads at most, so that its deadline stays short; the next call goes on from there."""
+"""Maximum bytes of one upload call, to keep its deadline short; the next call resumes after it."""
 
 Progress = Callable[[int, int], None]
-"""Bytes done, bytes in all."""
+"""Called with the bytes done and in total."""
 
 
 class ObjectCache:
-    """A folder of files that are named by their sha256."""
+    """A folder of files named by their SHA-256."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def path(self, sha256: str) -> Path:
-        """Where the object is or will be.
+        """Return the path of an object, whether it exists or not.
 
         Raises:
             GymError: ``USAGE`` for a name that is no sha256.
@@ -42,12 +42,12 @@ class ObjectCache:
         return self.folder / sha256
 
     def has(self, sha256: str, size_bytes: int) -> bool:
-        """Whether the object is here in full."""
+        """Return True if the object is complete."""
         path = self.path(sha256)
         return path.is_file() and path.stat().st_size == size_bytes
 
     def put(self, data: bytes) -> Path:
-        """Keep bytes under their sha256."""
+        """Store bytes under their SHA-256."""
         path = self.path(hashlib.sha256(data).hexdigest())
         if not self.has(path.name, len(data)):
             write_atomically(path, data)
@@ -63,16 +63,16 @@ def download(
     should_stop: Callable[[], bool] = lambda: False,
     count: Callable[[int], None] = lambda num_bytes: None,
 ) -> Path:
-    """Fetch an object unless it is in the cache. To resume, call it again.
+    """Download an object unless it is cached. Call again to resume.
 
     Args:
         client: The hub.
-        cache: Where it goes; what has arrived waits there as ``<sha256>.part``.
-        sha256: Its name.
-        size_bytes: Its size, from the reference; not a byte more is taken.
+        cache: The destination; a partial download is stored there as ``<sha256>.part``.
+        sha256: The object's name.
+        size_bytes: The size from the reference; the download never exceeds it.
         progress: Called after each chunk.
-        should_stop: Asked between chunks; True ends the download where it is.
-        count: Called with the bytes of each chunk that came.
+        should_stop: Checked between chunks; True stops the download.
+        count: Called with the bytes of each received chunk.
 
     Raises:
         GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for bytes that are not the object's (they are dropped),
@@ -97,11 +97,11 @@ def download(
                     ErrorCode.UNAVAILABLE,
                     f"{client.address} sent nothing of object {sha256} after byte {done}",
                 )
-        found = written.finish()
-    if found != sha256:
+        digest = written.finish()
+    if digest != sha256:
         part.unlink()
         raise GymError(
-            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {found} for {sha256}"
+            ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {digest} for {sha256}"
         )
     os.replace(part, target)
     fsync_folder(target.parent)
@@ -142,9 +142,9 @@ def _receive(
     return done
 
 
-def _too_large(client: HubClient, part: Path, what: str, sha256: str) -> GymError:
+def _too_large(client: HubClient, part: Path, problem: str, sha256: str) -> GymError:
     part.unlink(missing_ok=True)
-    return GymError(ErrorCode.TOO_LARGE, f"{client.address} sends {what} for object {sha256}")
+    return GymError(ErrorCode.TOO_LARGE, f"{client.address} sends {problem} for object {sha256}")
 
 
 def upload(
@@ -156,16 +156,16 @@ def upload(
     count: Callable[[int], None] = lambda num_bytes: None,
     committed: Callable[[str], None] = lambda statement: None,
 ) -> None:
-    """Bring a file to the hub. To resume, call it again.
+    """Upload a file to the hub. Call again to resume.
 
     Args:
         client: The hub.
         sha256: Hex digest of the file, its name over there.
         path: The file.
-        progress: Called after each chunk that was handed to the network.
-        should_stop: Asked between chunks; True ends the upload where it is.
-        count: Called with the bytes of each chunk that was handed to the network.
-        committed: Called with the hub's signed commitment before the first byte is sent; empty from an older hub.
+        progress: Called after each chunk handed to the network.
+        should_stop: Checked between chunks; True stops the upload.
+        count: Called with the bytes of each chunk handed to the network.
+        committed: Called with the hub's signed commitment before the first byte is sent; empty if the hub makes none.
 
     Raises:
         GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.

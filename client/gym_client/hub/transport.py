@@ -1,4 +1,4 @@
-"""Calls to one hub: a TLS channel bound to the pinned key, a session, and errors that read like any other."""
+"""Calls to one hub: a TLS channel bound to the pinned key, a session, and conversion of errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""What a call ends with, and no word of ours, when the hub dies under it."""
+"""Status of a call that ends without a refusal when the hub dies."""
 _OPEN_CALLS = (
     "Status",
     "Base",
@@ -50,15 +50,15 @@ _OPEN_CALLS = (
 
 
 class HubClient:
-    """A hub, as one contributor sees it. Safe to use from several threads."""
+    """A connection to a hub. Safe to use from several threads."""
 
     def __init__(self, home: Home, address: Address, pin: ServerPin, key: SigningKey | None = None) -> None:
-        """Nothing is sent before the first call.
+        """Create a client; nothing is sent before the first call.
 
         Args:
             home: Key, instance and pins.
-            address: Where the hub is.
-            pin: What ``establish`` found; without a fingerprint the channel is plain text.
+            address: The hub's address.
+            pin: The result of ``establish``; without a fingerprint the channel is plain text.
             key: Signs what is sent; None: the key that this hub knows.
         """
         self.home = home
@@ -73,7 +73,7 @@ class HubClient:
         self._open_channel()
 
     def status(self) -> pb.StatusReply:
-        """Who the hub is; its ledger key is checked against the pin, and pinned at first sight.
+        """Request the hub's status; its ledger key is checked against the pin, or pinned at first contact.
 
         Raises:
             GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than
@@ -86,19 +86,19 @@ class HubClient:
             raise
         require_hub(reply.protocol, reply.software_version)
         self._check_ledger_key(reply.ledger_public_key)
-        found = server_id(reply.ledger_public_key)
-        require_one_pin(self.home, self.pin, found, reply.ledger_public_key.hex())
-        self._repin(server=found, name=reply.name, ledger_key=reply.ledger_public_key.hex())
+        server = server_id(reply.ledger_public_key)
+        require_one_pin(self.home, self.pin, server, reply.ledger_public_key.hex())
+        self._repin(server=server, name=reply.name, ledger_key=reply.ledger_public_key.hex())
         self._see(reply)
         return reply
 
     def enrol(self, name: str, invite: str = "", should_stop: Callable[[], bool] = lambda: False) -> str:
-        """Register this home's key; returns the contributor's id.
+        """Register this home's key; return the contributor's id.
 
         Args:
             name: Shown to the coordinator and in the ledger.
             invite: The token of an invite, or empty.
-            should_stop: Asked now and then while a proof of work is made.
+            should_stop: Checked during the proof of work.
 
         Raises:
             GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` under the hub's policy; ``BUSY`` while it takes no
@@ -122,7 +122,7 @@ class HubClient:
         return str(contributor)
 
     def forget_enrolment(self) -> None:
-        """After ``Leave``: the next join enrols again, with the key that the account has."""
+        """Forget the enrolment after ``Leave``; the next join enrols the account's key again."""
         self._repin(contributor="", left=self.pin.contributor, public_key=self._key.public_key.hex())
         self.renew_session()
 
@@ -147,7 +147,7 @@ class HubClient:
             self.node_id = reply.node_id
 
     def now(self, method: str = "Status") -> float:
-        """The hub's time in Unix seconds, for what is signed; measured first where that was not done yet.
+        """Return the hub's time in Unix seconds, for signatures; measure it if needed.
 
         Args:
             method: The call that it is signed for.
@@ -162,15 +162,15 @@ class HubClient:
 
     @property
     def clocks(self) -> Clocks | None:
-        """What the clocks here and there showed at the last ``Status``."""
+        """The clocks of both sides at the last ``Status``."""
         return self._time.clocks
 
     def sign(self, value: object) -> bytes:
-        """A signature by the key that this hub knows."""
+        """Sign with the key that this hub knows."""
         return self._key.sign(value)
 
     def call(self, method: str, request: Any, seconds: float = CALL_SECONDS) -> Any:
-        """One call with one answer.
+        """Make a call with a single reply.
 
         Args:
             method: Name of the method in ``hub.proto``.
@@ -193,14 +193,14 @@ class HubClient:
         raise AssertionError("unreachable")
 
     def stream(self, method: str, request: Any, seconds: float | None) -> Any:
-        """A call answered by a stream; the caller iterates inside ``errors()`` and cancels it when done."""
+        """Start a call with streamed replies; the caller iterates inside ``errors()`` and cancels it when done."""
         self._require_one_ledger(method)
         metadata, _ = self._metadata(method)
         return getattr(self._stub, method)(request, timeout=seconds, metadata=metadata)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turns a failed call into a ``GymError``."""
+        """Convert a failed call to a ``GymError``."""
         try:
             yield
         except grpc.RpcError as error:
@@ -214,20 +214,20 @@ class HubClient:
             raise refusal from error
 
     def prove(self, sequence: int, size: int = 0) -> EntryProof:
-        """The hub's proof of an entry; see ``gym_client.hub.heads.Prove``."""
+        """Request the proof of an entry; see ``gym_client.hub.heads.Prove``."""
         return read_proof(self.call("LedgerProof", pb.LedgerProofRequest(sequence=sequence, size=size)))
 
     def statements(self) -> list[str]:
-        """The hub's statements that it was restored; see ``gym_client.hub.heads.Statements``."""
+        """Request the statements of restores; see ``gym_client.hub.heads.Statements``."""
         return list(self.call("Status", pb.StatusRequest()).restored_json)
 
     def renew_session(self) -> None:
-        """Forget the session; the next call opens another."""
+        """Forget the session; the next call opens a new one."""
         with self._lock:
             self._session, self._expires_at = "", 0
 
     def check_key(self) -> None:
-        """After a failure: look whether the hub still has the pinned key, and take up a renewed certificate.
+        """Check after a failure that the hub still has the pinned key, and adopt a renewed certificate.
 
         Raises:
             GymError: ``SERVER_KEY_CHANGED``. A hub that cannot be reached is no error here.
@@ -247,7 +247,7 @@ class HubClient:
                 self._open_channel()
 
     def close(self) -> None:
-        """Close the channel; calls under way end."""
+        """Close the channel and cancel running calls."""
         self._channel.close()
 
     def __enter__(self) -> HubClient:
@@ -282,11 +282,11 @@ class HubClient:
             return ((SESSION_KEY, self._session),), self._session
 
     def _measure(self) -> pb.StatusReply:
-        """``Status``, with the hub's time taken from it."""
+        """Request the status and measure the hub's time."""
         return self._time.measure(lambda: self.call("Status", pb.StatusRequest()))
 
     def _login(self, account: str) -> pb.AuthenticateRequest:
-        """A login that is signed by the hub's time."""
+        """Create a login signed at the hub's time."""
         nonce, issued_at, server = secrets.token_hex(16), int(self.now()), self._server()
         claim = login_claim(account, self._instance, issued_at, nonce, server, self.pin.fingerprint)
         return pb.AuthenticateRequest(
@@ -321,7 +321,7 @@ class HubClient:
             heads.require_shown(self.prove, statements)
 
     def _require_one_ledger(self, method: str) -> None:
-        """Refuse calls to a hub that was found to have two ledgers; revoking a lost key is still allowed.
+        """Refuse calls to a hub with two ledgers; revoking a lost key is still allowed.
 
         Its status can be asked for, since it may say that the hub was restored; ``status`` refuses what that leaves.
         """
@@ -329,14 +329,14 @@ class HubClient:
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 
     def _check_ledger_key(self, key: bytes) -> None:
-        """The whole key, where the pin has it: its id is shorter than a patient attacker's search."""
-        found, pinned = server_id(key), self.pin
-        if (pinned.server and found != pinned.server) or (
+        """Compare the whole key with the pin, because collisions of its shorter id are feasible."""
+        server, pinned = server_id(key), self.pin
+        if (pinned.server and server != pinned.server) or (
             pinned.ledger_key and key.hex() != pinned.ledger_key
         ):
             raise GymError(
                 ErrorCode.SERVER_KEY_CHANGED,
-                f"{self.address} signs its ledger as {found} (key {key.hex()}), "
+                f"{self.address} signs its ledger as {server} (key {key.hex()}), "
                 f"not as {pinned.server} (key {pinned.ledger_key})",
                 "it is another hub at the same address; ask its coordinator",
             )
@@ -355,5 +355,5 @@ class HubClient:
 
 
 def transfer_seconds(num_bytes: int) -> float:
-    """Deadline of a call that moves so many bytes: generous for a slow line, but an end."""
+    """Return the deadline of a call that moves ``num_bytes``, generous for slow connections."""
     return CALL_SECONDS + num_bytes / _SLOWEST_BYTES_PER_SECOND

@@ -1,1 +1,1 @@
-"""The home folder, its keys, and which hubs are trusted at which address."""
+"""The home folder, its keys, and the pinned hubs."""

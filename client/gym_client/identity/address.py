@@ -12,14 +12,14 @@ from gym_fed.trust.wire.limits import DEFAULT_PORT
 
 @dataclass(frozen=True)
 class Address:
-    """Where a hub listens."""
+    """The address of a hub."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read an address; the port defaults to the hub's usual one.
+        """Parse an address; the default port is the hub's.
 
         Raises:
             GymError: ``USAGE`` quoting what is not an address.
@@ -36,7 +36,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether this can only be this very machine."""
+        """True if the address can only be this machine."""
         if self.host == "localhost":
             return True
         try:
@@ -46,7 +46,7 @@ class Address:
 
     @property
     def file_name(self) -> str:
-        """``host_port`` with nothing that a file name cannot have."""
+        """The address in a form that is valid as a file name, ``host_port``."""
         safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.host.lower())
         return f"{safe}_{self.port}"
 

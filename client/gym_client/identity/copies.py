@@ -114,14 +114,14 @@ def _is_shared(folder: Path) -> bool:
         fields, types = left.split(" "), right.split(" ")
         if len(fields) < 5:
             continue
-        point = Path(re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4]))
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4]))
         if folder.resolve().is_relative_to(point) and len(point.parts) >= longest:
             kind, longest = types[0], len(point.parts)
     return _SHARED_TYPES.fullmatch(kind) is not None
 
 
 def _machine() -> str:
-    """A digest that names this machine and stays in the home; empty where nothing names it."""
+    """Return a digest that identifies this machine; empty if nothing does."""
     try:
         text = MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

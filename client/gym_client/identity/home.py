@@ -1,4 +1,4 @@
-"""The contributor's home folder: key, instance, pins, caches, receipts, and the lock that guards them."""
+"""The contributor's home folder: key, instance, pins, caches, receipts and a lock."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 class Home:
-    """Everything a contributor keeps on disk.
+    """The contributor's files.
 
     ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml`` (optional),
     ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Use ``open``."""
+        """Create a home object; use ``open`` instead."""
         self.folder = folder
 
     @classmethod
     def open(cls, folder: str | Path | None = None) -> Home:
-        """The home at ``folder``, ``$GYM_HOME`` or ``~/.gym-fed``; made (mode 0700) on first use."""
+        """Open the home at ``folder``, ``$GYM_HOME`` or ``~/.gym-fed``; create it (mode 0700) if needed."""
         chosen = Path(folder).expanduser() if folder else default_home()
         require_utf8("the home folder", chosen.absolute(), "choose another with --home")
         try:
@@ -47,12 +47,12 @@ class Home:
 
     @property
     def key(self) -> SigningKey:
-        """The contributor's newest Ed25519 key, generated on first use. A hub's is ``keystore.key_for``."""
+        """The contributor's newest Ed25519 key, generated on first use. See ``pins.key_for`` for the key of a hub."""
         return Keystore(self.folder).main()
 
     @property
     def instance(self) -> str:
-        """A random name of this installation; the hub gives the same instance its leases back."""
+        """A random id of this installation; a hub returns leases to the same instance."""
         path = self.folder / "instance"
         if not path.exists():
             write_atomically(path, secrets.token_hex(16).encode())
@@ -69,7 +69,7 @@ class Home:
 
     @property
     def consents_path(self) -> Path:
-        """Terms of hubs that the contributor agreed to."""
+        """The file of accepted terms."""
         return self.folder / "consents.json"
 
     @property
@@ -78,31 +78,31 @@ class Home:
 
     @property
     def objects(self) -> Path:
-        """Cache of objects, each named by its sha256."""
+        """The cache of objects, named by SHA-256."""
         return self._made("objects")
 
     @property
     def bases(self) -> Path:
-        """Base models that were fetched from hubs."""
+        """The folder of fetched base models."""
         return self._made("bases")
 
     @property
     def servers(self) -> Path:
-        """Pins of the hubs that are trusted."""
+        """The folder of pinned hubs."""
         return self._made("servers")
 
     @property
     def proofs(self) -> Path:
-        """What hubs signed that contradicts what they signed before."""
+        """The folder of proofs that a hub signed contradictory ledgers."""
         return self._made("proofs")
 
     @property
     def tasks(self) -> Path:
-        """Work in progress, a folder each."""
+        """The folder of unfinished tasks."""
         return self._made("tasks")
 
     def task_folder(self, message_id: str) -> Path:
-        """Folder of a task; created by the process that starts it.
+        """Return the folder of a task; the process that starts the task creates it.
 
         Raises:
             GymError: ``USAGE`` for an id that is not a plain file name.
@@ -112,32 +112,34 @@ class Home:
         return self.tasks / message_id
 
     def residuals(self, server: str) -> Path:
-        """Error-feedback residuals kept for one hub."""
+        """Return the folder of error feedback residuals for a hub."""
         if not _NAME.fullmatch(server):
             raise GymError(ErrorCode.USAGE, f"server id {server[:140]!r} is not a plain name")
         return self._made(f"residuals/{server}")
 
     def settings(self) -> dict[str, Any]:
-        """What the last ``join`` was given: server, data, format, columns, model, name."""
+        """Read the settings of the last ``join``: server, data, format, columns, model, name."""
         path = self.folder / "settings.json"
         if not path.exists():
             return {}
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            settings = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise GymError(ErrorCode.STATE_CORRUPT, f"{path} is not JSON: {error}", "delete it") from error
-        if not isinstance(found, dict):
+        if not isinstance(settings, dict):
             raise GymError(ErrorCode.STATE_CORRUPT, f"{path} is not a JSON object", "delete it")
-        return found
+        return settings
 
     def remember(self, **settings: Any) -> None:
-        """Keep settings for the next ``join``; None forgets one."""
+        """Store settings for the next ``join``; None deletes one."""
         merged = {**self.settings(), **settings}
-        kept = {key: value for key, value in merged.items() if value is not None}
-        write_atomically(self.folder / "settings.json", json.dumps(kept, indent=2, sort_keys=True).encode())
+        present = {key: value for key, value in merged.items() if value is not None}
+        write_atomically(
+            self.folder / "settings.json", json.dumps(present, indent=2, sort_keys=True).encode()
+        )
 
     def append_receipt(self, receipt: dict[str, Any]) -> None:
-        """Add a line to ``receipts.jsonl``, durably; a receipt that is there already is left alone.
+        """Append a receipt to ``receipts.jsonl`` durably, unless it is there already.
 
         Two receipts are one where only what this machine counted beside it (``bytes_down``, ``bytes_up``) differs.
         """
@@ -149,20 +151,20 @@ class Home:
         append_lines(self.receipts_path, [line] if known[-1:] in (b"", b"\n") else ["", line])
 
     def receipts(self) -> list[dict[str, Any]]:
-        """All receipts, oldest first; a line that a crash cut short is left out."""
-        found: list[dict[str, Any]] = []
+        """Read all receipts, oldest first, without lines truncated by a crash."""
+        receipts: list[dict[str, Any]] = []
         for line in self._receipt_lines():
             try:
                 value = json.loads(line)
             except ValueError:
                 continue
             if isinstance(value, dict):
-                found.append(value)
-        return found
+                receipts.append(value)
+        return receipts
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home for this process; the lock ends with the process, however it ends.
+        """Lock the home for this process.
 
         Raises:
             GymError: ``STATE_LOCKED`` naming the process that has it.

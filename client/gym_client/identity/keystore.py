@@ -1,4 +1,4 @@
-"""The private keys of a home: the newest in ``key.pem``, and in ``keys/`` those that some hub still knows.
+"""Private keys of a home: the newest in ``key.pem``, former ones that some hub still knows in ``keys/``.
 
 All are plain or all are under one passphrase, which is asked for once a process. Every change is one atomic rename, so
 that a kill leaves each key in its old form or in its new one.
@@ -20,16 +20,16 @@ _NAME_DIGITS = 16
 
 _sources: dict[Path, PassphraseSource] = {}
 _opened: dict[Path, tuple[tuple[int, int, int], SigningKey]] = {}
-"""Keys by file, with what identifies an unchanged file: a passphrase takes half a second to try."""
+"""Loaded keys by file, with the file's inode, time and size; deriving a key from a passphrase takes half a second."""
 
 
 def passphrases(folder: Path) -> PassphraseSource:
-    """Where the passphrase of a home's keys comes from; the same object for the life of the process."""
+    """Return the source of a home's passphrase, one object per process."""
     return _sources.setdefault(folder.absolute(), PassphraseSource(PASSPHRASE_VARIABLE))
 
 
 class Keystore:
-    """The keys in one home's folder."""
+    """The keys in a home's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,21 +38,21 @@ class Keystore:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the newest key is under a passphrase."""
+        """True if the newest key has a passphrase."""
         return self.main_path.exists() and is_encrypted(self.main_path.read_bytes())
 
     def main(self) -> SigningKey:
-        """The newest key, generated on first use."""
+        """Load the newest key, generating it on first use."""
         if not self.main_path.exists():
             load_or_create(self.main_path)
         return self._load(self.main_path)
 
     def next(self) -> SigningKey:
-        """The key of a rotation that is under way."""
+        """Load the key of an unfinished rotation."""
         return self._load(self.next_path)
 
     def find(self, public_key: str) -> SigningKey:
-        """A key by its public half, hex.
+        """Load a key by its public key in hex.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` when the home has no such key.
@@ -67,43 +67,43 @@ class Keystore:
                 f"no private key for {public_key[:16]}... in {path.parent}",
                 "gym-client key import FILE, in a home of its own",
             )
-        found = self._load(path)
-        if found.public_key.hex() != public_key:
+        key = self._load(path)
+        if key.public_key.hex() != public_key:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{path} holds the key {found.public_key.hex()}, not {public_key}",
+                f"{path} holds the key {key.public_key.hex()}, not {public_key}",
                 "restore the file from a backup of the home",
             )
-        return found
+        return key
 
     def keep_main(self) -> None:
-        """Copy the newest key to ``keys/``, where it outlives being replaced."""
+        """Copy the newest key to ``keys/`` before it is replaced."""
         path = self._former(self.main().public_key.hex())
         if not path.exists():
             make_folder(path.parent, 0o700)
             write_atomically(path, self.main_path.read_bytes(), mode=0o600)
 
     def prepare(self, key: SigningKey) -> None:
-        """Write the key that is to be the newest, under the same passphrase."""
+        """Write the next key of a rotation, with the same passphrase."""
         secret = self._secret() if self.is_encrypted else None
         make_folder(self.next_path.parent, 0o700)
         key.save(self.next_path, secret)
 
     def promote(self) -> None:
-        """Make the prepared key the newest."""
+        """Replace the newest key with the prepared one."""
         os.replace(self.next_path, self.main_path)
         fsync_folder(self.folder)
         fsync_folder(self.next_path.parent)
 
     def forget_former(self, needed: set[str]) -> None:
-        """Remove replaced keys but those of the given public halves, hex."""
+        """Delete former keys except those with the given public keys in hex."""
         keep = {self._former(public_key) for public_key in needed} | {self.next_path}
         for path in self._files():
             if path.parent == self.next_path.parent and path not in keep:
                 path.unlink()
 
     def encrypt(self, new: PassphraseSource) -> int:
-        """Put every key under a passphrase, or under another one; returns how many files were written.
+        """Encrypt all keys with a new passphrase. Return the number of files written.
 
         Raises:
             GymError: ``KEY_LOCKED`` when the present passphrase is missing or wrong.
@@ -119,7 +119,7 @@ class Keystore:
         return len(files)
 
     def decrypt(self) -> int:
-        """Take the passphrase away; returns how many files were written."""
+        """Remove the passphrase from all keys. Return the number of files written."""
         files = [path for path in self._files() if is_encrypted(path.read_bytes())]
         keys = [self._load(path) for path in files]
         for path, key in zip(files, keys, strict=True):
@@ -127,8 +127,8 @@ class Keystore:
         return len(files)
 
     def _load(self, path: Path) -> SigningKey:
-        found = path.stat() if path.exists() else None
-        stamp = (found.st_ino, found.st_mtime_ns, found.st_size) if found else (0, 0, 0)
+        status = path.stat() if path.exists() else None
+        stamp = (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)
         known = _opened.get(path)
         if known is not None and known[0] == stamp:
             return known[1]
@@ -143,7 +143,7 @@ class Keystore:
         return key
 
     def _load_either(self, path: Path, new: bytes) -> SigningKey:
-        """A key that has its present passphrase, or already the new one since a kill cut the change short."""
+        """Load a key that has the present passphrase, or the new one if a change was interrupted."""
         try:
             return SigningKey.load(path, lambda _: new)
         except GymError as error:
@@ -162,6 +162,6 @@ class Keystore:
         return [*former, self.main_path]
 
     def _drop_partial(self) -> None:
-        """Remove what a kill left of a file that was being written, which may hold a plain key."""
+        """Delete partial files of interrupted writes, which may contain an unencrypted key."""
         for path in [*self.folder.glob(".*.pem.*.partial"), *self.folder.glob("keys/.*.pem.*.partial")]:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Which hubs are trusted: a file an address, with the key's fingerprint, the certificate and the hub's id.
+"""Pins of trusted hubs: one file per address with the key's fingerprint, the certificate and the hub's id.
 
 The pin also records which of a home's keys is used at which hub, and for which account.
 """
@@ -19,37 +19,37 @@ from gym_fed.core.files import write_atomically
 from gym_fed.trust.identity.keys import SigningKey
 
 LAST_SERVER = "server"
-"""The setting that holds the address of the hub that was joined last."""
+"""The setting with the address of the last joined hub."""
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class ServerPin(StrictModel):
-    """What is known of a hub since the first contact. Plain text (loopback only) has no fingerprint."""
+    """The identity of a hub since the first contact. A plain-text connection (loopback only) has no fingerprint."""
 
     address: str
     fingerprint: str = Field(pattern=r"^(sha256:[0-9a-f]{64})?$")
     certificate_pem: str
     server: str = Field(default="", pattern=r"^(s[0-9a-f]{16})?$")
-    """Id of the hub, from the key that signs its ledger; empty until it was met."""
+    """The hub's id, derived from its ledger key; empty until the first status."""
     ledger_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """That key, hex: what receipts are checked against."""
+    """The hub's ledger key in hex, which verifies receipts."""
     name: str = ""
     contributor: str = ""
-    """Id of this contributor's account there; empty before enrolment and after leaving."""
+    """The id of this contributor's account; empty before enrolment and after leaving."""
     left: str = ""
-    """Id of an account that was left; it can be joined again, with its key only."""
+    """The id of an account that was left; only its key can join it again."""
     public_key: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")
-    """The key that the account has there, hex; empty: the home's own."""
+    """The account's public key in hex; empty for the home's own key."""
 
     @property
     def account(self) -> str:
-        """Id of the account there, left or not; empty where there was none."""
+        """The account's id, active or left; empty if there is none."""
         return self.contributor or self.left
 
     @classmethod
     def load(cls, home: Home, address: Address) -> ServerPin | None:
-        """The pin of an address, or None before the first contact.
+        """Load the pin of an address; None before the first contact.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a file that cannot be read.
@@ -59,7 +59,7 @@ class ServerPin(StrictModel):
 
     @classmethod
     def read(cls, path: Path) -> ServerPin:
-        """A pin from its file; raises as ``load``."""
+        """Read a pin from its file; raises as ``load``."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
@@ -70,7 +70,7 @@ class ServerPin(StrictModel):
             ) from error
 
     def save(self, home: Home, address: Address) -> None:
-        """Write the pin durably, and the account in it to the hub's other addresses too."""
+        """Write the pin durably, and update the account in the pins of the hub's other addresses."""
         write_atomically(pin_path(home, address), self.model_dump_json(indent=2).encode())
         if not (self.server and self.fingerprint):
             return
@@ -82,27 +82,27 @@ class ServerPin(StrictModel):
                 write_atomically(path, other.but(**account).model_dump_json(indent=2).encode())
 
     def but(self, **changes: str) -> ServerPin:
-        """A copy with some fields changed."""
+        """Return a copy with changed fields."""
         return self.model_copy(update=changes)
 
 
 def pin_with_key(home: Home, fingerprint: str) -> ServerPin | None:
-    """The pin of a hub that has this TLS key, at whatever address it was met; None for one that was not met."""
+    """Return the pin with this TLS key, at any address; None if there is none."""
     pins = (ServerPin.read(path) for path in sorted(home.servers.glob("*.json")))
     return next((pin for pin in pins if pin.fingerprint == fingerprint), None)
 
 
 def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) -> None:
-    """Whether every address that says it is one hub has that hub's keys.
+    """Check that all addresses with the same hub id have the same keys.
 
     A hub is known by its TLS key: a second address may lead to it, but with the same key. Where the keys differ, one of
     the two only copies the other's id, and nothing is signed for either of them under that id.
 
     Args:
-        home: Whose pins.
-        pin: Of the hub that answered.
+        home: The home with the pins.
+        pin: The pin of the hub that answered.
         server: The id that follows from the ledger key that it showed.
-        ledger_key: That key, hex.
+        ledger_key: The ledger key in hex.
 
     Raises:
         GymError: ``SERVER_KEY_CHANGED`` naming both addresses and the files of their pins.
@@ -118,37 +118,37 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
         same_ledger = not other.ledger_key or other.ledger_key == ledger_key
         if other.fingerprint == pin.fingerprint and same_ledger:
             continue
-        what = "TLS key" if same_ledger else "ledger key"
+        key_kind = "TLS key" if same_ledger else "ledger key"
         own = pin_path(home, Address.parse(pin.address))
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
-            f"{pin.address} says that it is the hub {server}, which is known at {other.address} with another {what}: "
-            f"pinned {other.fingerprint}, found {pin.fingerprint}",
+            f"{pin.address} says that it is the hub {server}, which is known at {other.address} with another "
+            f"{key_kind}: pinned {other.fingerprint}, found {pin.fingerprint}",
             "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and got "
             f"another TLS key, delete {path} and join again; if not, delete {own}",
         )
 
 
 def pin_path(home: Home, address: Address) -> Path:
-    """File of an address's pin."""
+    """Return the file of an address's pin."""
     return home.servers / f"{address.file_name}.json"
 
 
 def parse_fingerprint(text: str) -> str:
-    """``sha256:<hex>``, or the bare hex digits, to the first form.
+    """Normalize a fingerprint to ``sha256:<hex>``.
 
     Raises:
         GymError: ``USAGE`` quoting what is neither.
     """
-    wanted = text.strip().lower()
-    wanted = wanted if wanted.startswith("sha256:") else f"sha256:{wanted}"
-    if not _FINGERPRINT.fullmatch(wanted):
+    fingerprint = text.strip().lower()
+    fingerprint = fingerprint if fingerprint.startswith("sha256:") else f"sha256:{fingerprint}"
+    if not _FINGERPRINT.fullmatch(fingerprint):
         raise GymError(ErrorCode.USAGE, f"{text!r} is not a fingerprint", "it is sha256: and 64 hex digits")
-    return wanted
+    return fingerprint
 
 
 def key_for(home: Home, pin: ServerPin) -> SigningKey:
-    """The key that a hub knows this home's account by.
+    """Return the key that a hub knows for this home's account.
 
     Raises:
         GymError: ``STATE_LOCKED`` while a rotation has neither ended nor been taken up again.
@@ -165,7 +165,7 @@ def key_for(home: Home, pin: ServerPin) -> SigningKey:
 
 
 def key_at(home: Home, server: str) -> SigningKey:
-    """As ``key_for``, by the hub's id; the newest key where this home has no account."""
+    """Return the key for a hub's id, as ``key_for``; the newest key if there is no account."""
     for pin in enrolled(home):
         if pin.server == server:
             return key_for(home, pin)
@@ -173,20 +173,20 @@ def key_at(home: Home, server: str) -> SigningKey:
 
 
 def enrolled(home: Home) -> list[ServerPin]:
-    """The hubs at which this home takes part, by address."""
+    """List the hubs where this home is enrolled, by address."""
     return [pin for pin in with_account(home) if pin.contributor]
 
 
 def with_account(home: Home) -> list[ServerPin]:
-    """The hubs at which this home has an account, also one that it left: it still has what it earned.
+    """List the hubs where this home has an account, including those it left, where it may still have credits.
 
     A hub that is known at several addresses is there once, at the one that was joined last.
     """
     last = home.settings().get(LAST_SERVER)
     pins = [ServerPin.read(path) for path in sorted(home.servers.glob("*.json"))]
-    found: dict[tuple[str, str], ServerPin] = {}
+    by_hub: dict[tuple[str, str], ServerPin] = {}
     for pin in sorted(pins, key=lambda pin: pin.address != last):
         if pin.account:
             is_known = bool(pin.server and pin.fingerprint)
-            found.setdefault((pin.server, pin.fingerprint) if is_known else (pin.address, ""), pin)
-    return sorted(found.values(), key=lambda pin: pin.address)
+            by_hub.setdefault((pin.server, pin.fingerprint) if is_known else (pin.address, ""), pin)
+    return sorted(by_hub.values(), key=lambda pin: pin.address)

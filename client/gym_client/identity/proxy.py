@@ -1,4 +1,4 @@
-"""The HTTP proxy on the way to a hub: chosen once, for reading its certificate and for every call.
+"""The HTTP proxy to a hub, chosen once for the certificate and all calls.
 
 gRPC reads these variables itself, Python's sockets read none, and both read them differently from other tools. So the
 choice is made here and given to both.
@@ -19,7 +19,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 
 VARIABLES = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
-"""The first one that is set counts. (``HTTP_PROXY`` is left alone, as other tools do: a web server may set it.)"""
+"""Environment variables in order of precedence. ``HTTP_PROXY`` is excluded, as in other tools, since web servers may
+set it from a request."""
 EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
 
 _DEFAULT_PORT = 3128
@@ -42,7 +43,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """With the password: for gRPC, never for a message."""
+        """The URL with the password, for gRPC; never put it into a message."""
         user = f"{self.credentials}@" if self.credentials else ""
         return f"http://{user}{Address(self.host, self.port)}"
 
@@ -51,7 +52,7 @@ class Proxy:
 
 
 def proxy_for(address: Address, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """The proxy on the way to a hub; None where it is reached directly, as this machine always is.
+    """Return the proxy to a hub; None for a direct connection, which loopback addresses always have.
 
     Raises:
         GymError: ``USAGE`` for a variable that names no HTTP proxy.
@@ -66,7 +67,7 @@ def proxy_for(address: Address, environment: Mapping[str, str] = os.environ) -> 
 
 
 def connect(address: Address, seconds: float) -> socket.socket:
-    """A TCP connection to a hub, through the proxy where there is one.
+    """Open a TCP connection to a hub, through the proxy if there is one.
 
     Raises:
         GymError: ``UNAVAILABLE`` naming the proxy that is away or refuses; ``USAGE`` as ``proxy_for``.
@@ -96,7 +97,7 @@ def connect(address: Address, seconds: float) -> socket.socket:
 
 
 def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
-    """Request the tunnel; returns the first line of the answer."""
+    """Request the tunnel and return the first line of the answer."""
     lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
     if proxy.credentials:
         token = base64.b64encode(unquote(proxy.credentials).encode()).decode()
@@ -120,7 +121,7 @@ def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
 
 
 def _covers(entry: str, host: str) -> bool:
-    """Whether an entry of ``no_proxy`` is for a host: ``*``, a name, the end of one, an address, or a network."""
+    """Return True if an entry of ``no_proxy`` matches a host: ``*``, a name, a suffix, an address or a network."""
     if entry == "*":
         return True
     name = entry.lower().removeprefix("*").removeprefix(".")
@@ -140,9 +141,9 @@ def _parse(text: str, variable: str, host: str) -> Proxy:
     )
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
-        found, port = parts.hostname, parts.port or _DEFAULT_PORT
+        host_name, port = parts.hostname, parts.port or _DEFAULT_PORT
     except ValueError as error:
         raise refusal from error
-    if parts.scheme != "http" or not found:
+    if parts.scheme != "http" or not host_name:
         raise refusal
-    return Proxy(found, port, variable, parts.netloc.rpartition("@")[0])
+    return Proxy(host_name, port, variable, parts.netloc.rpartition("@")[0])

@@ -1,4 +1,4 @@
-"""First contact and every later one: a hub is known by its key's fingerprint, not by its address."""
+"""Trust in hubs: a hub is identified by its key's fingerprint, not by its address."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gym_fed.trust.identity.tls import fingerprint, trusting_context, validity
 _FETCH_SECONDS = 10.0
 
 Confirm = Callable[[str], bool]
-"""Shows a fingerprint to a person and gives their answer."""
+"""Displays a fingerprint and returns the user's answer."""
 
 
 def fetch_certificate(address: Address) -> bytes:
-    """The certificate that is served at an address, PEM, unverified.
+    """Fetch the certificate served at an address, as unverified PEM.
 
     Raises:
         GymError: ``UNAVAILABLE`` when nobody answers or the answer is not TLS.
@@ -56,7 +56,7 @@ def fetch_certificate(address: Address) -> bytes:
 
 
 def vouching_authority(address: Address, found: str) -> str:
-    """The authority that vouches for a hub's key at its address, of those that this machine trusts; empty: none.
+    """Return the trusted authority that certifies a hub's key for its address; empty if there is none.
 
     Args:
         address: The hub.
@@ -81,10 +81,10 @@ def vouching_authority(address: Address, found: str) -> str:
 def establish(
     home: Home, address: Address, expected: str | None, confirm: Confirm, insecure: bool = False
 ) -> ServerPin:
-    """Decide whether the hub at an address is to be trusted, and pin it.
+    """Decide whether to trust the hub at an address, and pin it.
 
     Args:
-        home: Where pins live.
+        home: The home with the pins.
         address: The hub.
         expected: Fingerprint from an invite or ``--fingerprint``; None leaves it to the pin or the person.
         confirm: Asked at first contact when nothing else vouches for the key, such as a pin of another address.
@@ -106,20 +106,20 @@ def establish(
         if pin is None or (expected is not None and expected != pin.fingerprint):
             raise
         return pin  # the hub is down; the channel waits for the pinned key
-    found = fingerprint(pem)
-    check_fingerprint(home, address, found, pin.fingerprint if pin else None)
+    presented = fingerprint(pem)
+    check_fingerprint(home, address, presented, pin.fingerprint if pin else None)
     check_dates(address, pem)
-    if expected is not None and found != expected:
+    if expected is not None and presented != expected:
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
-            f"{address} has the key {found}, not {expected}",
+            f"{address} has the key {presented}, not {expected}",
             "this is not the server whose fingerprint you have; ask its coordinator for the fingerprint",
         )
-    known = pin or pin_with_key(home, found)
+    known = pin or pin_with_key(home, presented)
     if known is None:
-        if expected is None and not confirm(found):
+        if expected is None and not confirm(presented):
             raise GymError(ErrorCode.PERMISSION_DENIED, f"the key of {address} was not accepted")
-        known = ServerPin(address=str(address), fingerprint=found, certificate_pem="")
+        known = ServerPin(address=str(address), fingerprint=presented, certificate_pem="")
     known = known.but(
         address=str(address)
     )  # the key identifies the hub, so another address has the same account
@@ -149,7 +149,7 @@ def check_dates(address: Address, pem: bytes) -> None:
 
 
 def check_fingerprint(home: Home, address: Address, found: str, pinned: str | None) -> None:
-    """Raise ``SERVER_KEY_CHANGED`` when a pinned hub shows another key."""
+    """Raise ``SERVER_KEY_CHANGED`` if a pinned hub presents another key."""
     if pinned is not None and found != pinned:
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,

@@ -1,1 +1,1 @@
-"""The contributor's copy of a hub's ledger: receipts, rewards, and hubs that were restored."""
+"""The contributor's side of a hub's ledger: a copy, receipts, rewards, and restored hubs."""

@@ -1,4 +1,4 @@
-"""A contributor's own copy of a hub's ledger: downloaded from where it ended last time, in the format of an export."""
+"""A contributor's copy of a hub's ledger, downloaded incrementally in the format of an export."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _HINT = "do not use it; ask its owner, and the hub's coordinator"
 
 Progress = Callable[[int, int], None]
-"""Called with how many entries are there, and how many there will be."""
+"""Called with the number of entries so far and in total."""
 
 _HEAD = b'{"head":'
 _SECONDS = transfer_seconds(256 << 20)
@@ -35,7 +35,7 @@ class LedgerCopy:
 
     Args:
         home: The contributor's folder.
-        public_key: Of the hub.
+        public_key: The hub's ledger key.
     """
 
     def __init__(self, home: Home, public_key: bytes) -> None:
@@ -48,7 +48,7 @@ class LedgerCopy:
         return self.heads.path.with_name("ledger.jsonl")
 
     def size(self) -> int:
-        """How many entries are there under a head; what a broken download left behind the last head is cut off."""
+        """Return the number of entries under the last head; truncate what a broken download left after it."""
         if not self.path.exists():
             return 0
         end, size = 0, 0
@@ -60,12 +60,12 @@ class LedgerCopy:
                     try:
                         size, end = SignedHead.from_json(line[:-1].decode("utf-8")).size, at
                     except (GymError, UnicodeDecodeError) as error:
-                        raise corrupt(f"{self.path} was changed; delete it to download it anew") from error
+                        raise corrupt(f"{self.path} was changed; delete it to download it again") from error
             file.truncate(end)
         return size
 
     def sync(self, client: HubClient, progress: Progress = lambda done, total: None) -> SignedHead:
-        """Download what is missing, up to the newest entry.
+        """Download the missing entries up to the newest.
 
         Returns:
             The head over all of it, checked against every head that was seen before.
@@ -121,10 +121,10 @@ def _heads(client: HubClient, from_size: int) -> list[SignedHead]:
         return [SignedHead.from_json(message.head_json) for message in call]
 
 
-def check_said(
+def check_variant(
     client: HubClient, signed: SignedVariant, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """Bring the own copy of the ledger up to date, check all of it, and hold a variant against it.
+    """Update and verify the copy of the ledger, and check a variant against it.
 
     Returns:
         Sequence number of the entry that records the variant.
@@ -137,13 +137,13 @@ def check_said(
     key = bytes.fromhex(client.pin.ledger_key)
     copy = LedgerCopy(client.home, key)
     copy.sync(client, progress)
-    said = Said(client.pin.server, signed)
-    verify_file(copy.path, key, said)
-    return said.checked()
+    record = VariantRecord(client.pin.server, signed)
+    verify_file(copy.path, key, record)
+    return record.checked()
 
 
-class Said:
-    """Shown every entry of a ledger in order, it knows what the ledger says of one variant.
+class VariantRecord:
+    """Visitor of ledger entries that collects the records of one variant.
 
     Args:
         server: Id of the hub.
@@ -160,7 +160,7 @@ class Said:
         self._was_owners = False
 
     def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
-        """The next entry."""
+        """Process the next entry."""
         self._history.add(entry.kind, body)
         owner = self._signed.manifest.owner
         if entry.kind not in ("variant", "variant-removed") or body["contributor"] != owner:
@@ -172,31 +172,31 @@ class Said:
             self._later = entry.sequence
 
     def checked(self) -> int:
-        """The entry's sequence number, when there is nothing against the variant; raises as ``check_said``."""
+        """Return the sequence number of the variant's entry; raises as ``check_variant``."""
         manifest = self._signed.manifest
-        what = f"variant {manifest.variant} of {manifest.owner}"
+        description = f"variant {manifest.variant} of {manifest.owner}"
         if not self._at:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"the hub's ledger does not record {what}, as it is signed",
+                f"the hub's ledger does not record {description}, as it is signed",
                 _HINT,
             )
         if not self._was_owners:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"{what} is signed by a key that was not the owner's at entry {self._at} of the hub's ledger",
+                f"{description} is signed by a key that was not the owner's at entry {self._at} of the hub's ledger",
                 _HINT,
             )
         if self._history.keys[self._signed.public_key.hex()].status == REVOKED:
             raise GymError(
                 ErrorCode.KEY_REVOKED,
-                f"the key that signed {what} was revoked",
+                f"the key that signed {description} was revoked",
                 "its owner can push it again, signed by the new key",
             )
         if self._later:
             raise GymError(
                 ErrorCode.STALE,
-                f"{what}, revision {manifest.revision}, was replaced or removed by entry {self._later}",
+                f"{description}, revision {manifest.revision}, was replaced or removed by entry {self._later}",
                 "pull it again",
             )
         return self._at

@@ -1,4 +1,4 @@
-"""Receipts: what proves, without the hub and years later, that an update was admitted, judged and credited.
+"""Receipts: proofs, verifiable without the hub, that an update was admitted, judged and credited.
 
 A receipt holds the ledger's entry under a signed head. The one at submission holds the verdict at admission. Those
 of the verdict after the merge and of the credits are fetched when the hub reports them.
@@ -16,7 +16,6 @@ from gym_client.hub.replies import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.keys import verify_signature
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.ledger.entries import SEALED, seal
 from gym_fed.trust.ledger.heads import EntryProof
@@ -35,22 +34,19 @@ class Receipts:
         self._client = client
 
     def check(self, receipt: dict[str, Any]) -> None:
-        """Check a receipt of submission, and take up its head.
+        """Verify a submission's receipt and record its head.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` when the hub did not sign it, ``LEDGER_FORKED``.
         """
-        if "update" not in receipt:
-            return
-        proof = check_receipt(receipt, self._key())
-        if proof is not None:
-            self._see(proof)
+        if "update" in receipt:
+            self._see(check_receipt(receipt, self._key()))
 
     def fetch(self, verdicts: Sequence[dict[str, Any]]) -> int:
-        """Fetch and keep the proofs of what the hub says of updates that were judged.
+        """Fetch and store the proofs for judged updates.
 
         Args:
-            verdicts: As ``AccountReply.verdicts_json`` has them, with the entries of each under ``entries``.
+            verdicts: The verdicts of ``AccountReply.verdicts_json``, each with its ledger entries under ``entries``.
 
         Returns:
             How many are new. A hub that is away is asked again the next time.
@@ -86,52 +82,43 @@ class Receipts:
         heads.see(proof.head, self._client.prove, statements=self._client.statements)
 
     def _sequences(self) -> set[int]:
-        kept = kept_receipts(self._home, self._client.pin.server)
-        return {found["proof"]["entry"]["sequence"] for found in kept if "proof" in found}
+        receipts = kept_receipts(self._home, self._client.pin.server)
+        return {receipt["proof"]["entry"]["sequence"] for receipt in receipts if "proof" in receipt}
 
     def _key(self) -> bytes:
         return bytes.fromhex(self._client.pin.ledger_key)
 
 
 def kept_receipts(home: Home, server: str) -> list[dict[str, Any]]:
-    """The receipts of a hub, oldest first, without those that a restore of the hub took, which was accepted."""
-    found: list[dict[str, Any]] = []
+    """List the receipts of a hub, oldest first, without those superseded by an accepted restore."""
+    receipts: list[dict[str, Any]] = []
     for receipt in home.receipts():
         if receipt.get("server") != server or "commitment" in receipt:  # which proves no entry
             continue
         if "restored" in receipt:
             last = int(receipt["restored"]["statement"]["restored_at_entry"])
-            found = [old for old in found if (sequence_of(old) or 0) <= last]
+            receipts = [old for old in receipts if (sequence_of(old) or 0) <= last]
         else:
-            found.append(receipt)
-    return found
+            receipts.append(receipt)
+    return receipts
 
 
 def sequence_of(receipt: dict[str, Any]) -> int | None:
-    """The ledger's entry that a kept receipt proves; None where it proves none."""
-    if "proof" in receipt:
-        return int(receipt["proof"]["entry"]["sequence"])
-    return int(receipt["ledger_sequence"]) if "ledger_sequence" in receipt else None
+    """Return the ledger entry that a stored receipt proves; None if it proves none."""
+    return int(receipt["proof"]["entry"]["sequence"]) if "proof" in receipt else None
 
 
-def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:
-    """Check a kept receipt against the hub's key alone.
+def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
+    """Verify a stored receipt with the hub's key alone.
 
     Returns:
-        The proof in it; None for a receipt of an earlier release, which has the signature of one entry's hash.
+        The proof in it.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.
     """
-    if "proof" not in receipt:
-        try:
-            signature = bytes.fromhex(str(receipt.get("ledger_signature", "")))
-        except ValueError as error:
-            raise GymError(ErrorCode.SIGNATURE_INVALID, "the receipt's signature is not hex") from error
-        verify_signature(key, {"ledger": receipt.get("ledger_hash", "")}, signature)
-        return None
     try:
-        proof = EntryProof.from_dict(receipt["proof"])
+        proof = EntryProof.from_dict(receipt.get("proof"))
     except GymError as error:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"a receipt: {error.message}") from error
     with refused_as_unsigned(NOT_ITS_OWN):
@@ -147,7 +134,7 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof | None:
 
 
 def _is_of(proof: EntryProof, receipt: dict[str, Any]) -> bool:
-    """Whether entry and receipt agree; the entry of a private round is sealed."""
+    """Return True if the entry matches the receipt; entries of private rounds are sealed."""
     body, kind = proof.entry.body, proof.entry.kind
     if kind != SEALED:
         recorded = (kind, body.get("update"), body.get("verdict"))

@@ -1,4 +1,4 @@
-"""A hub that was restored from a backup: what that takes from this contributor, and how it is accepted, once."""
+"""Hubs restored from a backup: what the contributor loses, and how it is accepted."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gym_fed.trust.ledger.restored import HubRestored, SignedRestored
 
 T = TypeVar("T")
 MAX_RESTORES = 100
-"""A hub that says so more often in one go is not believed."""
+"""Maximum number of restores accepted in one command."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a restore takes from a contributor.
+    """A contributor's loss from a restore.
 
     Attributes:
         server: Id of the hub.
         restored_at_entry: The last entry of its ledger that stands.
         at: When the statement was signed, in Unix seconds.
         reason: The coordinator's words.
-        lost_entries: How many entries the coordinator knows to be lost; None where it is not known.
+        lost_entries: The number of lost entries, if the coordinator knows it.
         receipts: Receipts kept here that no longer stand.
-        rounds: Their rounds, in order.
-        credits: What these say was earned.
+        rounds: The rounds of these receipts, in order.
+        credits: The credits in these receipts.
     """
 
     server: str
@@ -47,42 +47,42 @@ class Loss:
         return {**vars(self), "rounds": list(self.rounds)}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Describe the loss, one line each."""
         when = datetime.fromtimestamp(min(self.at, 2**40), UTC).strftime("%Y-%m-%d %H:%M UTC")
-        said = [
+        lines = [
             f"The hub {self.server} was restored from a backup at entry {self.restored_at_entry} of its ledger, says "
             f"its statement of {when}: {self.reason!r}."
         ]
         if self.rounds:
             first, last = self.rounds[0], self.rounds[-1]
             which = f"Round {first}" if first == last else f"Rounds {first} to {last}"
-            said.append(
+            lines.append(
                 f"{which} that you took part in: what followed entry {self.restored_at_entry} is gone."
             )
-        said.append(
+        lines.append(
             f"{self.receipts} receipts of yours, for {self.credits} credits, no longer stand; they stay as evidence."
         )
-        return said
+        return lines
 
 
 def loss_of(home: Home, signed: SignedRestored) -> Loss:
-    """What a statement takes from the contributor of a home, by the receipts that are there."""
-    said = signed.statement
+    """Compute the loss from a restore by the home's receipts."""
+    statement = signed.statement
     gone = [
         receipt
-        for receipt in kept_receipts(home, said.server)
-        if (sequence_of(receipt) or 0) > said.restored_at_entry
+        for receipt in kept_receipts(home, statement.server)
+        if (sequence_of(receipt) or 0) > statement.restored_at_entry
     ]
     entries = {r["proof"]["entry"]["sequence"]: r["proof"]["entry"] for r in gone if "proof" in r}
     bodies = [(entry["kind"], entry["body"]) for entry in entries.values()]
     rounds = {body["server_round"] for _, body in bodies if isinstance(body.get("server_round"), int)}
-    lost = said.lost_head
+    lost = statement.lost_head
     return Loss(
-        said.server,
-        said.restored_at_entry,
-        said.at,
-        said.reason,
-        None if lost is None else lost.size - said.restored_at_entry,
+        statement.server,
+        statement.restored_at_entry,
+        statement.at,
+        statement.reason,
+        None if lost is None else lost.size - statement.restored_at_entry,
         len(gone),
         tuple(sorted(rounds)),
         sum(int(body["amount"]) for kind, body in bodies if kind == "credit"),
@@ -90,7 +90,7 @@ def loss_of(home: Home, signed: SignedRestored) -> Loss:
 
 
 def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
-    """Accept a statement: the receipts and heads that it takes are marked, the copy of the ledger is set aside.
+    """Accept a restore: mark superseded receipts and heads and set the copy of the ledger aside.
 
     Killed in between, it can be done again; the line in the file of heads comes last, and ends the question.
 
@@ -117,13 +117,13 @@ def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
 def with_restores(
     home: Home, key: Callable[[], bytes], agrees: Callable[[Loss], bool], action: Callable[[], T]
 ) -> T:
-    """Do something with a hub, and when that shows that the hub was restored, ask and do it again.
+    """Run an action; if it shows that the hub was restored, ask for consent and repeat it.
 
     Args:
         home: The contributor's folder, locked by the caller.
         key: The hub's, when it is needed.
         agrees: Prompts the person.
-        action: What is done; must be safe to repeat.
+        action: The action; it must be safe to repeat.
 
     Raises:
         GymError: ``HUB_RESTORED`` when the person does not agree, and whatever ``action`` raises.

@@ -1,4 +1,4 @@
-"""What a contributor earned, checked against the hub's signed ledger: `gym-client rewards --verify`."""
+"""Rewards of a contributor, verified against the hub's signed ledger."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _PAID = ("merged", "duplicate")
 """Verdicts of updates that can earn credits."""
 
 _TRIES = 3
-"""A round may end between the hub's answer and its ledger."""
+"""Attempts, because a round may end between the hub's answer and its ledger."""
 
 
 class Tally:
-    """Takes every entry of a ledger, and adds up the contributor's account.
+    """Visitor of ledger entries that sums up a contributor's account.
 
     Args:
-        contributor: Whose.
+        contributor: The contributor's id.
 
     Attributes:
         credits: Earned, by round.
         royalties: Earned by the use of versions, by usage id.
         verdicts: The last verdict on every update.
-        seals: Of verdicts at admission in private rounds, everybody's.
+        seals: Seals of all verdicts at admission in private rounds.
         pending: Transfers that reserve credits, with their amounts.
         moved: Credits received less credits given away, of transfers that are settled.
     """
@@ -57,12 +57,12 @@ class Tally:
 
     @property
     def balance(self) -> int:
-        """Credits that are neither given away nor reserved for it."""
+        """Credits that were neither given away nor reserved."""
         earned = sum(self.credits.values()) + sum(self.royalties.values())
         return earned + self.moved - sum(self.pending.values())
 
     def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
-        """The next entry."""
+        """Process the next entry."""
         if entry.kind == SEALED:
             self.seals.add(body["seal"])
         if self.contributor not in entry.body_json:
@@ -79,31 +79,33 @@ class Tally:
             self._transfer(entry.kind, body)
 
     def contradictions(self, balance: int, verdicts: list[dict[str, Any]]) -> list[str]:
-        """What the hub reports, and its ledger contradicts.
+        """List contradictions between the hub's reports and its ledger.
 
         Args:
-            balance: As reported.
-            verdicts: Of ``AccountReply.verdicts_json``, parsed.
+            balance: The reported balance.
+            verdicts: The parsed verdicts of ``AccountReply.verdicts_json``.
         """
-        found = []
+        contradictions = []
         if balance != self.balance:
-            found.append(f"the hub reports a balance of {balance}, its ledger adds up to {self.balance}")
+            contradictions.append(
+                f"the hub reports a balance of {balance}, its ledger adds up to {self.balance}"
+            )
         for reported in verdicts:
             update, server_round = str(reported["update"]), int(reported["server_round"])
             says = self.verdicts.get(update) or self._opened(reported)
             if says != reported["verdict"]:
-                found.append(
+                contradictions.append(
                     f"update {update[:12]}: the hub reports {reported['verdict']}, its ledger says {says}"
                 )
             elif reported["verdict"] in _PAID and reported["credit"] != self.credits.get(server_round, 0):
-                found.append(
+                contradictions.append(
                     f"round {server_round}: the hub reports {reported['credit']} credits, its ledger says "
                     f"{self.credits.get(server_round, 0)}"
                 )
-        return found
+        return contradictions
 
     def _opened(self, reported: dict[str, Any]) -> str | None:
-        """The verdict at admission that the hub reports, if the ledger has its seal."""
+        """Return the reported verdict at admission if the ledger has its seal."""
         text = [str(reported.get(key, "")) for key in ("manifest", "verdict", "code", "reason")]
         return text[1] if text[0] and seal(*text) in self.seals else None
 
@@ -119,17 +121,17 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was checked, in numbers.
+    """The numbers of a completed verification.
 
     Attributes:
         server: Id of the hub.
-        entries: Of the whole ledger.
+        entries: Entries in the ledger.
         heads: Signed ones in it.
         heads_seen: Heads kept here that it was checked against.
         own_entries: Entries that name the contributor.
         receipts: Kept here, each found in it.
         rounds_credited: Rounds that credited the contributor.
-        balance: As the ledger adds up.
+        balance: The balance by the ledger's entries.
     """
 
     server: str
@@ -145,7 +147,7 @@ class Verification:
         return asdict(self)
 
     def text(self) -> str:
-        """For people."""
+        """Summarize in one line."""
         return (
             f"verified: {counted(self.entries, 'entry')} and {counted(self.heads, 'signed head')} of {self.server}, "
             f"{counted(self.heads_seen, 'head')} seen before, {counted(self.own_entries, 'entry')} about you, "
@@ -157,7 +159,7 @@ class Verification:
 def verify_online(
     home: Home, client: HubClient, progress: Progress = lambda done, total: None
 ) -> Verification:
-    """Download the ledger as far as it is missing, check all of it, and compare it with what the hub reports.
+    """Download and verify the ledger, and compare it with what the hub reports.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming every lie, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.
@@ -170,34 +172,34 @@ def verify_online(
         account = client.call("Account", pb.AccountRequest())
         copy.sync(client, progress)
         tally = Tally(client.pin.contributor)
-        found = verify_copy(home, copy.path, key, tally)
+        verification = verify_copy(home, copy.path, key, tally)
         contradictions = tally.contradictions(account.balance, parse_verdicts(account.verdicts_json))
         if not contradictions:
-            return found
+            return verification
     raise GymError(
         ErrorCode.STATE_CORRUPT,
-        f"{found.server} contradicts its own signed ledger: {'; '.join(contradictions)}",
+        f"{verification.server} contradicts its own signed ledger: {'; '.join(contradictions)}",
         f"the ledger is in {copy.path}, signed; show it to the other contributors and to the coordinator",
     )
 
 
 def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verification:
-    """Check a ledger in a file, and every receipt and head of this home against it.
+    """Verify a ledger file, and the home's receipts and heads against it.
 
     Args:
         home: The contributor's folder.
         path: An exported ledger, or the own copy.
         key: The hub's.
-        tally: Is shown every entry.
+        tally: Receives every entry.
 
     Raises:
         GymError: ``STATE_CORRUPT``, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.
     """
     server = server_id(key)
     heads = Heads(home, key)
-    kept = heads.kept()
+    known_heads = heads.kept()
     expected = dict(_receipts(home, server, key))
-    found: dict[int, str] = {}
+    hashes: dict[int, str] = {}
     roots: dict[int, str] = {}
     statements: list[str] = []
     frontier = Frontier()
@@ -207,14 +209,14 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
         if entry.kind == RESTORED:
             statements.append(canonical_text({**body, "entry": entry.sequence}))
         frontier.append(entry.hash)
-        if entry.sequence in expected or entry.sequence in kept:
-            found[entry.sequence] = entry.hash
-            roots[entry.sequence] = frontier.root() if entry.sequence in kept else ""
+        if entry.sequence in expected or entry.sequence in known_heads:
+            hashes[entry.sequence] = entry.hash
+            roots[entry.sequence] = frontier.root() if entry.sequence in known_heads else ""
 
     _, checked = verify_file(path, key, visit)
     assert checked.head is not None
-    for size, head in sorted(kept.items()):
-        if size <= checked.entries and (head.head.hash, head.head.root) != (found[size], roots[size]):
+    for size, head in sorted(known_heads.items()):
+        if size <= checked.entries and (head.head.hash, head.head.root) != (hashes[size], roots[size]):
             heads.accuse(
                 head,
                 heads_in(path),
@@ -226,9 +228,9 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the ledger in {path} ends at entry {checked.entries}; a receipt here is of entry {sequence}",
-                "it is an older copy, or the hub kept back what it signed; fetch the ledger anew",
+                "it is an older copy, or the hub kept back what it signed; fetch the ledger again",
             )
-        if found[sequence] != entry_hash:
+        if hashes[sequence] != entry_hash:
             raise GymError(
                 ErrorCode.LEDGER_FORKED,
                 f"entry {sequence} of the ledger in {path} is not the one of the receipt that {server} signed",
@@ -238,7 +240,7 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
         server,
         checked.entries,
         checked.heads,
-        sum(size <= checked.entries for size in kept),
+        sum(size <= checked.entries for size in known_heads),
         tally.entries,
         len(expected),
         sum(amount > 0 for amount in tally.credits.values()),
@@ -247,64 +249,60 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
 
 
 def heads_in(path: Path) -> list[SignedHead]:
-    """The signed heads of a ledger in a file that was verified."""
+    """Read the signed heads of a verified ledger file."""
     with path.open("rb") as file:
         return [SignedHead.from_json(row[:-1].decode()) for row in file if row.startswith(b'{"head":')]
 
 
 def proof_in(path: Path, sequence: int, head: SignedHead | None) -> EntryProof:
-    """The proof of an entry of a ledger in a file under its last head."""
+    """Prove an entry of a ledger file under its last head."""
     hashes: list[str] = []
-    wanted: list[Entry] = []
+    matches: list[Entry] = []
 
     def visit(entry: Entry, body: dict[str, Any]) -> None:
         hashes.append(entry.hash)
         if entry.sequence == sequence:
-            wanted.append(entry)
+            matches.append(entry)
 
     verify_file(path, None, visit)
-    if not wanted or head is None:
+    if not matches or head is None:
         raise GymError(ErrorCode.NOT_FOUND, f"{path} has no entry {sequence}")
     path_up = Tree(hashes).inclusion(sequence - 1, head.size) if sequence < head.size else []
-    return EntryProof(wanted[0], head, tuple(path_up))
+    return EntryProof(matches[0], head, tuple(path_up))
 
 
 def _receipts(home: Home, server: str, key: bytes) -> list[tuple[int, str]]:
-    """Sequence and hash of the entry of every receipt of a hub, each checked by itself."""
-    found = []
+    """Return sequence number and hash of each receipt's entry, after verifying it."""
+    entries = []
     for receipt in kept_receipts(home, server):
-        if not ({"proof", "ledger_signature"} & set(receipt)):
-            continue
-        proof = check_receipt(receipt, key)
-        if proof is not None:
-            found.append((proof.entry.sequence, proof.entry.hash))
-        else:
-            found.append((int(receipt["ledger_sequence"]), str(receipt["ledger_hash"])))
-    return found
+        if "proof" in receipt:
+            entry = check_receipt(receipt, key).entry
+            entries.append((entry.sequence, entry.hash))
+    return entries
 
 
 def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
-    """The kinds of entries that receipts here prove, by round."""
-    found: dict[int, list[str]] = {}
+    """List the kinds of entries that receipts prove, by round."""
+    kinds: dict[int, list[str]] = {}
     for receipt in kept_receipts(home, server):
         if "proof" in receipt:
             entry = receipt["proof"]["entry"]
             server_round = entry["body"].get("server_round")
             if isinstance(server_round, int):
-                found.setdefault(server_round, []).append(str(entry["kind"]))
-    return found
+                kinds.setdefault(server_round, []).append(str(entry["kind"]))
+    return kinds
 
 
-def rewards_table(found: dict[str, Any]) -> TextTable:
-    """Balance, reputation and rounds, newest first."""
-    title = f"{found['contributor']} at {found['server']}: {found['balance']} credits"
-    if found.get("held"):
-        title += f", {found['held']} of them held"
-    if found.get("reputation") is not None:
-        title += f", reputation {found['reputation']:.3f}"
+def rewards_table(report: dict[str, Any]) -> TextTable:
+    """Create the table of rounds, newest first, with balance and reputation."""
+    title = f"{report['contributor']} at {report['server']}: {report['balance']} credits"
+    if report.get("held"):
+        title += f", {report['held']} of them held"
+    if report.get("reputation") is not None:
+        title += f", reputation {report['reputation']:.3f}"
     columns = ("round", "update", "verdict", "score", "credit", "reputation", "receipts")
     table = TextTable(*columns, title=title)
-    for row in found["rounds"]:
+    for row in report["rounds"]:
         score, reputation = row.get("score"), row.get("reputation")
         table.add_row(
             str(row["server_round"]),

@@ -1,1 +1,1 @@
-"""What rounds cost the examples of this machine, and secure aggregation on the contributor's side."""
+"""Differential privacy and secure aggregation on the contributor's side."""

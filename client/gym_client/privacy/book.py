@@ -1,4 +1,4 @@
-"""What each of this machine's data sets has cost its examples, over all hubs: ``privacy.jsonl`` in the home.
+"""The privacy book: what the examples of each data set have spent at all hubs, in ``privacy.jsonl`` in the home.
 
 A line is written, and is on the disk, before an update is signed; nothing unsigned leaves this machine, so the book
 never holds less than what was given away. An update is charged once, however often it is sent. Training that a crash
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Charge:
-    """One update that was trained privately.
+    """A private update and its parameters.
 
     Attributes:
         data: Digest of the data.
         server: Id of the hub that it was made for.
-        server_round: Its round there.
+        server_round: The hub's round.
         delta: sha256 of the update's file.
-        noise_multiplier: Of every step.
-        sampling_probability: With which an example was in a step.
-        steps: How many.
-        target_delta: At which the recipe states its epsilon.
+        noise_multiplier: The noise multiplier of every step.
+        sampling_probability: Per-example sampling probability.
+        steps: The number of steps.
+        target_delta: The delta of the recipe's epsilon.
         at_seconds: Unix time.
     """
 
@@ -52,7 +52,7 @@ class Charge:
     at_seconds: float
 
     def event(self) -> NoiseEvent:
-        """For the accountant."""
+        """Convert to the accountant's event."""
         from gym_fed.privacy.accountant import NoiseEvent
 
         return NoiseEvent(
@@ -63,45 +63,45 @@ class Charge:
 
 
 class PrivacyBook:
-    """The book of one home; a writer holds the home's lock."""
+    """The privacy book of a home; writers hold the home's lock."""
 
     def __init__(self, home: Home) -> None:
         self.path: Path = home.folder / "privacy.jsonl"
 
     def charges(self) -> list[Charge]:
-        """All of them, oldest first. The end of a line that a crash cut short was never relied upon, and is left out.
+        """Read all charges, oldest first, without a last line truncated by a crash, which nothing relied on.
 
         Raises:
             GymError: ``STATE_CORRUPT`` naming the line.
         """
         text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
-        found = []
+        charges = []
         for number, line in enumerate(text.splitlines(keepends=True), 1):
             if not line.endswith("\n"):
                 break
             try:
-                found.append(Charge(**json.loads(line)))
+                charges.append(Charge(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
                     f"{self.path}, line {number}: {error}",
                     "restore the file: without the line more would be spent than the book says",
                 ) from error
-        return found
+        return charges
 
     def has(self, data: str, server: str, delta: str) -> bool:
-        """Whether an update is in the book."""
+        """Return True if an update was charged."""
         return any((c.data, c.server, c.delta) == (data, server, delta) for c in self.charges())
 
     def charge(self, charge: Charge) -> None:
-        """Write an update down, durably; one that is there already is left alone."""
+        """Record an update durably, unless it is there already."""
         if self.has(charge.data, charge.server, charge.delta):
             return
         drop_torn_line(self.path)
         append_lines(self.path, [json.dumps(asdict(charge), sort_keys=True)])
 
     def epsilon(self, data: str, *more: NoiseEvent, target_delta: float | None = None) -> float:
-        """What the examples of ``data`` have spent at all hubs together, and what they would have with ``more``.
+        """Return the epsilon of ``data``'s examples over all hubs, including the events in ``more``.
 
         At the smallest ``target_delta`` of all, so that it holds for each of them.
         """
@@ -112,7 +112,7 @@ class PrivacyBook:
         return epsilon([*(c.event() for c in own), *more], min(deltas)) if deltas else 0.0
 
     def summary(self) -> list[dict[str, Any]]:
-        """A row for each data set, with its hubs."""
+        """Summarize each data set with its hubs."""
         from gym_fed.privacy.accountant import epsilon
 
         charges = self.charges()
@@ -134,5 +134,5 @@ class PrivacyBook:
 
 
 def now() -> float:
-    """Unix time to the second: what is written down says no more than it must."""
+    """Return Unix time in whole seconds, since the record needs no more precision."""
     return float(int(time.time()))

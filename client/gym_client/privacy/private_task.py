@@ -1,4 +1,4 @@
-"""A round under ``recipe.privacy``: within the budget before it is trained, in the book before it is signed.
+"""Tasks under ``recipe.privacy``: checked against the budget before training, charged before signing.
 
 What leaves this machine is then made of the private weights alone: no loss, no count of examples or tokens.
 """
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from gym_fed.training.run.result import TrainResult
 
 _METRICS = ("update_norm", "num_steps")
-"""Post-processing of the private weights, and what the hub asked for itself."""
+"""Metrics derived from private weights or chosen by the hub."""
 
 
 class PrivateTask:
-    """One task on this machine."""
+    """A private task on this machine."""
 
     def __init__(self, spec: TaskSpec, data: Data, folder: TaskFolder, book: PrivacyBook) -> None:
         self._spec, self._data, self._folder, self._book = spec, data, folder, book
         self._marker = folder.path / "charged"
 
     def require_within_budget(self, policy: Policy) -> None:
-        """Refuse what the policy does not allow; a round that a crash ended after it was paid for goes on.
+        """Check the budget, unless the round was already charged before a crash.
 
         Raises:
             GymError: ``POLICY_REFUSED``.
@@ -45,7 +45,7 @@ class PrivateTask:
             require_within_budget(policy, self._book, self._data.digest, plan)
 
     def charged(self, trained: Trained, result: TrainResult) -> Trained:
-        """The update as it may be signed, once it is in the book."""
+        """Charge the update and return it in the form that may be signed."""
         if result.privacy is None:
             raise GymError(ErrorCode.INTERNAL, "the task requires privacy, and training had none")
         self._book.charge(
@@ -65,7 +65,7 @@ class PrivateTask:
 
 
 def kept_here() -> GymError:
-    """The one error that a hub gets for a private task that failed.
+    """Create the only error that a hub gets for a failed private task.
 
     Messages may name rows, their number or the budget, and a code alone could reveal how long a row is.
     """
@@ -75,14 +75,14 @@ def kept_here() -> GymError:
 
 
 class Spending:
-    """Reports after a round its cost, and what its data has spent so far."""
+    """Reports the cost of a round and the total of its data."""
 
     def __init__(self, home: Home) -> None:
         self._book = PrivacyBook(home)
         self._reported = len(self._book.charges())
 
     def report(self, display: Display) -> None:
-        """Report the newest update, unless it was reported before."""
+        """Report the newest update unless it was reported before."""
         charges = self._book.charges()
         if len(charges) == self._reported:
             return

@@ -1,4 +1,4 @@
-"""A contributor's side of secure aggregation: its secrets of one round on disk, and its message at every stage.
+"""A contributor's side of secure aggregation: the round's secrets on disk, and a message per stage.
 
 ``secure/<server>-<round>/state.json`` (mode 0600) holds the round's private keys and what was promised with them.
 It is written before anything that follows from it leaves this machine, so that a killed agent goes on with the same
@@ -68,7 +68,7 @@ _OPEN = ("", "admitted")
 
 
 class SecureRound:
-    """One secure round of one hub on this machine.
+    """A secure round on this machine.
 
     Args:
         home: The contributor's folder.
@@ -104,7 +104,7 @@ class SecureRound:
     # ---- the stages ----
 
     def advertise(self) -> SignedAdvert:
-        """Signed public keys of this round; the same ones however often they are asked for.
+        """Return the signed public keys of this round, the same ones on every call.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for a round that was begun and forgotten, or an earlier one.
@@ -142,7 +142,7 @@ class SecureRound:
         return signed
 
     def share(self, text: object) -> SealedShares:
-        """Split this round's secrets among all who began.
+        """Split this round's secrets among all participants.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list that
@@ -178,7 +178,7 @@ class SecureRound:
         return shares
 
     def receive(self, text: object) -> None:
-        """Take the others' shares in and fix who masks: the senders and this contributor.
+        """Store the others' shares, which fixes who masks: the senders and this contributor.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for senders who did not begin or are too few, for another list than before, and
@@ -207,11 +207,11 @@ class SecureRound:
         self._keep(state.model_copy(update={"received": received}))
 
     def mask(self, folder: TaskFolder, trained: Trained, base: BaseSpec, uses: str) -> Trained:
-        """Put masked votes in the place of the task's encoded update.
+        """Replace the task's encoded update with masked votes.
 
         Args:
             folder: The task; its ``update.gymdelta`` is the update, and afterwards the masked votes.
-            trained: What was encoded.
+            trained: The encoded update.
             base: The version that the update is for.
             uses: What else decides the votes, for the error.
 
@@ -248,7 +248,7 @@ class SecureRound:
         return Trained(sha256, size, 1, {})
 
     def confirm(self, text: object) -> Confirmation:
-        """Sign whose votes are in the sum; one list a round.
+        """Sign the list of survivors; only one list per round.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, for one that is too short, and for
@@ -271,7 +271,7 @@ class SecureRound:
         return Confirmation.sign(survivors, self._participants(state), self._key)
 
     def unmask(self, text: object) -> Revealed:
-        """A share for each who masks: of its seed where the hub has its votes, of its mask key where it has not.
+        """Reveal a share for each participant: of its seed if its votes are in the sum, otherwise of its mask key.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` for another list than this contributor signed, or one that too few signed;
@@ -311,7 +311,7 @@ class SecureRound:
 
     def _keep(self, state: SecureState) -> None:
         make_folder(self._folder, 0o700)
-        write_atomically(self._path, state.model_dump_json(by_alias=True).encode(), mode=0o600)
+        write_atomically(self._path, state.model_dump_json().encode(), mode=0o600)
 
     def _participants(self, state: SecureState) -> Participants:
         if state.participants is None:
@@ -355,7 +355,7 @@ def _pair_of_shares(plain: bytes, sender: str) -> tuple[str, str]:
 
 
 def stage_of(task: pb.Task) -> str | None:
-    """The stage of a secure round that a task belongs to; None for any other task."""
+    """Return the stage of a task in a secure round; None for other tasks."""
     kind = task.metadata.message_type
     if kind == MessageType.TRAIN:
         return TRAIN if RECORD in task.content.configs else None
@@ -363,13 +363,13 @@ def stage_of(task: pb.Task) -> str | None:
 
 
 def titled(task: pb.Task) -> str:
-    """What a task is, for people: of which round, and in a secure one of which stage."""
+    """Describe a task with its round and, in a secure round, its stage."""
     stage, title = stage_of(task), f"round {task.metadata.group_id}: task {task.message_id[:12]}"
     return title if stage is None else f"{title} ({stage}, stage {STAGES.index(stage) + 1} of {len(STAGES)})"
 
 
 def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
-    """Delete the secrets of every round whose update has its last verdict, and those of a hub that is gone."""
+    """Delete the secrets of judged rounds, and old ones of hubs that are gone."""
     if rounds_folder(home).exists():
         drop_old(rounds_folder(home))
     for verdict in verdicts:
@@ -380,7 +380,7 @@ def forget(home: Home, server: str, verdicts: Iterable[dict[str, Any]]) -> None:
 
 
 def _drop_earlier(rounds: Path, spec: TaskSpec) -> None:
-    """A hub that opens a round has ended all before it."""
+    """Delete rounds before ``spec``'s; a hub that opens a round has ended all earlier ones."""
     stem = f"{spec.server}-"
     for folder in rounds.glob(f"{stem}*"):
         number = folder.name.removeprefix(stem)

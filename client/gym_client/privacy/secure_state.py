@@ -1,4 +1,4 @@
-"""What a contributor keeps of secure rounds: one round's secrets and words, and which rounds were begun.
+"""State of secure rounds on disk: one round's secrets, and the last round begun with each hub.
 
 A kill neither forks nor repeats what was sent. A contributor deletes its secrets when the hub reports the round
 as over. If it began the same round again, it would mask the same votes with fresh secrets. Two sums with and without
@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pydantic import Field
-
 from gym_client.identity.home import Home
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
@@ -20,23 +18,23 @@ from gym_fed.privacy.secure_aggregation.messages import Participants, SealedShar
 
 
 def rounds_folder(home: Home) -> Path:
-    """Where the secrets of secure rounds lie, a folder each; not among tasks, whose names the hub chooses."""
+    """Return the folder of secure rounds' secrets, separate from tasks, whose names the hub chooses."""
     return home.folder / "secure"
 
 
 class Begun:
-    """The last secure round of one hub that was begun on this machine; it outlives the round's secrets."""
+    """The last secure round begun with a hub; it outlives the round's secrets."""
 
     def __init__(self, home: Home, server: str) -> None:
         self._path, self._server = rounds_folder(home) / "begun.json", server
 
     @property
     def last(self) -> int:
-        """0 before the first; ``STATE_CORRUPT`` for a file that cannot be read."""
+        """The last round; 0 if there is none. Raises ``STATE_CORRUPT`` for an unreadable file."""
         return self._read().get(self._server, 0)
 
     def note(self, server_round: int) -> None:
-        """Remember a round, durably."""
+        """Record a round durably."""
         rounds = self._read()
         if rounds.get(self._server, 0) < server_round:
             rounds[self._server] = server_round
@@ -57,20 +55,20 @@ class Begun:
 
 
 class SecureState(StrictModel):
-    """``state.json`` of a round's folder, written before anything that follows from it is sent."""
+    """The contents of a round's ``state.json``, written before anything derived from it is sent."""
 
     mask_private: str
     cipher_private: str
     seed: str
     advert: SignedAdvert
-    participants: Participants | None = Field(default=None, alias="roster")
-    """Who began, with their keys. The file keeps the key by which earlier versions wrote it."""
+    participants: Participants | None = None
+    """The participants with their keys."""
     shares: SealedShares | None = None
-    """What was sealed for the others; sent again as it is."""
+    """The shares sealed for the others, sent unchanged on every call."""
     own: tuple[str, str] | None = None
-    """This contributor's own shares, of its seed and of its mask key."""
+    """This contributor's own shares of its seed and mask key."""
     received: dict[str, tuple[str, str]] | None = None
-    """Shares of the others' seeds and mask keys; with it the list of who masks is fixed."""
+    """Shares of the others' seeds and mask keys; they fix the list of masking participants."""
     votes: str | None = None
-    """sha256 of the one vector that was masked."""
+    """SHA-256 of the only vector that was masked."""
     survivors: list[str] | None = None

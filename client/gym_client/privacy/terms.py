@@ -1,4 +1,4 @@
-"""What a hub's rounds cost the examples of this machine, what the hub promises, and what the policy says to it."""
+"""Privacy terms: a round's cost, the hub's promises, and their check against the policy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 _PER_CONTRIBUTOR_BYTES = 1000
-"""Sealed shares, what is promised of them, and shares that are revealed, for one other contributor; rounded up."""
+"""Bytes for each other contributor, rounded up: sealed shares, commitments and revealed shares."""
 
 
 @dataclass(frozen=True)
 class SecureTerms:
-    """A hub's secure rounds.
+    """The terms of a hub's secure rounds.
 
     Attributes:
         threshold: Contributors that must stay to the end, as the hub announces it.
@@ -35,7 +35,7 @@ class SecureTerms:
 
     @classmethod
     def parse(cls, text: str) -> SecureTerms | None:
-        """From ``StatusReply.privacy_json``; None for a hub that sees every update.
+        """Parse ``StatusReply.privacy_json``; None for a hub that sees every update.
 
         Raises:
             GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
@@ -55,29 +55,29 @@ class SecureTerms:
 
     @property
     def most(self) -> int:
-        """Contributors of a round, at most: with more, a hub could split them in two; see ``check_majority``."""
+        """Maximum contributors of a round; a hub could split more than that into two groups, see ``check_majority``."""
         return 2 * self.threshold - 1
 
     def update_bytes(self, base: BaseSpec) -> int:
-        """Size of the masked votes when so many take part; fewer send as much or less."""
+        """Return the size of masked votes with the maximum number of contributors."""
         from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 
         return masked_bytes(base, bits_for(self.most))
 
     @property
     def message_bytes(self) -> int:
-        """Size of all other messages of a round, at most."""
+        """Maximum size of all other messages of a round."""
         return _PER_CONTRIBUTOR_BYTES * self.most
 
 
 @dataclass(frozen=True)
 class Promises:
-    """What a hub says of privacy before a contributor joins: ``StatusReply.privacy_json``.
+    """A hub's privacy promises before joining, from ``StatusReply.privacy_json``.
 
     Attributes:
         central: Its own differential privacy, contributor-level: budget, what is spent, adjacency; None for none.
-        secure_aggregation: Whether it learns sums of updates alone.
-        threshold: Of how many updates at least; 0 where it sees each.
+        secure_aggregation: True if the hub only learns sums of updates.
+        threshold: The minimum number of updates in a sum; 0 if the hub sees each update.
     """
 
     central: dict[str, Any] | None = None
@@ -86,7 +86,7 @@ class Promises:
 
     @classmethod
     def parse(cls, text: str) -> Promises:
-        """From a hub's status; empty text promises nothing.
+        """Parse the promises in a hub's status; empty text promises nothing.
 
         Raises:
             GymError: ``POLICY_REFUSED`` for what is no such promise.
@@ -109,29 +109,29 @@ class Promises:
 
     @property
     def hub_epsilon(self) -> float:
-        """The budget of the hub's own privacy; infinite where it has none."""
+        """The budget of the hub's own privacy; infinite if it has none."""
         return math.inf if self.central is None else float(self.central["epsilon"])
 
     @property
     def hub_delta(self) -> float:
-        """At which that budget is stated; infinite where there is none."""
+        """The delta of that budget; infinite if there is none."""
         return math.inf if self.central is None else float(self.central["target_delta"])
 
 
 @dataclass(frozen=True)
 class PrivacyTerms:
-    """What is shown before joining.
+    """Privacy terms as displayed before joining.
 
     Attributes:
-        epsilon_per_round: Of an example in one round; None where the recipe has no privacy, and it is infinite.
+        epsilon_per_round: The epsilon of an example in one round; None without ``recipe.privacy``, when it is infinite.
         epsilon_after_all: After ``num_rounds`` rounds of this hub alone.
-        epsilon_spent: Of this data at all hubs, before.
-        epsilon_with_spent: Of this data at all hubs after all rounds of this one.
-        target_delta: At which epsilon is stated.
+        epsilon_spent: The epsilon that this data has spent at all hubs.
+        epsilon_with_spent: The same after all rounds of this hub.
+        target_delta: The delta of these values.
         num_rounds: Rounds of the hub.
         local: The recipe's settings.
-        central: What the hub promises of its own, contributor-level.
-        secure_aggregation: Whether the hub learns sums of updates alone.
+        central: The hub's promise of contributor-level privacy.
+        secure_aggregation: True if the hub only learns sums of updates.
     """
 
     epsilon_per_round: float | None
@@ -145,7 +145,7 @@ class PrivacyTerms:
     secure_aggregation: bool
 
     def lines(self) -> list[str]:
-        """For people, a line each."""
+        """Describe the terms, one line each."""
         sees = (
             "only the sum of all updates"
             if self.secure_aggregation
@@ -179,10 +179,10 @@ class PrivacyTerms:
 
 
 def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
-    """A private round as the accountant sees it, before it is trained; see ``make_plan`` for what is raised.
+    """Plan a private round before training; raises as ``make_plan``.
 
     Args:
-        recipe: Of the round.
+        recipe: The round's recipe.
         num_rows: All rows that are given, those with nothing to learn too: they are in the batches like any other.
     """
     from pathlib import Path
@@ -201,7 +201,7 @@ def make_terms(
     data: str,
     num_rounds: int,
 ) -> PrivacyTerms:
-    """Put the terms together; ``plan`` is None where the recipe has no privacy."""
+    """Create the terms; ``plan`` is None if the recipe has no privacy."""
     if plan is None:
         spent, per_round, after_all, together, target = book.epsilon(data), None, None, None, None
     else:
@@ -254,7 +254,7 @@ def check_promises(policy: Policy, promises: Promises) -> None:
 
 
 def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> None:
-    """Refuse a hub that promises less of its own than was shown before joining, or than the policy wants.
+    """Refuse a hub that promises less privacy than before joining, or than the policy requires.
 
     Raises:
         GymError: ``POLICY_REFUSED`` naming the promise.
@@ -275,7 +275,7 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
 
 
 def require_sums(promised: Promises, asked: SecureTask | None) -> None:
-    """Refuse a task that gives the hub more of an update than the sum that was shown before joining.
+    """Refuse a task that reveals more of an update than the sum promised before joining.
 
     Raises:
         GymError: ``POLICY_REFUSED``.
@@ -289,7 +289,7 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
 
 
 def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe) -> None:
-    """Refuse a task that protects examples less than what was shown before joining.
+    """Refuse a task that protects examples less than the recipe announced before joining.
 
     Raises:
         GymError: ``POLICY_REFUSED`` naming the setting.
@@ -299,13 +299,14 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
     if asked.privacy is None:
         raise _changed("the task has no recipe.privacy, which was announced before joining")
     before, now = announced.privacy, asked.privacy
-    for name, said, wanted in (
+    for name, announced_value, task_value in (
         ("algorithm", announced.algorithm, asked.algorithm),
         ("max_length", announced.max_length, asked.max_length),
     ):
-        if said != wanted:
+        if announced_value != task_value:
             raise _changed(
-                f"the task's recipe.{name} is {wanted!r}, and {said!r} was announced: it decides which rows are left"
+                f"the task's recipe.{name} is {task_value!r}, and {announced_value!r} was announced: it decides "
+                "which rows are left"
             )
     for name, was, value, worse in (
         (
@@ -329,10 +330,10 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
             )
 
 
-def _changed(what: str) -> GymError:
+def _changed(change: str) -> GymError:
     return GymError(
         ErrorCode.POLICY_REFUSED,
-        what,
+        change,
         "the hub changed its terms after you joined; look at them again with gym-client join",
     )
 
@@ -342,7 +343,7 @@ def _batch(recipe: TrainingRecipe) -> int:
 
 
 def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Plan) -> None:
-    """Refuse a round that would cost the examples of ``data`` more than the policy allows, over all hubs.
+    """Refuse a round if ``data`` would exceed the policy's privacy budget over all hubs.
 
     Raises:
         GymError: ``POLICY_REFUSED`` with what is spent and what it would be.
@@ -361,7 +362,7 @@ def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Pl
 
 
 def charge_for(plan: Plan, steps: int, *, data: str, server: str, server_round: int, delta: str) -> Charge:
-    """The line of an update of ``steps`` private steps."""
+    """Create the charge for an update of ``steps`` private steps."""
     return Charge(
         data=data,
         server=server,

@@ -17,7 +17,7 @@ from gym_client.cli.join import JoinOptions, join
 from gym_client.cli.terminal import Consent
 from gym_client.display import (
     Display,
-    Narrator,
+    EventReporter,
     PhaseLines,
     PlainDisplay,
     TerminalDisplay,
@@ -247,7 +247,7 @@ def test_an_answer_that_is_sent_again_prolongs_the_lease_first(scene: Scene) -> 
 
 def test_a_silence_is_broken_by_what_goes_on_and_not_when_nothing_does() -> None:
     inner, clock = Silence(), Clock()
-    narrator = Narrator(inner, often=False, clock=clock)
+    narrator = EventReporter(inner, often=False, clock=clock)
     narrator.busy("loading the model")
     shown = []
     for _ in range(100):  # ten seconds
@@ -281,7 +281,7 @@ def test_lines_of_a_phase_are_ten_and_more_where_a_step_takes_long() -> None:
 
 def test_news_begin_the_silence_anew() -> None:
     inner, clock = Silence(), Clock()
-    narrator = Narrator(inner, often=True, clock=clock)
+    narrator = EventReporter(inner, often=True, clock=clock)
     narrator.busy("preparing")
     for _ in range(10):
         clock.now += 1.4

@@ -382,7 +382,7 @@ def test_the_others_tasks_are_compared_again_before_each_stage_that_gives_someth
         began.of["ann"].confirm(began.survivors("ann", "bob"))
     path = next(ann.folder.glob("secure/*/state.json"))
     state = json.loads(path.read_text())
-    for signed in state["roster"]["adverts"]:
+    for signed in state["participants"]["adverts"]:
         if signed["advert"]["public_key"] == began.homes["bob"].key.public_key.hex():
             signed["advert"]["task"] = task_digest(other_task("version"))
     path.write_text(json.dumps(state))
