@@ -1,4 +1,4 @@
-"""What the hub's dashboard and the workbench share: login, live events, the static front end, and the server.
+"""Shared parts of the hub's dashboard and the workbench: login, live events, static files and the web server.
 
 The pages are ES modules without a build step (``static/``). They read a JSON API and one stream of server-sent events.
 """

@@ -1,4 +1,4 @@
-"""Who may see and do what: roles, sessions, and the checks on every request.
+"""Access control for web pages: roles, sessions, and checks of every request.
 
 A session begins with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, where a face is
 public, without anything as a viewer. Its cookie is HttpOnly and SameSite=Strict. What changes something needs the role
@@ -29,13 +29,13 @@ from gym_fed.web.keys import WebKeys
 CSRF_HEADER = "x-csrf-token"
 SESSION_SECONDS = 7 * 86_400
 MAX_SESSIONS = 1000
-"""Beyond this the oldest session ends."""
+"""Limit of all sessions; the oldest one ends first."""
 MAX_SESSIONS_OF_KEY = 100
-"""Beyond this the oldest of the same key ends, so that nobody's logins end the session of another."""
+"""Limit of one key's sessions, so that logins with one key cannot end the sessions of others."""
 
 
 class Role(IntEnum):
-    """What a visitor may do; a larger role may do all that a smaller one may."""
+    """The permissions of a visitor; a higher role includes those of the lower ones."""
 
     VIEWER = 1
     OPERATOR = 2
@@ -43,13 +43,13 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sent a request.
+    """The sender of a request.
 
     Attributes:
         name: Of the key; ``token`` for the one in the printed URL, ``public`` for who did not log in.
-        csrf: What a request that changes something repeats; empty where nothing may be changed.
+        csrf: The token that a changing request must repeat; empty for viewers.
         expires_at: Unix seconds.
-        key_id: Of the key; its name may be another key's by now.
+        key_id: The id of the visitor's key, since its name may belong to another key by now.
     """
 
     name: str
@@ -60,19 +60,19 @@ class Visitor:
 
 
 TOKEN = "token"
-"""Name of a visitor who came by the printed URL; no key may have it."""
+"""The name of a visitor with the printed URL; no key may have this name."""
 
 PUBLIC = Visitor("public", Role.VIEWER)
 
 
 class Access:
-    """Decides on requests; one for each served address.
+    """Checks the requests of one served address.
 
     Args:
         cookie: Its name. Browsers send a host's cookies to all of its ports, so it holds the port.
-        token: Of the printed URL; None where keys are needed.
+        token: The printed URL's token; None if keys are required.
         keys: The file of keys; None where there is none.
-        public: Whether everybody is a viewer.
+        public: True if everybody is a viewer.
         secure: Whether the cookie is for TLS alone.
     """
 
@@ -91,47 +91,47 @@ class Access:
         self._lock = threading.Lock()
 
     def visitor(self, request: HTTPConnection) -> Visitor | None:
-        """Who sent this request; None for nobody that is known here."""
+        """Return the sender of a request; None if unknown."""
         session = request.cookies.get(self.cookie, "")
         with self._lock:
-            found = self._sessions.get(session)
-            if found is not None and (found.expires_at <= time.time() or not self._is_known(found)):
+            visitor = self._sessions.get(session)
+            if visitor is not None and (visitor.expires_at <= time.time() or not self._is_known(visitor)):
                 del self._sessions[session]
-                found = None
-        return found or (PUBLIC if self.public else None)
+                visitor = None
+        return visitor or (PUBLIC if self.public else None)
 
     def require(self, request: HTTPConnection, role: Role = Role.VIEWER) -> Visitor:
-        """The visitor, who has at least this role.
+        """Return the visitor, who must have at least this role.
 
         Raises:
             GymError: ``UNAUTHENTICATED``, ``PERMISSION_DENIED``.
         """
-        found = self.visitor(request)
-        if found is None:
+        visitor = self.visitor(request)
+        if visitor is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 "this page needs a login",
                 "open the URL with the token that the command printed, or log in with a key",
             )
-        if found.role < role:
+        if visitor.role < role:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"{found.name} may look and not change anything",
+                f"{visitor.name} may look and not change anything",
                 "log in with a key of role operator",
             )
-        return found
+        return visitor
 
     def require_change(self, request: HTTPConnection) -> Visitor:
-        """An operator whose page sent this request, and not a page of another site.
+        """Return the operator, whose request must come from a page of this server.
 
         Raises:
             GymError: ``UNAUTHENTICATED``, ``PERMISSION_DENIED``.
         """
-        found = self.require(request, Role.OPERATOR)
+        visitor = self.require(request, Role.OPERATOR)
         given = request.headers.get(CSRF_HEADER, "")
-        if not found.csrf or not hmac.compare_digest(given.encode(), found.csrf.encode()):
+        if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
             raise GymError(ErrorCode.PERMISSION_DENIED, "the request lacks its CSRF token", "reload the page")
-        return found
+        return visitor
 
     def require_place(self, request: HTTPConnection) -> None:
         """Refuse a request for another host, or from a page of another site.
@@ -154,7 +154,7 @@ class Access:
             )
 
     def login(self, secret: str) -> str:
-        """Begin a session with the token or a key.
+        """Start a session with the token or a key.
 
         Returns:
             The cookie's value.
@@ -165,7 +165,8 @@ class Access:
         return self._begin(self._known(secret))
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
-        """Who sent a request with ``Authorization: Bearer`` and the token or a key; None without such a header.
+        """Return the sender of a request with ``Authorization: Bearer`` and the token or a key; None without this
+        header.
 
         A program has no session, and changes nothing.
 
@@ -178,12 +179,12 @@ class Access:
         return self._known(secret.strip())
 
     def logout(self, request: HTTPConnection) -> None:
-        """End the session of a request, where it has one."""
+        """End the session of a request, if it has one."""
         with self._lock:
             self._sessions.pop(request.cookies.get(self.cookie, ""), None)
 
     def set_cookie(self, response: Response, session: str) -> None:
-        """Give the session to the browser."""
+        """Set the session cookie."""
         response.set_cookie(
             self.cookie,
             session,
@@ -195,20 +196,21 @@ class Access:
         )
 
     def _known(self, secret: str) -> Visitor:
-        """Whom the token or a key stands for; without a session."""
+        """Return the visitor of the token or a key, without a session."""
         if self._token is not None and hmac.compare_digest(secret.encode(), self._token.encode()):
             return Visitor(TOKEN, Role.OPERATOR)
-        found = self._keys.find(secret) if self._keys is not None else None
-        if found is None:
+        key = self._keys.find(secret) if self._keys is not None else None
+        if key is None:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 "the token or key is unknown here",
                 "a token is new at every start: take the URL that the command printed last",
             )
-        return Visitor(found.name, Role[found.role.upper()], key_id=found.key_id)
+        return Visitor(key.name, Role[key.role.upper()], key_id=key.key_id)
 
     def _is_known(self, visitor: Visitor) -> bool:
-        """Whether the key that began the session is there with its role. Another key may have its name by now."""
+        """Return True if the key that started the session still exists with its role. Its name may belong to another
+        key by now."""
         if visitor.name == TOKEN or self._keys is None:
             return True
         began = (visitor.name, visitor.key_id, visitor.role)
@@ -218,7 +220,7 @@ class Access:
         session = secrets.token_urlsafe(32)
         csrf = secrets.token_urlsafe(32) if known.role is Role.OPERATOR else ""
         with self._lock:
-            own = [other for other, one in self._sessions.items() if one.name == known.name]
+            own = [other for other, visitor in self._sessions.items() if visitor.name == known.name]
             if len(own) >= MAX_SESSIONS_OF_KEY:
                 del self._sessions[own[0]]
             self._sessions[session] = replace(known, csrf=csrf, expires_at=time.time() + SESSION_SECONDS)
@@ -228,12 +230,12 @@ class Access:
 
 
 def new_token() -> str:
-    """For the printed URL."""
+    """Create a token for the printed URL."""
     return secrets.token_urlsafe(24)
 
 
 def _place(origin: str) -> str:
-    """Host and port of an ``Origin``; empty for ``null`` and what cannot be read."""
+    """Return host and port of an ``Origin``; empty for ``null`` and invalid values."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

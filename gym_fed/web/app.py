@@ -1,4 +1,4 @@
-"""The FastAPI application of a face: its pages and routes behind one set of checks.
+"""The FastAPI application of a site (dashboard or workbench): pages and routes behind the same access checks.
 
 A face (the hub's dashboard, the workbench) gives its routes and its folder of screens. Pages and static files are open
 to all, since they hold nothing; every route under ``/api`` and ``/events`` requires a visitor. Errors are JSON:
@@ -7,8 +7,10 @@ to all, since they hold nothing; every route under ``/api`` and ``/events`` requ
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -28,12 +30,18 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.version import __version__
 from gym_fed.web.access import Access, Role, Visitor
 from gym_fed.web.events import Feed
-from gym_fed.web.joined import STATIC, joined_files
+
+STATIC = Path(__file__).parent / "static"
+JOINED = {
+    "gym.css": ("text/css", ("vendor/uPlot.min.css", "gym.css")),
+    "charts.js": ("text/javascript", ("vendor/uPlot.iife.min.js", "charts.js")),
+}
+"""Combined files by their name below ``/static``: media type and parts. Module imports may follow any part."""
 
 MAX_BODY_BYTES = 4 * 2**20
-"""Of an operator's request."""
+"""Limit for an operator's request."""
 MAX_LOGIN_BYTES = 4096
-"""Of anybody else's: a body is held and parsed before a route looks who sent it."""
+"""Limit for other requests, since a body is read and parsed before a route checks the sender."""
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -51,11 +59,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Face:
-    """What is served under one address.
+    """The contents served at one address.
 
     Attributes:
-        name: In the title, ``hub`` or ``webui``.
-        title: For people; from outside, where a coordinator chose it.
+        name: The site's name: ``hub`` or ``webui``.
+        title: The displayed title, chosen by the coordinator and therefore untrusted.
         screens: Folder with ``index.html`` and the modules of its screens, served under ``/screens/``.
         routes: Under ``/api/v1``; those that change something depend on ``changing``.
         feed: Behind ``/events``.
@@ -75,7 +83,7 @@ class _Login(StrictModel):
 
 
 def create_app(face: Face, access: Access) -> FastAPI:
-    """The application of a face."""
+    """Create the application."""
     app = FastAPI(
         title=f"gym-fed {face.name}", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
     )
@@ -83,15 +91,15 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/api/v1/session")
     def session(request: Request) -> dict[str, Any]:
-        """Which face this is, and who the visitor is; of an operator also the CSRF token."""
-        found = access.visitor(request)
+        """Describe the site and the visitor; operators also get the CSRF token."""
+        sender = access.visitor(request)
         about = {"face": face.name, "title": face.title, "version": __version__}
-        if found is None:
+        if sender is None:
             return {**about, "visitor": None}
-        return {**about, "visitor": found.name, "role": found.role.name.lower(), "csrf": found.csrf}
+        return {**about, "visitor": sender.name, "role": sender.role.name.lower(), "csrf": sender.csrf}
 
     def page_of(request: Request) -> Response:
-        """The page with its session in it, which saves the first view a request."""
+        """Return the page with its session included, which saves the first view a request."""
         text = (face.screens / "index.html").read_text(encoding="utf-8")
         meta = f'<meta name="session" content="{escape(json.dumps(session(request)))}">'
         headers = {"Cache-Control": "no-store"}
@@ -99,7 +107,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/login")
     def login_by_url(request: Request, token: str = "") -> Response:
-        """The printed URL: its token begins a session, and the address is left without it."""
+        """Start a session with the printed URL's token and redirect to an address without it."""
         if not token:
             return page_of(request)
         response = RedirectResponse("/", 303)
@@ -108,7 +116,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.post("/api/v1/login")
     def login(given: _Login) -> Response:
-        """Begin a session with a key or the token."""
+        """Start a session with a key or the token."""
         response = JSONResponse({})
         access.set_cookie(response, access.login(given.key))
         return response
@@ -121,7 +129,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/events")
     async def events(request: Request, visitor: Looking, after: str = "") -> Response:
-        """``after`` is the last id of a page that had to open a new stream, which sends no such header."""
+        """Stream events. ``after`` is the last id of a page that opened a new stream without the standard header."""
         address = request.client.host if request.client else ""
         return face.feed.response(request.headers.get("last-event-id") or after, address)
 
@@ -133,7 +141,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/{path:path}")
     def page(request: Request, path: str) -> Response:
-        """One page for every screen: its script looks at the path."""
+        """Return the page for any screen; its script reads the path."""
         if path.startswith(("api/", "events", "static/", "screens/")):
             raise GymError(ErrorCode.NOT_FOUND, f"/{path} is not here")
         return page_of(request)
@@ -145,25 +153,25 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
 
 def looking(request: Request) -> Visitor:
-    """Dependency of what shows something: a visitor."""
+    """Require a visitor."""
     access: Access = request.app.state.access
     return access.require(request)
 
 
 def operating(request: Request) -> Visitor:
-    """Dependency of what is shown to an operator alone."""
+    """Require an operator, for reading."""
     access: Access = request.app.state.access
     return access.require(request, Role.OPERATOR)
 
 
 def measuring(request: Request) -> Visitor:
-    """Dependency of what monitoring reads: a visitor, or a program that sends the token or a key with its request."""
+    """Require a visitor, or a program that sends the token or a key, for monitoring."""
     access: Access = request.app.state.access
     return access.bearer(request) or access.require(request)
 
 
 def changing(request: Request) -> Visitor:
-    """Dependency of what changes something: an operator, by a page of ours."""
+    """Require an operator and the CSRF token, for changes."""
     access: Access = request.app.state.access
     return access.require_change(request)
 
@@ -200,7 +208,7 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 class _Guarded:
-    """ASGI middleware: the place of every request, the size of its body, and the headers of every response."""
+    """ASGI middleware that checks host, origin and body size and sets response headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -255,3 +263,24 @@ class _Guarded:
             if not begun:
                 defect = GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace")
                 await _answer(defect)(scope, receive, sending)
+
+
+def joined_files() -> APIRouter:
+    """Create the routes of ``JOINED``, which must precede the mounted folder."""
+    routes = APIRouter()
+    for name, (kind, parts) in JOINED.items():
+        body = b"\n".join((STATIC / part).read_bytes() for part in parts)
+        routes.get(f"/static/{name}")(_sender(body, kind))
+    return routes
+
+
+def _sender(body: bytes, kind: str) -> Callable[[Request], Response]:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"ETag": tag}
+
+    def send(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=kind, headers=headers)
+
+    return send

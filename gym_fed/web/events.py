@@ -1,4 +1,4 @@
-"""Server-sent events: one publisher, many readers, and none of them can hold up another.
+"""Server-sent events from one publisher to many readers, where a slow reader delays no other.
 
 An event is encoded once. Each reader has a bounded queue; one that falls behind is sent ``reload`` and disconnected.
 The browser then reads the page's data again. Events with an id are those of a stored sequence (the hub's ledger): a
@@ -24,16 +24,16 @@ MAX_READERS = 400
 MAX_READERS_OF_ADDRESS = 64
 QUEUE_LENGTH = 256
 KEEPALIVE_SECONDS = 20.0
-"""A comment so often keeps proxies from closing a silent stream."""
+"""Interval of comments that keep proxies from closing an idle stream."""
 
 
 @dataclass(frozen=True)
 class PageEvent:
-    """Something that pages are sent.
+    """An event for open pages.
 
     Attributes:
         kind: The name that pages listen for.
-        data: What ``JSON.parse`` gives them.
+        data: The event's JSON value.
         id: Its place in the stored sequence; None for what is only of the moment.
     """
 
@@ -42,7 +42,7 @@ class PageEvent:
     id: int | None = None
 
     def encoded(self) -> bytes:
-        """As it is sent: lines of ``event``, ``id`` and ``data``. JSON has no line end of its own."""
+        """Encode the event as ``event``, ``id`` and ``data`` lines; JSON contains no newlines."""
         head = f"event: {self.kind}\n" + ("" if self.id is None else f"id: {self.id}\n")
         return f"{head}data: {json.dumps(self.data, separators=(',', ':'))}\n\n".encode()
 
@@ -51,7 +51,7 @@ RELOAD = PageEvent("reload", {"why": "this page fell behind"})
 
 
 class _Reader:
-    """One open page."""
+    """The stream of one page."""
 
     def __init__(self) -> None:
         self.queue: deque[tuple[int | None, bytes]] = deque()
@@ -60,7 +60,7 @@ class _Reader:
 
 
 class Feed:
-    """Fans events out to the open pages of one event loop. ``publish`` is safe from any thread.
+    """Distribute events to the open pages of one event loop. ``publish`` is safe from any thread.
 
     Args:
         since: Events of the stored sequence after an id, oldest first, with how a stream begins; called in a thread.
@@ -73,7 +73,7 @@ class Feed:
         self._readers: set[_Reader] = set()
         self._addresses: dict[str, int] = {}
         self.has_readers = threading.Event()
-        """Set while a page is open, so that nobody looks for news that no page is sent."""
+        """Set while a page is open; without one, no events need to be collected."""
 
     def __len__(self) -> int:
         return len(self._readers)
@@ -85,17 +85,17 @@ class Feed:
             loop.call_soon_threadsafe(self._put, event.id, event.encoded())
 
     def close(self) -> None:
-        """End every stream, so that the server can stop. For the loop's thread."""
+        """End all streams so that the server can stop. Call this in the loop's thread."""
         for reader in self._readers:
             reader.is_behind = True
             reader.woken.set()
 
     def response(self, last_event_id: str | None, address: str) -> StreamingResponse:
-        """The stream of one page.
+        """Create the stream of one page.
 
         Args:
             last_event_id: The header ``Last-Event-ID``; what is no number counts as none.
-            address: Whose streams are counted together.
+            address: The address whose streams are limited together.
 
         Raises:
             GymError: ``QUOTA_EXCEEDED`` where as many pages are open as may be.

@@ -1,4 +1,4 @@
-"""``web_keys.json``: who may log in to the pages on an address that others reach.
+"""Login keys for pages that other machines can reach, in ``web_keys.json``.
 
 A key is ``gymweb-`` and 32 random bytes, shown once. The file has its scrypt hash (RFC 7914), a name and a role. It is
 read again when it changes, so that keys are added and removed while the pages are served.
@@ -29,16 +29,16 @@ _PREFIX = "gymweb-"
 _RESERVED = ("token", "public")
 """Names of visitors without a key."""
 _LOGINS_PER_MINUTE = 30
-"""With one key: a login costs scrypt's 16 MB and some tens of milliseconds, and nobody's keep others out."""
+"""Logins per key and minute, since each costs scrypt's 16 MB; the limit of one key does not affect others."""
 
 
 class WebKey(StrictModel):
-    """One key, without the key."""
+    """A key's record, without the key itself."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$")
     role: Literal["viewer", "operator"]
     key_id: str = Field(pattern=r"^[0-9a-f]{8}$")
-    """The key's own first characters, by which it is found: one hash a login, however many keys there are."""
+    """The first characters of the key, which select the record, so that each login needs a single hash."""
 
     salt: str = Field(pattern=r"^[0-9a-f]{32}$")
     scrypt: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -53,7 +53,7 @@ class _Document(StrictModel):
 
 
 class WebKeys:
-    """The file of keys; from any thread.
+    """A file of keys. Safe from any thread.
 
     Args:
         path: JSON, mode 0600.
@@ -67,18 +67,18 @@ class WebKeys:
         self._keys: tuple[WebKey, ...] = ()
 
     def all(self) -> tuple[WebKey, ...]:
-        """All keys; none where there is no file.
+        """Return all keys; none if there is no file.
 
         Raises:
             GymError: ``STATE_CORRUPT``.
         """
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             return ()
-        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen != self._seen:
-            if found.st_size > MAX_FILE_BYTES:
+            if status.st_size > MAX_FILE_BYTES:
                 raise GymError(ErrorCode.STATE_CORRUPT, f"{self.path}: is larger than {MAX_FILE_BYTES} bytes")
             try:
                 self._keys = _Document.model_validate_json(self.path.read_bytes()).keys
@@ -88,7 +88,7 @@ class WebKeys:
         return self._keys
 
     def add(self, name: str, role: str) -> str:
-        """Make a key.
+        """Create a key.
 
         Returns:
             The key, which is stored nowhere.
@@ -118,7 +118,7 @@ class WebKeys:
         return secret
 
     def remove(self, name: str) -> None:
-        """Remove a key; the sessions that it began end with it.
+        """Remove a key and its sessions.
 
         Raises:
             GymError: ``NOT_FOUND``, ``STATE_CORRUPT``.
@@ -129,23 +129,23 @@ class WebKeys:
         self._write(tuple(key for key in known if key.name != name))
 
     def find(self, secret: str) -> WebKey | None:
-        """The key that ``secret`` is; None for no key.
+        """Return the record of a key; None if unknown.
 
         Raises:
             GymError: ``BUSY`` after too many logins in a minute; ``STATE_CORRUPT``.
         """
         key_id = _key_id(secret)
         with self._lock:  # one hash at a time
-            found = next((key for key in self.all() if key_id and key.key_id == key_id), None)
-            if found is None:
+            record = next((key for key in self.all() if key_id and key.key_id == key_id), None)
+            if record is None:
                 return None
             now = time.monotonic()
             attempts = [at for at in self._attempts.get(key_id, ()) if at > now - 60]
             if len(attempts) >= _LOGINS_PER_MINUTE:
                 raise GymError(ErrorCode.BUSY, "too many logins", "try again in a minute")
             self._attempts[key_id] = [*attempts, now]
-            right = hmac.compare_digest(found.scrypt, _scrypt(secret, bytes.fromhex(found.salt)))
-        return found if right else None
+            right = hmac.compare_digest(record.scrypt, _scrypt(secret, bytes.fromhex(record.salt)))
+        return record if right else None
 
     def _write(self, keys: tuple[WebKey, ...]) -> None:
         document = _Document(keys=keys).model_dump()

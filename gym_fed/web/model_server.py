@@ -1,4 +1,4 @@
-"""A model that pages have answers from: a `gym api` as a child process on loopback.
+"""A `gym api` child process on loopback that answers prompts from pages.
 
 Its key is random and known to this process alone, so that no other page or program can use it. A child ends when its
 standard input does: with its parent, however that ends.
@@ -24,22 +24,22 @@ from gym_fed.core.errors import GymError
 from gym_fed.serving.http.keys import KeyFile
 
 SERVED_NAME = "base"
-"""What every child calls its base, whatever its folder's name is; a variant is ``base:NAME``."""
+"""The served name of every base; a variant is ``base:NAME``."""
 KEPT_LINES = 200
 LINE_LENGTH = 2000
 _STOP_SECONDS = 5
 _CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
-"""Between two tokens; `gym api` ends an answer that takes longer."""
+"""Maximum seconds between two tokens; `gym api` has its own limit for an answer."""
 ENDED = "the model's server has ended; its output says why"
 
 
 class ModelServer:
-    """One `gym api`, from its start to its end.
+    """A `gym api` process.
 
     Args:
-        base: What it serves: a name, or a folder.
-        folder: Where it runs.
+        base: The base to serve: a name or a folder.
+        folder: The working folder.
         variants: Folder of variants; None where there is none.
         changed: Called after every change of its status.
         settings: Further ``a.b=value`` of ``ServingConfig``.
@@ -48,8 +48,8 @@ class ModelServer:
 
     Attributes:
         status: ``loading``, ``ready``, ``failed``, or ``ended`` where it was stopped.
-        url: Of its API, once it is ready.
-        key: For its API.
+        url: The URL of its API, once it is ready.
+        key: The key of its API.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ModelServer:
             [
                 *module_command("gym_fed.cli.main", "api", f"--base={base}", *store),
                 *("--host=127.0.0.1", "--port=0", f"--api-keys={keys}"),
-                *(f"--set={one}" for one in (f"served_name={SERVED_NAME}", *settings)),
+                *(f"--set={setting}" for setting in (f"served_name={SERVED_NAME}", *settings)),
                 *("--until-eof", "--drain-seconds=0", "--json"),
             ],
             stdin=subprocess.PIPE,
@@ -92,11 +92,11 @@ class ModelServer:
             put_last(self._process.pid)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        said = self._in_thread(self._keep, self._process.stderr)
-        self._in_thread(self._watch, self._process.stdout, said)
+        reader = self._in_thread(self._keep, self._process.stderr)
+        self._in_thread(self._watch, self._process.stdout, reader)
 
     def facts(self) -> dict[str, Any]:
-        """As pages get it: without the key, and without the address."""
+        """Return the server's state for pages, without key and address."""
         ready_at = self.ready_at or time.time()
         return {
             "base": self.base,
@@ -107,7 +107,7 @@ class ModelServer:
         }
 
     def stop(self) -> None:
-        """End it; answers under way are cancelled."""
+        """Stop the process and cancel its answers."""
         self.status = "ended"
         assert self._process.stdin is not None
         with suppress(OSError):
@@ -115,7 +115,7 @@ class ModelServer:
         self._in_thread(self._end)
 
     def wait(self) -> None:
-        """Until the process has ended."""
+        """Wait until the process has ended."""
         self._process.wait()
 
     def _in_thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
@@ -129,7 +129,7 @@ class ModelServer:
             text = line.rstrip("\n") if error is None else f"error ({error.code.value}): {error}"
             self._output.append(text[:LINE_LENGTH])
 
-    def _watch(self, stream: IO[str], said: threading.Thread) -> None:
+    def _watch(self, stream: IO[str], reader: threading.Thread) -> None:
         line = stream.readline()
         with suppress(ValueError, KeyError):
             self.url = str(json.loads(line)["url"])
@@ -137,7 +137,7 @@ class ModelServer:
                 self.status, self.ready_at = "ready", time.time()
         self._changed()
         self._process.wait()
-        said.join(_STOP_SECONDS)
+        reader.join(_STOP_SECONDS)
         self._private.cleanup()
         if self.status != "ended":
             self.status = "failed"
@@ -153,11 +153,11 @@ class ModelServer:
 
 
 async def stream_answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterator[bytes]:
-    """The stream of `gym api`, as it comes. Its reader cancels the answer by leaving.
+    """Stream a response of `gym api`; closing the stream cancels the answer.
 
     Args:
-        url: Of the API.
-        key: For it.
+        url: The URL of the API.
+        key: The key of the API.
         body: With ``stream``.
     """
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=_CONNECT_SECONDS)
@@ -176,7 +176,7 @@ async def stream_answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterat
 
 
 def refusal_of(data: bytes) -> str:
-    """Why `gym api` refused, as it said."""
+    """Return the reason of a refusal by `gym api`."""
     try:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -184,5 +184,5 @@ def refusal_of(data: bytes) -> str:
 
 
 def _failed(why: str) -> bytes:
-    """The event that ends a stream in place of ``[DONE]``, as `gym api` itself ends one."""
+    """Create the event that ends a failed stream in place of ``[DONE]``, as in `gym api`."""
     return f"data: {json.dumps({'error': {'message': why}})}\n\n".encode()

@@ -1,4 +1,4 @@
-"""Serves a face: in the foreground for `gym webui`, in a thread of its own beside a hub."""
+"""Serve a site: in the foreground for `gym webui`, in a thread for a hub's dashboard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gym_fed.web.app import Face, create_app
 from gym_fed.web.keys import WebKeys
 
 _CONNECTIONS = ConnectionsConfig(max_connections=600)
-"""Open streams among them. Silent and slow ones are closed, so that none takes the files that the hub needs to open."""
+"""Limit of connections including open streams. Idle and slow ones are closed, to leave file descriptors to the hub."""
 _STOP_SECONDS = 3
 
 _log = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Tls:
-    """A certificate for the pages.
+    """A TLS certificate for the pages.
 
     Attributes:
         certificate: PEM.
         key: PEM.
-        passphrase: Of an encrypted key.
+        passphrase: The passphrase of an encrypted key.
     """
 
     certificate: Path
@@ -46,13 +46,13 @@ class Tls:
 
 
 class WebServer:
-    """One face at one address. Opening it takes the address; ``run`` or ``start`` serves.
+    """A web server with its own address. Creating it binds the address; ``run`` or ``start`` serves.
 
     Args:
-        face: What is served.
+        face: The site to serve.
         listen: ``host:port``; port 0 for a free one.
         keys: The file of keys, for an address that others reach.
-        public: Whether everybody is a viewer.
+        public: True if everybody is a viewer.
         tls: None for plain HTTP: on loopback, or behind a proxy.
         add_key: The command that adds a key, for the hint.
 
@@ -80,10 +80,10 @@ class WebServer:
         self._listener = bound(listen)
         port = self._listener.getsockname()[1]
         self.address = url_of(self._listener, "http" if tls is None else "https")
-        """Without a token."""
+        """The URL without a token."""
         token = new_token() if here else None
         self.url = self.address if token is None else f"{self.address}/login?token={token}"
-        """What is printed; with the token where there is one."""
+        """The URL to print, with the token if there is one."""
         access = Access(
             f"gym_{face.name}_{port}", token=token, keys=keys, public=public, secure=tls is not None
         )
@@ -108,7 +108,7 @@ class WebServer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM. For the main thread."""
+        """Serve until SIGINT or SIGTERM; requires the main thread."""
 
         async def serve() -> None:
             on_stop_signals(lambda number: self._server.handle_exit(number, None))
@@ -120,12 +120,12 @@ class WebServer:
             self._listener.close()
 
     def start(self) -> None:
-        """Serve from a thread until ``stop``. A failure is logged, and is nobody else's."""
+        """Serve in a thread until ``stop``. Failures are logged and affect nothing else."""
         self._thread = threading.Thread(target=self._beside, name="web", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End what ``start`` began: streams end, and requests have some seconds."""
+        """Stop the thread of ``start``: streams end, and requests have some seconds."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS + 2)
@@ -146,14 +146,14 @@ class WebServer:
                 task.cancel()
 
     async def _end_streams(self) -> None:
-        """A stopping server waits for open responses, and streams have no end of their own."""
+        """End streams when the server stops, which would otherwise wait for them."""
         while not self._server.should_exit:
             await asyncio.sleep(0.2)
         self._feed.close()
 
 
 class _GuestServer(uvicorn.Server):
-    """Leaves signals to its owner."""
+    """A uvicorn server that leaves signals to its owner."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -161,7 +161,7 @@ class _GuestServer(uvicorn.Server):
 
 
 def bound(listen: str) -> socket.socket:
-    """The listening socket of ``host:port``.
+    """Bind the listening socket of ``host:port``.
 
     Raises:
         GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.

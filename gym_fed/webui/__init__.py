@@ -1,1 +1,1 @@
-"""`gym webui`: the workbench of one machine in a browser. Runs are processes of their own, which outlive it."""
+"""The workbench of `gym webui`. Its runs are independent processes that outlive it."""

@@ -1,4 +1,4 @@
-"""Curves of a run: figures read as their files grow, and thinned to what a page can draw.
+"""Training curves, read as their files grow and thinned for display.
 
 Only what was appended since the last look is read and parsed. A file that was cut and written again, as a resumed run
 does with the steps that it repeats, is read again.
@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 MAX_POINTS = 2000
-"""Of one series in one answer."""
+"""Maximum points of one series in a response."""
 MAX_SERIES = 64
-"""Of one run; those that are logged first."""
+"""Maximum series of one run, in the order of logging."""
 _MAX_READ_BYTES = 256 * 2**20
-"""Of one file; what lies behind is not drawn."""
+"""Maximum bytes read of one file; later values are not drawn."""
 _MAX_NAME = 120
 _KEPT_RUNS = 32
 _TAIL_BYTES = 64
 
 Point = tuple[int, float | None]
-"""Step and value; None where the value is no finite number."""
+"""Step and value; None if the value is not finite."""
 
 
 @dataclass
 class Series:
-    """One figure over steps, in the order in which it was logged."""
+    """One metric over steps, in the order of logging."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -46,13 +46,13 @@ class Series:
         high: float = math.inf,
         most: int = MAX_POINTS,
     ) -> list[Point]:
-        """Points from a step on and within a range of steps, thinned to ``most``."""
+        """Return points from a step on and within a range of steps, thinned to ``most``."""
         first = 0 if since is None else self._first_from(since)
         chosen = [i for i in range(first, len(self.steps)) if low <= self.steps[i] <= high]
         return thinned([(self.steps[i], self.values[i]) for i in chosen], most)
 
     def _first_from(self, step: int) -> int:
-        """The place of the first point of ``step`` or a later one, looked for from the end."""
+        """Return the index of the first point of ``step`` or a later one, searching from the end."""
         at = len(self.steps)
         while at and self.steps[at - 1] >= step:
             at -= 1
@@ -60,22 +60,22 @@ class Series:
 
 
 def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[Point]:
-    """At most ``most`` points that show every spike: the least and the largest of each part, and both ends.
+    """Reduce a series to ``most`` points that keep every spike: minimum and maximum of each part, and both ends.
 
     A part with a value that is no finite number shows that, too, as None.
     """
     if len(points) <= most:
         return [_point(point) for point in points]
     inner, parts = points[1:-1], max(1, (most - 2) // 3)
-    found = [_point(points[0])]
+    result = [_point(points[0])]
     for part in range(parts):
         piece = inner[part * len(inner) // parts : (part + 1) * len(inner) // parts]
         finite = [i for i, (_, value) in enumerate(piece) if math.isfinite(value)]
-        kept = {next((i for i, (_, value) in enumerate(piece) if not math.isfinite(value)), None)}
+        indices = {next((i for i, (_, value) in enumerate(piece) if not math.isfinite(value)), None)}
         if finite:
-            kept |= {min(finite, key=lambda i: piece[i][1]), max(finite, key=lambda i: piece[i][1])}
-        found += [_point(piece[i]) for i in sorted(i for i in kept if i is not None)]
-    return [*found, _point(points[-1])]
+            indices |= {min(finite, key=lambda i: piece[i][1]), max(finite, key=lambda i: piece[i][1])}
+        result += [_point(piece[i]) for i in sorted(i for i in indices if i is not None)]
+    return [*result, _point(points[-1])]
 
 
 def _point(point: tuple[int, float]) -> Point:
@@ -84,12 +84,12 @@ def _point(point: tuple[int, float]) -> Point:
 
 
 class RunCurves:
-    """The figures of one run, of ``metrics.jsonl`` and ``performance.jsonl``.
+    """The metrics of one run, from ``metrics.jsonl`` and ``performance.jsonl``.
 
     Attributes:
-        series: By name; those of performance begin with ``performance/``.
+        series: Series by name; those of performance start with ``performance/``.
         version: Larger when anything was read.
-        restarts: How often the files were read again.
+        restarts: The number of times that the files were reread from the start.
         unreadable: Lines that hold no figures.
     """
 
@@ -100,7 +100,7 @@ class RunCurves:
         self.version = self.restarts = 0
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read new lines."""
         with self._lock:
             news = [file.read() for file in self._files]
             if any(was_cut for _, was_cut in news):
@@ -122,16 +122,16 @@ class RunCurves:
 
     def _take(self, prefix: str, line: bytes) -> None:
         try:
-            found = json.loads(line)
-            step = found["step"]
+            record = json.loads(line)
+            step = record["step"]
         except (ValueError, RecursionError, TypeError, KeyError):
             self.unreadable += 1
             return
-        if type(step) is not int or not 0 <= step < 2**53 or not isinstance(found, dict):
+        if type(step) is not int or not 0 <= step < 2**53 or not isinstance(record, dict):
             self.unreadable += 1
             return
         self.last_step = max(self.last_step, step)
-        for key, value in found.items():
+        for key, value in record.items():
             if key == "step" or type(value) not in (int, float):
                 continue
             name = f"{prefix}{key[:_MAX_NAME]}"
@@ -160,14 +160,14 @@ class _Growing:
         self._position, self._tail, self._stamp = 0, b"", (0, 0, 0)
 
     def read(self) -> tuple[list[bytes], bool]:
-        """The whole lines since the last call, and whether what was read before is no longer there."""
+        """Return the complete lines since the last call, and True if earlier content has disappeared."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return [], self._position > 0
-        if not stat.S_ISREG(found.st_mode):  # opening a named pipe would wait for a writer
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for a writer
             return [], self._position > 0
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
             return [], False
         with self._path.open("rb") as stream:
@@ -184,25 +184,27 @@ class _Growing:
 
 
 class CurvesOfRuns:
-    """The curves of the runs that were looked at last; from any thread."""
+    """The curves of recently viewed runs. Safe from any thread."""
 
     def __init__(self) -> None:
         self._runs: OrderedDict[Path, RunCurves] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, folder: Path) -> RunCurves:
-        """The curves of a run, as its files are now."""
+        """Return the current curves of a run."""
         with self._lock:
-            found = self._runs.setdefault(folder, RunCurves(folder))
+            curves = self._runs.setdefault(folder, RunCurves(folder))
             self._runs.move_to_end(folder)
             while len(self._runs) > _KEPT_RUNS:
                 self._runs.popitem(last=False)
-        found.update()
-        return found
+        curves.update()
+        return curves
 
 
 def last_values(series: Mapping[str, Series]) -> dict[str, Any]:
-    """The last value of every figure; None where it is no finite number."""
+    """Return the last value of every metric; None if it is not finite."""
     return {
-        name: _point((one.steps[-1], one.values[-1]))[1] for name, one in series.items() if len(one.values)
+        name: _point((curve.steps[-1], curve.values[-1]))[1]
+        for name, curve in series.items()
+        if len(curve.values)
     }

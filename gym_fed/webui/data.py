@@ -1,4 +1,4 @@
-"""The screen ``data``: data files with their rows as a model sees them, the registry and the catalogue."""
+"""The ``data`` screen: data files with rows as a model sees them, the registry and the catalogue."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.model_names import model_of
 from gym_fed.webui.view_process import ViewProcess
-from gym_fed.webui.workbench import MAX_ROWS, Workbench
+from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of
 
 MAX_SMALL_BYTES = 32 * 2**20
-"""Duplicates of a larger file are searched by a job."""
+"""Maximum size for duplicates without a job."""
 _MAX_ENTRIES = 20_000
 _MAX_DEPTH = 6
 _MAX_PAGE = 50
@@ -36,7 +35,7 @@ _NOT_DATA = {
     "tokenizer_config.json",
     "node_modules",
 }
-"""A folder with one of these is a run's, a model's or a program's."""
+"""Files and folders that mark the folder of a run, a model or a program."""
 
 Name = Annotated[str, Query(min_length=1, max_length=1000)]
 
@@ -58,7 +57,7 @@ def _reading(
     max_length: Annotated[int | None, Query(ge=2, le=10**7)] = None,
     start: Annotated[int, Query(ge=0, le=_MAX_NUMBER)] = 0,
 ) -> dict[str, Any]:
-    """How a file's rows are read; the same for every view of them."""
+    """Collect the parameters shared by all views of a file."""
     return {
         "name": name,
         "model": model,
@@ -73,35 +72,35 @@ Reading = Annotated[dict[str, Any], Depends(_reading)]
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``data`` and what is below it."""
-    found, rows = APIRouter(), ViewProcess("gym_fed.webui.rows.views:RowViews", workbench.folder)
+    """Create the routes below ``/data``."""
+    router, rows = APIRouter(), ViewProcess("gym_fed.webui.row_views:RowViews", workbench.folder)
 
     def ask(view: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
         name, model = _relative(workbench, request["name"]), model_of(workbench, request["model"])
         return rows.ask({"view": view, **request, "name": name, "model": model, **more})
 
-    @found.get("/data")
+    @router.get("/data")
     def listed(visitor: Looking) -> dict[str, Any]:
-        """The data files below the workbench's folder."""
+        """List the data files below the workbench's folder."""
         rows.begin()
         files = sorted(_data_files(workbench.folder), key=lambda path: str(path).casefold())
         shown = [_file(workbench.folder, path) for path in files[:MAX_ROWS]]
         return {"folder": str(workbench.folder), "files": shown, "total": len(files)}
 
-    @found.get("/data/registry")
+    @router.get("/data/registry")
     def registry(visitor: Looking) -> dict[str, Any]:
-        """The data sets of the registry."""
+        """List the registry's data sets."""
         store = default_store()
         manifests = DatasetRegistry(store).list()
         return {
             "store": store,
-            "datasets": [one.model_dump() for one in manifests[:MAX_ROWS]],
+            "datasets": [manifest.model_dump() for manifest in manifests[:MAX_ROWS]],
             "total": len(manifests),
         }
 
-    @found.get("/data/catalogue")
+    @router.get("/data/catalogue")
     def entries(visitor: Looking) -> dict[str, Any]:
-        """The catalogue of data sets that a config may name."""
+        """List the catalogue of data sets for configs."""
         return {
             "entries": [
                 {"name": name, "place": entry.place, **entry.model_dump(include=_SHOWN)}
@@ -109,7 +108,7 @@ def routes(workbench: Workbench) -> APIRouter:
             ]
         }
 
-    @found.get("/data/rows")
+    @router.get("/data/rows")
     def page(
         visitor: Looking,
         request: Reading,
@@ -121,25 +120,25 @@ def routes(workbench: Workbench) -> APIRouter:
         value: Annotated[str, Query(max_length=200)] = "",
         only: Literal["", "problems", "nothing_learnt"] = "",
     ) -> dict[str, Any]:
-        """Rows from ``start`` on that pass the filters, with the tokens that are learnt."""
+        """Return rows from ``start`` on that pass the filters, with their learned tokens."""
         filters = {"text": text, "least": least, "most": most, "column": column, "value": value, "only": only}
         return {**ask("page", request, **filters, limit=limit), "formats": ["auto", *FORMATS.names()]}
 
-    @found.get("/data/row")
+    @router.get("/data/row")
     def row(visitor: Looking, request: Reading) -> dict[str, Any]:
-        """One row whole."""
+        """Return one complete row."""
         return ask("row", request)
 
-    @found.get("/data/lengths")
+    @router.get("/data/lengths")
     def lengths(visitor: Looking, request: Reading) -> dict[str, Any]:
-        """Lengths in tokens of a slice of the file."""
+        """Return the token lengths of a part of the file."""
         return ask("lengths", request)
 
-    @found.get("/data/duplicates")
+    @router.get("/data/duplicates")
     def duplicates(
         visitor: Looking, request: Reading, near: Annotated[float | None, Query(ge=0.3, le=0.99)] = None
     ) -> dict[str, Any]:
-        """Rows of a small file that are there twice; a slice at a time."""
+        """Find duplicate rows of a small file, one part at a time."""
         name = _relative(workbench, request["name"])
         if (workbench.folder / name).stat().st_size > MAX_SMALL_BYTES:
             raise GymError(
@@ -149,31 +148,31 @@ def routes(workbench: Workbench) -> APIRouter:
             )
         return ask("duplicates", request, near=near)
 
-    @found.post("/data/dedup")
+    @router.post("/data/dedup")
     def dedup(given: _Dedup, visitor: Changing) -> dict[str, Any]:
-        """Start `gym data dedup`: the job."""
+        """Start `gym data dedup`."""
         name = _relative(workbench, given.name)
         output = _free(workbench.folder, name)
         near = [] if given.near is None else ["--near", str(given.near)]
         command = ["gym", "data", "dedup", f"./{name}", "-o", f"./{output}", *near, "--json"]
         return workbench.jobs.start(command, title=f"Duplicates of {name}", folder=output).facts()
 
-    @found.post("/data/pull")
+    @router.post("/data/pull")
     def pull(given: _Pull, visitor: Changing) -> dict[str, Any]:
-        """Start `gym data pull`: the job."""
+        """Start `gym data pull`."""
         folder = f"data/{given.reference.replace('@', '-')}"
         workbench.inside(folder)
         command = ["gym", "data", "pull", given.reference, folder, "--registry", default_store()]
         return workbench.jobs.start(command, title=f"Pull {given.reference}", folder=folder).facts()
 
-    return found
+    return router
 
 
 _SHOWN = {"about", "format", "licence", "rows", "bytes"}
 
 
 def _data_files(folder: Path) -> Iterator[Path]:
-    """Data files below a folder; those of runs, models and programs are left out, and links out of it."""
+    """Find the data files below a folder, except in folders of runs, models and programs and behind links."""
     entries = 0
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
@@ -193,13 +192,13 @@ def _data_files(folder: Path) -> Iterator[Path]:
 
 
 def _file(folder: Path, path: Path) -> dict[str, Any]:
-    found = path.stat()
+    status = path.stat()
     name = path.relative_to(folder).as_posix()
-    return {"name": name, "bytes": found.st_size, "modified": found.st_mtime}
+    return {"name": name, "bytes": status.st_size, "modified": status.st_mtime}
 
 
 def _relative(workbench: Workbench, name: str) -> str:
-    """The name of a data file below the folder. Hidden files and those of other suffixes are not for viewers.
+    """Return the name of a data file below the folder. Hidden files and other suffixes are not served.
 
     Raises:
         GymError: ``PERMISSION_DENIED``; ``FILE_NOT_FOUND``.
@@ -213,10 +212,10 @@ def _relative(workbench: Workbench, name: str) -> str:
 
 
 def _free(folder: Path, name: str) -> str:
-    """A name beside the file that nothing has yet."""
+    """Return an unused name for the result next to the file."""
     stem = name.removesuffix(".gz").rpartition(".")[0] or name
     for number in range(1, 1000):
-        found = f"{stem}.unique{'' if number == 1 else f'-{number}'}.jsonl"
-        if not (folder / found).exists():
-            return found
+        candidate = f"{stem}.unique{'' if number == 1 else f'-{number}'}.jsonl"
+        if not (folder / candidate).exists():
+            return candidate
     raise GymError(ErrorCode.FILE_EXISTS, f"{stem}.unique.jsonl: exists", "remove earlier results")

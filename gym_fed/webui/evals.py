@@ -1,4 +1,4 @@
-"""The screen ``evals``: records of evaluations and their comparison, the leaderboard, and the start of one as a job."""
+"""The ``evals`` screen: evaluation records and comparisons, the leaderboard, and new evaluations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from gym_fed.data.columns import parse_columns
 from gym_fed.evaluation.leaderboard.board import Leaderboard
 from gym_fed.evaluation.suites.listing import listing
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.model_names import model_of
 from gym_fed.webui.view_process import ViewProcess
-from gym_fed.webui.workbench import MAX_ROWS, Workbench
+from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of
 
 DEFAULT_FOLDER = "evals"
 DEFAULT_BOARD = "leaderboard.jsonl"
@@ -31,30 +30,30 @@ class _Evaluation(StrictModel):
     model: str = Field(default=NANO, min_length=1, max_length=300)
     suite: str = Field(default="tiny", pattern=r"^[A-Za-z0-9][\w.-]{0,79}$")
     data: str = Field(default="", max_length=300)
-    """A file of the user's own rows, in place of the suite."""
+    """A file of the user's rows, instead of a suite."""
     columns: str = Field(default="", max_length=1000, pattern=r"^[^\x00]*$")
     limit: int | None = Field(default=None, ge=1, le=10**6)
     folder: str = Field(default=DEFAULT_FOLDER, min_length=1, max_length=300)
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``evals`` and what is below it."""
-    found = APIRouter()
+    """Create the routes below ``/evals``."""
+    router = APIRouter()
     views = ViewProcess("gym_fed.webui.record_views:RecordViews", workbench.folder)
 
     def ask(view: str, folder: str, **request: Any) -> dict[str, Any]:
         place = workbench.inside(folder).relative_to(workbench.folder)
         return views.ask({"view": view, "folder": str(place), **request})
 
-    @found.get("/evals")
+    @router.get("/evals")
     def listed(visitor: Looking, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
-        """The records of a folder, the newest first, and the jobs that make some."""
+        """List the records of a folder, newest first, and the running evaluations."""
         jobs = [job.facts() for job in workbench.jobs.list() if job.command[1:2] == ["eval"]]
         return {"folder": folder, **ask("list", folder), "jobs": jobs[:20]}
 
-    @found.get("/evals/suites")
+    @router.get("/evals/suites")
     def suites(visitor: Looking) -> dict[str, Any]:
-        """The suites that there are."""
+        """List the suites."""
         known = listing()
         return {
             "suites": [
@@ -63,12 +62,12 @@ def routes(workbench: Workbench) -> APIRouter:
             ]
         }
 
-    @found.get("/evals/record")
+    @router.get("/evals/record")
     def record(visitor: Looking, record: RecordId, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
-        """One record: every figure with its interval."""
+        """Return one record with the confidence intervals of its metrics."""
         return ask("record", folder, record=record)
 
-    @found.get("/evals/samples")
+    @router.get("/evals/samples")
     def samples(
         visitor: Looking,
         record: RecordId,
@@ -79,21 +78,21 @@ def routes(workbench: Workbench) -> APIRouter:
         only: Literal["", "right", "wrong"] = "",
         text: Annotated[str, Query(max_length=200)] = "",
     ) -> dict[str, Any]:
-        """Samples of one task of a record, from ``start`` on."""
+        """Return samples of one task from ``start`` on."""
         return ask(
             "samples", folder, record=record, task=task, start=start, limit=limit, only=only, text=text
         )
 
-    @found.get("/evals/compare")
+    @router.get("/evals/compare")
     def compare(
         visitor: Looking, first: RecordId, second: RecordId, folder: Folder = DEFAULT_FOLDER
     ) -> dict[str, Any]:
-        """Two records row by row, as `gym eval compare --shared-rows`."""
+        """Compare two records row by row, as `gym eval compare --shared-rows`."""
         return ask("compare", folder, first=first, second=second)
 
-    @found.get("/evals/board")
+    @router.get("/evals/board")
     def board(visitor: Looking, board: Folder = DEFAULT_BOARD) -> dict[str, Any]:
-        """The submissions of a leaderboard."""
+        """Return the submissions of a leaderboard."""
         path = workbench.inside(board)
         if not path.is_file():
             return {"board": board, "head": "", "submissions": [], "total": 0}
@@ -101,17 +100,17 @@ def routes(workbench: Workbench) -> APIRouter:
         rows = [row.facts() for row in opened.board_rows.values()]
         return {"board": board, "head": opened.head, "submissions": rows[-MAX_ROWS:], "total": len(rows)}
 
-    @found.post("/evals/start")
+    @router.post("/evals/start")
     def start(given: _Evaluation, visitor: Changing) -> dict[str, Any]:
-        """Start `gym eval run`: the job."""
+        """Start `gym eval run`."""
         title = f"Evaluate {given.model} on {given.data or given.suite}"
         return workbench.jobs.start(_command(workbench, given), title=title, folder=given.folder).facts()
 
-    return found
+    return router
 
 
 def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
-    """The command as it would be typed.
+    """Build the command line of an evaluation.
 
     Raises:
         GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``FILE_NOT_FOUND``; ``USAGE`` for an unknown suite and

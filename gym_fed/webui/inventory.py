@@ -1,4 +1,4 @@
-"""The models and variants of this machine, as `play` and `models` list them. Nothing is loaded to find them."""
+"""The models and variants of this machine, found without loading them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONFIGS = ("config.json", "adapter_config.json")
 _SKIPPED = frozenset({"node_modules", "__pycache__", "checkpoints", "objects", "site-packages"})
 _MAX_DEPTH = 5
 _MAX_FOLDERS = 20_000
-"""Looked into at most, so that a workbench that is started in a home folder still answers."""
+"""Maximum folders to search, so that a workbench in a home folder stays responsive."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class LocalModel:
     """A model that `gym api --base ID` can load.
 
     Attributes:
-        id: What commands call it: ``gym-nano``, a name in the cache, or a path below the workbench's folder.
-        name: What a variant's record calls it.
+        id: The name in commands: ``gym-nano``, a name in the cache, or a path below the workbench's folder.
+        name: The name in variants' records.
         kind: ``package``, ``cache``, ``run``, ``folder``, ``adapter`` or ``gguf``.
-        bytes: Of its files.
+        bytes: The size of its files.
         changed_at: Unix seconds; 0 for what comes with the package or from the Hub.
     """
 
@@ -37,55 +37,55 @@ class LocalModel:
     changed_at: float = 0.0
 
     def facts(self) -> dict[str, Any]:
-        """As pages get it."""
+        """Return the model's properties for pages."""
         return asdict(self)
 
 
 def local_bases(workbench: Workbench) -> list[LocalModel]:
-    """Every model of this machine: the package's, those in the cache, and those below the workbench's folders."""
+    """List the models of the package, the cache and the workbench's folders."""
     from gym_fed.base.downloads.local import local_models
 
-    found = [
+    models = [
         LocalModel(row["name"], row["name"], row["where"], row["bytes"])
         for row in local_models()
         if row["where"] in ("package", "cache") and row["whole"]
     ]
-    return [*found, *_below(workbench)][:MAX_ROWS]
+    return [*models, *_below(workbench)][:MAX_ROWS]
 
 
 def find_base(workbench: Workbench, id: str) -> LocalModel:
-    """The model of a request.
+    """Return the model with an id.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` for what is not listed here.
     """
-    found = next((model for model in local_bases(workbench) if model.id == id), None)
-    if found is None:
+    match = next((model for model in local_bases(workbench) if model.id == id), None)
+    if match is None:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"{id!r} is not among the models of this machine",
             "models below the folder in which gym webui was started are found, and those that gym models list names",
         )
-    return found
+    return match
 
 
 def local_variants() -> list[dict[str, Any]]:
-    """The variants of this machine, the newest first; each row as `gym variant list --json` has it."""
+    """List the variants of this machine, newest first, in the form of `gym variant list --json`."""
     from gym_fed.serving.store.store import VariantStore
 
     folder = present_store()
     if folder is None:
         return []
     with VariantStore.open(folder, create=False, require_signature=False) as store:
-        found = [record.to_dict() for record in store.list()]
-    return sorted(found, key=lambda row: row["updated_at"], reverse=True)[:MAX_ROWS]
+        variants = [record.to_dict() for record in store.list()]
+    return sorted(variants, key=lambda row: row["updated_at"], reverse=True)[:MAX_ROWS]
 
 
 def _below(workbench: Workbench) -> list[LocalModel]:
     roots = [workbench.folder]
     if workbench.folder not in workbench.runs.parents:
         roots.append(workbench.runs)
-    found: dict[Path, LocalModel] = {}
+    models: dict[Path, LocalModel] = {}
     for root in roots:
         for num_folders, (place, folders, files) in enumerate(os.walk(root)):
             folder = Path(place)
@@ -99,11 +99,11 @@ def _below(workbench: Workbench) -> list[LocalModel]:
             )
             for file in files:
                 if file.endswith(".gguf"):
-                    found.setdefault(folder / file, _file_model(workbench, folder / file))
+                    models.setdefault(folder / file, _file_model(workbench, folder / file))
             if any(name in files for name in _CONFIGS):
-                found.setdefault(folder, _folder_model(workbench, folder, files))
+                models.setdefault(folder, _folder_model(workbench, folder, files))
                 folders[:] = []
-    return sorted(found.values(), key=lambda model: model.changed_at, reverse=True)
+    return sorted(models.values(), key=lambda model: model.changed_at, reverse=True)
 
 
 def _folder_model(workbench: Workbench, folder: Path, files: list[str]) -> LocalModel:

@@ -1,4 +1,4 @@
-"""``python -m gym_fed.webui.job_process FOLDER MODULE WORD...``: runs one job and writes how it ended."""
+"""Wrapper process of a job: runs its command and records the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.core.files import write_atomically
 
 
 def main(folder: Path, module: str, words: list[str]) -> None:
-    """Run ``python -m MODULE WORDS`` once the workbench has written ``job.json``; nothing where it has not.
+    """Run ``python -m MODULE WORDS`` once the workbench has written ``job.json``; do nothing if it has not.
 
     Signals are sent to the whole group: the command handles them, and this process stays to write the status.
     """

@@ -1,4 +1,4 @@
-"""Jobs: commands of ours as detached processes, which a closed tab or a killed workbench leaves running.
+"""Jobs: detached `gym` processes that outlive their page and the workbench.
 
 Each has a folder with ``job.json`` (the command, and the process by number and start time, since numbers are used
 again), ``output.txt`` and, when it has ended, ``status.json``. A workbench that is started later finds them there.
@@ -33,31 +33,31 @@ PROGRAMS = {
     "gym-client": "gym_client.cli.main",
     "gym-server": "gym_server.cli.main",
 }
-"""What a job may run, by the first word of its command. Never a shell."""
+"""Modules by the first word of a job's command; jobs never use a shell."""
 MAX_OUTPUT_BYTES = 64 * 2**10
-"""Of one answer; pages ask for the next part by its offset."""
+"""Maximum bytes of output per response; pages request the next part by its offset."""
 MAX_LISTED = 500
 _START_TOLERANCE_SECONDS = 2.0
-"""Numbers are used again after thousands of processes, later than this."""
+"""Tolerance of process start times; process ids are reused only much later."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, SIGKILL)
-"""Of the first, the second and the third stop: `gym train` leaves a checkpoint after the first."""
+"""Signals of the first, second and third stop; `gym train` writes a checkpoint after the first."""
 
 
 @dataclass(frozen=True)
 class WebJob:
-    """A command that was started from a page.
+    """A command started from a page.
 
     Attributes:
         id: Safe as a name of a folder.
-        title: For people.
-        command: As it would be typed, ``gym`` first.
+        title: A displayed title.
+        command: The command line, starting with ``gym``.
         folder: What it works on, such as the folder of a run; empty for nothing of the kind.
-        pid: Of the process that leads its group.
+        pid: The id of the process that leads its group.
         process_started_at: Seconds from the system's start to that process's, which no other of this number has.
         started_at: Unix seconds.
         status: ``running``, ``ended``, or ``killed`` where no exit code was left.
-        exit_code: Of an ended one; below 0 it is the number of the signal that ended it.
+        exit_code: The exit code of an ended job; if negative, the number of the signal that ended it.
         ended_at: Unix seconds; None where it is not known.
         stops: Times that it was asked to stop.
     """
@@ -75,15 +75,15 @@ class WebJob:
     stops: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """As pages get it."""
+        """Return the job's properties for pages."""
         return asdict(self)
 
 
 class Jobs:
-    """The jobs of one folder; from any thread.
+    """The jobs in one folder. Safe from any thread.
 
     Args:
-        folder: Where their folders are.
+        folder: The folder with the jobs' folders.
         working_folder: Where commands run; None for this process's own.
     """
 
@@ -102,12 +102,12 @@ class Jobs:
         folder: Path | str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> WebJob:
-        """Start a command of ours, which outlives this process.
+        """Start a `gym` command that outlives this process.
 
         Args:
             command: ``["gym", "train", "run.yaml"]``.
-            title: For people.
-            folder: What it works on, shown with it.
+            title: A displayed title.
+            folder: The folder that the job works on.
             env: Variables beside this process's own; they are written nowhere.
 
         Raises:
@@ -146,21 +146,21 @@ class Jobs:
         return job
 
     def list(self) -> list[WebJob]:
-        """The newest ``MAX_LISTED`` jobs, the newest first."""
+        """List the newest ``MAX_LISTED`` jobs, newest first."""
         if not self.folder.is_dir():
             return []
         names = sorted((name for name in os.listdir(self.folder) if _ID.fullmatch(name)), reverse=True)
         self._ended = {name: self._ended[name] for name in names if name in self._ended}
-        found = []
+        jobs = []
         for name in names[:MAX_LISTED]:
             try:
-                found.append(self.get(name))
+                jobs.append(self.get(name))
             except GymError:  # one that cannot be read hides no others
                 continue
-        return found
+        return jobs
 
     def get(self, id: str) -> WebJob:
-        """One job.
+        """Return a job.
 
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT``.
@@ -181,16 +181,17 @@ class Jobs:
         except FileNotFoundError:
             if is_running:
                 return job
-            found = replace(job, status="killed")
+            ended_job = replace(job, status="killed")
         else:
-            found = replace(
+            ended_job = replace(
                 job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at")
             )
-        self._ended[id] = found  # nothing changes any more, and lists are made often
-        return found
+        self._ended[id] = ended_job  # nothing changes any more, and lists are made often
+        return ended_job
 
     def stop(self, id: str) -> WebJob:
-        """Interrupt a job as Ctrl-C does, so that a run leaves a checkpoint; the second time end it, the third kill it.
+        """Interrupt a job like Ctrl-C, so that a run writes a checkpoint; terminate it on the second call, kill it on
+        the third.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -206,7 +207,7 @@ class Jobs:
         return self.get(id)
 
     def output(self, id: str, offset: int = 0) -> dict[str, Any]:
-        """A part of what a job has printed.
+        """Return a part of a job's output.
 
         Returns:
             ``{text, offset, next, size}`` in bytes of the file; a negative ``offset`` counts from the end.
@@ -255,12 +256,12 @@ class Jobs:
 
 
 def _seconds_after_boot(process: psutil.Process) -> float:
-    """Start time of a process by a clock that nobody sets: a job is found again after the machine's was changed."""
+    """Return a process's start time relative to boot, which is independent of changes to the clock."""
     return process.create_time() - psutil.boot_time()
 
 
 def _torn_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a character that the next part completes."""
+    """Return the number of bytes at the end that belong to an incomplete UTF-8 character."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
@@ -270,7 +271,7 @@ def _torn_bytes(data: bytes) -> int:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """Signal a process and its children; on Windows, which has no groups, they are ended whatever the number."""
+    """Signal a process group; on Windows, which has no groups, terminate the process and its children."""
     if hasattr(os, "killpg"):
         os.killpg(pid, number)
         return

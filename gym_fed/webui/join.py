@@ -1,4 +1,4 @@
-"""The screen ``join``: contribute to a hub, by `gym-client join` as a job whose questions the page answers.
+"""The ``join`` screen: run `gym-client join` as a job and answer its questions on the page.
 
 A job has no terminal. So `gym-client join --json` ends at its first open question. The page shows the question as the
 command printed it, and the answer starts the command again with what was accepted by name: these terms, and no others.
@@ -7,8 +7,6 @@ An invite travels in the environment, since commands are shown and kept.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +15,10 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.commands import json_of
 from gym_fed.webui.jobs import WebJob
 from gym_fed.webui.workbench import Workbench
 
@@ -29,14 +27,14 @@ _STATUS_SECONDS = 60.0
 _JOIN = ["gym-client", "join"]
 _HUB_JOBS = 50
 _statuses = threading.BoundedSemaphore(4)
-"""Each is a process that calls a hub."""
+"""Limit for concurrent status requests, each of which is a process."""
 
 Server = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[\]._:-]{1,255}$")]
 Invite = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class JoinRequest(StrictModel):
-    """What `gym-client join` is given; without a server, the invite names it, or the hub that was joined last."""
+    """Options of `gym-client join`; without a server, the invite or the last joined hub is used."""
 
     server: Server | None = None
     invite: Invite = ""
@@ -47,7 +45,7 @@ class JoinRequest(StrictModel):
 
 
 class JoinAnswer(StrictModel):
-    """A yes to the question at which a job ended; a no needs no request."""
+    """Consent to the question at which a job ended."""
 
     job: str = Field(max_length=64)
     fingerprint: str | None = Field(default=None, pattern=r"^sha256:[0-9a-f]{64}$")
@@ -61,8 +59,8 @@ class HubRequest(StrictModel):
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``join`` and what is below it."""
-    found, jobs = APIRouter(), workbench.jobs
+    """Create the routes below ``/join``."""
+    router, jobs = APIRouter(), workbench.jobs
 
     def begin(words: list[str], invite: str) -> dict[str, Any]:
         if any(job.status == "running" for job in _join_jobs(workbench)):
@@ -72,15 +70,15 @@ def routes(workbench: Workbench) -> APIRouter:
         env = {"GYM_INVITE": invite} if invite else {}
         return jobs.start(words, title="Join a hub", env=env).facts()
 
-    @found.get("/join")
+    @router.get("/join")
     def state(visitor: Looking) -> dict[str, Any]:
-        """The newest job that joined, the hubs that this home knows, and its receipts."""
+        """Return the newest join job, the home's hubs and its receipts."""
         job = next(iter(_join_jobs(workbench)), None)
         return {"job": None if job is None else job.facts(), **_home()}
 
-    @found.post("/join")
+    @router.post("/join")
     def join(given: JoinRequest, visitor: Changing) -> dict[str, Any]:
-        """Start `gym-client join`: the job."""
+        """Start `gym-client join`."""
         words = [*_JOIN, "--json", "--no-wait"]
         if given.server is not None:
             words.append(f"--server={given.server}")
@@ -94,9 +92,9 @@ def routes(workbench: Workbench) -> APIRouter:
             words.append(f"--rounds={given.rounds}")
         return begin(words, given.invite)
 
-    @found.post("/join/answer")
+    @router.post("/join/answer")
     def answer(given: JoinAnswer, visitor: Changing) -> dict[str, Any]:
-        """Say yes to the question at which a job ended: the job that goes on."""
+        """Accept the question at which a job ended and start the job that continues."""
         job = jobs.get(given.job)
         if job.command[:2] != _JOIN:
             raise GymError(ErrorCode.USAGE, f"job {job.id} joins no hub")
@@ -116,11 +114,11 @@ def routes(workbench: Workbench) -> APIRouter:
             ]  # once joined, it waits for a hub that is away
         return begin(words, given.invite)
 
-    @found.get("/join/account")
+    @router.get("/join/account")
     def account(
         server: Annotated[str, Query(max_length=255, pattern=r"^[A-Za-z0-9\[\]._:-]+$")], visitor: Looking
     ) -> dict[str, Any]:
-        """Balance and verdicts at a hub, as `gym-client status --json` prints them."""
+        """Return balance and verdicts at a hub from `gym-client status`."""
         if not _statuses.acquire(blocking=False):
             raise GymError(ErrorCode.BUSY, "other pages ask hubs for their accounts", "try again in a moment")
         try:
@@ -129,22 +127,22 @@ def routes(workbench: Workbench) -> APIRouter:
         finally:
             _statuses.release()
 
-    @found.post("/join/leave")
+    @router.post("/join/leave")
     def leave(given: HubRequest, visitor: Changing) -> dict[str, Any]:
-        """Start `gym-client leave`: the job."""
+        """Start `gym-client leave`."""
         words = ["gym-client", "leave", f"--server={given.server}", "--json"]
         return jobs.start(words, title=f"Leave {given.server}").facts()
 
-    return found
+    return router
 
 
 def _join_jobs(workbench: Workbench) -> list[WebJob]:
-    """Of the newest jobs, those that join a hub, the newest first."""
+    """List the newest jobs that join a hub, newest first."""
     return [job for job in workbench.jobs.list() if job.command[:2] == _JOIN][:_HUB_JOBS]
 
 
 def _data(workbench: Workbench, name: str) -> str:
-    """A file of rows, as commands get it.
+    """Return the path of a data file for a command.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``PERMISSION_DENIED``.
@@ -156,7 +154,7 @@ def _data(workbench: Workbench, name: str) -> str:
 
 
 def _home() -> dict[str, Any]:
-    """The hubs that this home knows, what it was given last, and its receipts; never a key."""
+    """Return the home's hubs, its last settings and its receipts, but no keys."""
     from gym_client.identity.home import Home
     from gym_client.identity.pins import with_account
 
@@ -173,13 +171,13 @@ def _home() -> dict[str, Any]:
             "data": Path(last.get("data") or "").name,
             "name": last.get("name"),
         },
-        "receipts": [_receipt(one) for one in receipts[: -MAX_RECEIPTS - 1 : -1]],
+        "receipts": [_receipt(receipt) for receipt in receipts[: -MAX_RECEIPTS - 1 : -1]],
         "num_receipts": len(receipts),
     }
 
 
 def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
-    """The entry of a hub's ledger that a receipt proves, without the proof, which `gym-client ledger` checks."""
+    """Return the ledger entry of a receipt, without its proof."""
     entry: Any = receipt.get("proof")
     entry = entry.get("entry") if isinstance(entry, dict) else None
     entry = entry if isinstance(entry, dict) else {}
@@ -194,7 +192,8 @@ def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_known(server: str) -> None:
-    """A viewer's page has this machine call no address of its choice.
+    """Refuse a hub that was never joined here, so that a viewer cannot make this machine connect to arbitrary
+    addresses.
 
     Raises:
         GymError: ``NOT_FOUND`` for a hub that was never joined here.
@@ -207,29 +206,18 @@ def _require_known(server: str) -> None:
 
 
 def _status(server: str) -> dict[str, Any]:
-    """Balance and verdicts at a hub, as `gym-client status` prints them.
+    """Return balance and verdicts at a hub from `gym-client status`.
 
     Raises:
         GymError: As the command said.
     """
-    words = module_command("gym_client.cli.main", "status", f"--server={server}", "--json")
     try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_STATUS_SECONDS,
-            cwd=Path.home(),
+        account: dict[str, Any] = json_of(
+            ["gym-client", "status", f"--server={server}"], Path.home(), _STATUS_SECONDS
         )
-    except subprocess.TimeoutExpired as error:
-        raise GymError(
-            ErrorCode.DEADLINE_EXCEEDED, f"{server} does not answer", "is the hub running?"
-        ) from error
-    if done.returncode != 0:
-        # 503 whatever the hub refused: 401 and 403 would speak of the page's own login.
-        said = GymError.last_in(done.stderr)
-        message, hint = (said.message, said.hint) if said is not None else ("gym-client status failed", "")
-        raise GymError(ErrorCode.UNAVAILABLE, message, hint)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    except GymError as error:
+        if error.code is ErrorCode.DEADLINE_EXCEEDED:
+            raise GymError(error.code, f"{server} does not answer", "is the hub running?") from error
+        # 503 for every refusal of the hub: 401 and 403 would concern the page's own login.
+        raise GymError(ErrorCode.UNAVAILABLE, error.message, error.hint) from error
+    return account

@@ -1,4 +1,4 @@
-"""What is done to models from the pages: the commands of jobs, and what renaming and deleting would break."""
+"""Operations on models: commands of jobs, renaming and deleting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOVABLE = ("run", "folder", "adapter", "gguf")
 
 
 class ExportAction(StrictModel):
-    """Write a model for other programs."""
+    """Export a model."""
 
     action: Literal["export"]
     model: ModelId
@@ -50,7 +50,7 @@ class ExportAction(StrictModel):
 
 
 class EncodeAction(StrictModel):
-    """Write a fine-tune as its difference to its base, in few bits."""
+    """Encode a fine-tuned model as a delta to its base."""
 
     action: Literal["encode"]
     base: ModelId
@@ -77,7 +77,7 @@ class EncodeAction(StrictModel):
 
 
 class MergeAction(StrictModel):
-    """Merge fine-tunes of one base."""
+    """Merge fine-tuned models of one base."""
 
     action: Literal["merge"]
     base: ModelId
@@ -100,7 +100,7 @@ ModelAction = Annotated[ExportAction | EncodeAction | MergeAction, Field(discrim
 
 
 def command_of(workbench: Workbench, action: ExportAction | EncodeAction | MergeAction) -> list[str]:
-    """The command of an action, as it would be typed.
+    """Return the command line of an action.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``FILE_EXISTS``, ``PERMISSION_DENIED``; ``USAGE`` for an unknown name.
@@ -109,41 +109,41 @@ def command_of(workbench: Workbench, action: ExportAction | EncodeAction | Merge
 
 
 def merge_rules() -> list[str]:
-    """Merge methods first, then aggregators."""
+    """List the rules: merge methods, then aggregators."""
     return [*METHODS.names(), *AGGREGATORS.names()]
 
 
 def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """What is at work with a model now, in words; empty: nothing."""
-    found = [
-        f"play has loaded it ({one['base']})"
-        for one in servers_of(workbench).facts()
-        if one["base"] == model.id
+    """Describe what is using a model now."""
+    uses = [
+        f"play has loaded it ({server['base']})"
+        for server in servers_of(workbench).facts()
+        if server["base"] == model.id
     ]
     place = _place(workbench, model)
     if place.is_dir() and is_held(place):
-        found.append("a run trains in it")
+        uses.append("a run trains in it")
     for job in workbench.jobs.list():
         if job.status == "running" and any(_names(workbench, word, place) for word in job.command[1:]):
-            found.append(f"the job “{job.title}” is running")
-    return found
+            uses.append(f"the job “{job.title}” is running")
+    return uses
 
 
 def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """What names this model as its base, in words; it could not be loaded afterwards."""
+    """Describe what names this model as its base and could not be loaded without it."""
     place = _place(workbench, model)
-    found = []
+    dependents = []
     for other in local_bases(workbench):
         if other.kind in _MOVABLE and other.id != model.id:
             folder = _place(workbench, other)
             if any(_names(workbench, base, place) for base in _bases(folder)):
-                found.append(f"{other.kind} {other.id}")
-    found += [f"variant {row['name']}" for row in local_variants() if row["base_model"] == model.name]
-    return found
+                dependents.append(f"{other.kind} {other.id}")
+    dependents += [f"variant {row['name']}" for row in local_variants() if row["base_model"] == model.name]
+    return dependents
 
 
 def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool) -> str:
-    """Give a model of the workbench's folders another name beside it; returns its new id.
+    """Rename a model of the workbench's folders. Return its new id.
 
     Raises:
         GymError: As ``_require_free``; ``FILE_EXISTS``; ``USAGE`` for no name.
@@ -165,7 +165,7 @@ def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool)
 
 
 def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:
-    """Delete a model of the workbench's folders, and all that its folder holds.
+    """Delete a model of the workbench's folders, with its folder.
 
     Raises:
         GymError: As ``_require_free``.
@@ -178,7 +178,7 @@ def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:
 
 
 def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> Path:
-    """Where a model is, which nothing uses.
+    """Return the path of an unused model.
 
     Raises:
         GymError: ``PERMISSION_DENIED`` for one that is not this workbench's; ``STATE_LOCKED`` for one in use;
@@ -210,7 +210,7 @@ def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> P
 
 
 def _new(workbench: Workbench, output: str) -> str:
-    """A path below the workbench's folder where nothing is yet, as commands get it."""
+    """Return an unused path below the workbench's folder, for a command."""
     place = workbench.inside(output)
     if place == workbench.folder or os.path.lexists(place):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")
@@ -222,7 +222,7 @@ def _place(workbench: Workbench, model: LocalModel) -> Path:
 
 
 def _names(workbench: Workbench, word: str, place: Path) -> bool:
-    """Whether a word of a command or a config is this path, or one below it."""
+    """Return True if a word of a command or config is this path or one below it."""
     if not word or "\x00" in word or len(word) > 4096:
         return False
     named = workbench.folder / os.path.expanduser(word.partition("=")[2] or word)
@@ -231,8 +231,8 @@ def _names(workbench: Workbench, word: str, place: Path) -> bool:
 
 
 def _bases(folder: Path) -> list[str]:
-    """Models that an adapter or a run says it was made from."""
-    found = []
+    """List the models that an adapter or a run names as its base."""
+    bases = []
     for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.yaml", "model")):
         try:
             document = (
@@ -243,8 +243,8 @@ def _bases(folder: Path) -> list[str]:
         except (OSError, GymError, ValueError, yaml.YAMLError, RecursionError):
             continue
         if isinstance(document, dict) and isinstance(document.get(key), str):
-            found.append(document[key])
-    return found
+            bases.append(document[key])
+    return bases
 
 
 def _require_member(name: str, known: object, what: str) -> None:

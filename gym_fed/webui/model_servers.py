@@ -1,4 +1,4 @@
-"""The models that `play` answers with, each a ``ModelServer``: one, or the two that are compared."""
+"""The servers of the models loaded on the ``play`` screen."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gym_fed.webui.inventory import find_base
 from gym_fed.webui.workbench import Workbench
 
 MAX_SERVERS = 2
-"""At once: one model, or the two that are compared."""
+"""Maximum servers: one, or two for a comparison."""
 
 
 class ModelServers:
-    """Those that run now; from any thread."""
+    """The running model servers. Safe from any thread."""
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
@@ -27,32 +27,32 @@ class ModelServers:
         self._lock = threading.Lock()
 
     def serve(self, bases: Sequence[str]) -> None:
-        """Have these models loaded, and no others; what is loaded already stays.
+        """Load exactly these models; loaded ones stay.
 
         Raises:
             GymError: ``MODEL_NOT_FOUND``; ``USAGE`` for too many.
         """
-        wanted = list(dict.fromkeys(bases))
-        if len(wanted) > MAX_SERVERS:
+        chosen = list(dict.fromkeys(bases))
+        if len(chosen) > MAX_SERVERS:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{len(wanted)} models at once; {MAX_SERVERS} are compared at most",
+                f"{len(chosen)} models at once; {MAX_SERVERS} are compared at most",
                 "choose fewer",
             )
-        for base in wanted:
+        for base in chosen:
             find_base(self._workbench, base)
         with self._lock:
             for base, server in list(self._servers.items()):
-                if base not in wanted or not self._is_usable(server):
+                if base not in chosen or not self._is_usable(server):
                     self._servers.pop(base).stop()
-            for base in wanted:
+            for base in chosen:
                 if base not in self._servers:
                     store = present_store()
                     self._servers[base] = ModelServer(base, self._workbench.folder, store, self._publish)
         self._publish()
 
     def ready(self, base: str) -> ModelServer:
-        """The server of a model that is loaded.
+        """Return the server of a loaded model.
 
         Raises:
             GymError: ``UNAVAILABLE`` with what to do.
@@ -60,19 +60,21 @@ class ModelServers:
         server = self._servers.get(base)
         if server is not None and server.status == "ready":
             return server
-        what = "is not loaded" if server is None else "is loading" if server.status == "loading" else "failed"
+        state = (
+            "is not loaded" if server is None else "is loading" if server.status == "loading" else "failed"
+        )
         raise GymError(
-            ErrorCode.UNAVAILABLE, f"{base} {what}", "choose it, and wait until it is said to be ready"
+            ErrorCode.UNAVAILABLE, f"{base} {state}", "choose it, and wait until it is said to be ready"
         )
 
     def facts(self) -> list[dict[str, Any]]:
-        """Of every server, as pages get it."""
+        """Return the state of every server for pages."""
         with self._lock:
             return [server.facts() for server in self._servers.values()]
 
     @staticmethod
     def _is_usable(server: ModelServer) -> bool:
-        """One that failed is started again, and so is one of before the first variant was made."""
+        """Return False for a failed server, and for one started before the first variant existed."""
         return server.status in ("loading", "ready") and (server.has_variants or present_store() is None)
 
     def _publish(self) -> None:
@@ -81,5 +83,5 @@ class ModelServers:
 
 @functools.cache
 def servers_of(workbench: Workbench) -> ModelServers:
-    """The servers of a workbench, which its screens share."""
+    """Return the servers shared by a workbench's screens."""
     return ModelServers(workbench)

@@ -1,11 +1,9 @@
-"""The screen ``models``: what is on this machine, and merge, encode, export, rename, delete."""
+"""The ``models`` screen: the models of this machine, and merge, encode, export, rename and delete."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
-import subprocess
 import threading
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +14,12 @@ from pydantic import Field
 from gym_fed.base.files import licence_of
 from gym_fed.base.models import folder_here
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import CODECS
 from gym_fed.serving.store.naming import variants_folder
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.commands import json_of
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants
 from gym_fed.webui.model_actions import (
     ModelAction,
@@ -37,12 +35,12 @@ from gym_fed.webui.workbench import Workbench
 
 _REGISTRY_SECONDS = 60.0
 _one_at_a_time = threading.Lock()
-"""Each reading of the registry is a process."""
+"""The registry is read by one child process at a time."""
 Id = Annotated[str, Query(max_length=4096)]
 
 
 class ActionRequest(StrictModel):
-    """A job on models, or only its command."""
+    """A job on models, or a preview of its command."""
 
     do: ModelAction
     preview: bool = False
@@ -64,12 +62,12 @@ class DeleteVariantRequest(StrictModel):
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``models`` and what is below it."""
-    found = APIRouter()
+    """Create the routes below ``/models``."""
+    router = APIRouter()
 
-    @found.get("/models")
+    @router.get("/models")
     def models(visitor: Looking) -> dict[str, Any]:
-        """The models and variants of this machine, and the free space."""
+        """List the models and variants of this machine and the free disk space."""
         return {
             "models": [
                 {**model.facts(), "licence": _licence(workbench, model)} for model in local_bases(workbench)
@@ -79,27 +77,27 @@ def routes(workbench: Workbench) -> APIRouter:
             "folder": str(workbench.folder),
         }
 
-    @found.get("/models/kinds")
+    @router.get("/models/kinds")
     def kinds(visitor: Looking) -> dict[str, Any]:
-        """Formats of exports, codecs, and rules to merge by."""
+        """List export formats, codecs and merge rules."""
         from gym_fed.export.listing import formats
 
         return {"formats": formats(), "codecs": ["auto", *CODECS.names()], "rules": merge_rules()}
 
-    @found.get("/models/registry")
+    @router.get("/models/registry")
     def registry(visitor: Looking) -> dict[str, Any]:
-        """The newest versions of the registry's models."""
+        """List the newest versions of the registry's models."""
         return {"models": _registry(workbench.folder)}
 
-    @found.get("/models/one")
+    @router.get("/models/one")
     def one(model: Id, visitor: Looking) -> dict[str, Any]:
-        """What uses a model now, and what depends on it."""
+        """Describe what uses a model and what depends on it."""
         chosen = find_base(workbench, model)
         return {"uses": uses_of(workbench, chosen), "dependents": dependents_of(workbench, chosen)}
 
-    @found.post("/models/do")
+    @router.post("/models/do")
     def act(given: ActionRequest, visitor: Changing) -> dict[str, Any]:
-        """The command of an export, a delta or a merge; started as a job unless it is a preview."""
+        """Return the command of an export, a delta or a merge; start it unless this is a preview."""
         words = command_of(workbench, given.do)
         text = shlex.join(words)
         if given.preview:
@@ -107,19 +105,19 @@ def routes(workbench: Workbench) -> APIRouter:
         job = workbench.jobs.start(words, title=f"{given.do.action.capitalize()} {given.do.output}")
         return {"command": text, "job": job.facts()}
 
-    @found.post("/models/rename")
+    @router.post("/models/rename")
     def renamed(given: RenameRequest, visitor: Changing) -> dict[str, Any]:
-        """Rename a model: its new id."""
+        """Rename a model; return its new id."""
         model = find_base(workbench, given.model)
         return {"model": rename(workbench, model, given.to, confirmed=given.confirmed)}
 
-    @found.post("/models/delete")
+    @router.post("/models/delete")
     def deleted(given: DeleteRequest, visitor: Changing) -> dict[str, Any]:
         """Delete a model."""
         delete(workbench, find_base(workbench, given.model), confirmed=given.confirmed)
         return {}
 
-    @found.post("/models/delete-variant")
+    @router.post("/models/delete-variant")
     def variant_deleted(given: DeleteVariantRequest, visitor: Changing) -> dict[str, Any]:
         """Delete a variant."""
         from gym_fed.personalization.removal import remove_variant
@@ -127,18 +125,19 @@ def routes(workbench: Workbench) -> APIRouter:
         remove_variant(variants_folder(), given.name)
         return {}
 
-    return found
+    return router
 
 
 def _licence(workbench: Workbench, model: LocalModel) -> str:
-    """As the model's card states it; empty where it states none."""
+    """Return the licence on the model card; empty if there is none."""
     place = folder_here(model.id) if model.kind in ("package", "cache") else workbench.folder / model.id
     return "" if place is None or place.is_file() else licence_of(place)
 
 
 def _registry(folder: Path) -> list[dict[str, Any]]:
-    """The newest versions of the registry's models, as `gym models list` finds them: in a process of its own, since a
-    registry may be far away, and its reader needs torch.
+    """Return the newest versions of the registry's models from `gym models list`.
+
+    A child process reads the registry, which may be slow to reach and needs torch.
 
     Raises:
         GymError: ``UNAVAILABLE``; ``BUSY`` while another page reads it.
@@ -146,24 +145,11 @@ def _registry(folder: Path) -> list[dict[str, Any]]:
     if not _one_at_a_time.acquire(blocking=False):
         raise GymError(ErrorCode.BUSY, "the registry is being read", "try again in a moment")
     try:
-        return _read_registry(folder)
+        rows = json_of(["gym", "models", "list"], folder, _REGISTRY_SECONDS)
+    except GymError as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE, f"the registry cannot be read: {error.message}", error.hint
+        ) from error
     finally:
         _one_at_a_time.release()
-
-
-def _read_registry(folder: Path) -> list[dict[str, Any]]:
-    words = module_command("gym_fed.cli.main", "models", "list", "--json")
-    try:
-        done = subprocess.run(
-            words, cwd=folder, capture_output=True, text=True, timeout=_REGISTRY_SECONDS, check=True
-        )
-        rows = json.loads(done.stdout)
-    except subprocess.CalledProcessError as error:
-        said = GymError.last_in(error.stderr)
-        why, hint = (said.message, said.hint) if said is not None else ("gym models list failed", "")
-        raise GymError(ErrorCode.UNAVAILABLE, f"the registry cannot be read: {why}", hint) from error
-    except (subprocess.TimeoutExpired, ValueError) as error:
-        raise GymError(
-            ErrorCode.UNAVAILABLE, "the registry does not answer", "look with: gym models list"
-        ) from error
     return [row for row in rows if row["where"] == "registry"]

@@ -1,8 +1,13 @@
-"""The screen ``play``: chat with the models of this machine, compare two, and teach better answers."""
+"""The ``play`` screen: chat with local models, compare two, and teach better answers."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import shlex
+import threading
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -10,13 +15,19 @@ from pydantic import Field
 from starlette.responses import StreamingResponse
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import append_lines, drop_torn_line, make_folder, write_atomically
+from gym_fed.data.formats.base import BadRow
+from gym_fed.data.formats.preference import Preference
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import SERVED_NAME, stream_answer
 from gym_fed.webui.inventory import find_base, local_bases, local_variants
 from gym_fed.webui.model_servers import MAX_SERVERS, servers_of
-from gym_fed.webui.taught import Taught
-from gym_fed.webui.workbench import Workbench
+from gym_fed.webui.workbench import MAX_ROWS, Workbench
+
+FOLDER = "taught"
+MAX_TAUGHT_ROWS = 10_000
 
 MAX_TEXT = 200_000
 TOP_LOGPROBS = 5
@@ -35,13 +46,13 @@ Turns = Annotated[list[Turn], Field(min_length=1, max_length=500)]
 
 
 class ChosenModels(StrictModel):
-    """The models that are to be loaded."""
+    """The models to load."""
 
     bases: list[BaseId] = Field(max_length=MAX_SERVERS)
 
 
 class AskedPrompt(StrictModel):
-    """What a page wants answered. It is passed on, and neither kept nor logged."""
+    """A prompt from a page, forwarded without being stored or logged."""
 
     base: BaseId
     variant: VariantName | None = None
@@ -53,8 +64,8 @@ class AskedPrompt(StrictModel):
     logprobs: bool = False
 
     def body(self) -> dict[str, Any]:
-        """As `gym api` takes it."""
-        found: dict[str, Any] = {
+        """Return the request for `gym api`."""
+        request: dict[str, Any] = {
             "model": SERVED_NAME if self.variant is None else f"{SERVED_NAME}:{self.variant}",
             "messages": [turn.model_dump() for turn in self.messages],
             "max_tokens": self.max_tokens,
@@ -64,14 +75,14 @@ class AskedPrompt(StrictModel):
             "stream_options": {"include_usage": True},
         }
         if self.seed is not None:
-            found["seed"] = self.seed
+            request["seed"] = self.seed
         if self.logprobs:
-            found |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
-        return found
+            request |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+        return request
 
 
 class TaughtAnswer(StrictModel):
-    """A better answer than a model gave."""
+    """A better answer than a model's."""
 
     base: BaseId
     prompt: Turns
@@ -80,35 +91,35 @@ class TaughtAnswer(StrictModel):
 
 
 class NewVariant(StrictModel):
-    """A variant to be made of what was taught."""
+    """A new variant from taught answers."""
 
     base: BaseId
     name: VariantName
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``play`` and what is below it."""
-    found = APIRouter()
+    """Create the routes below ``/play``."""
+    router = APIRouter()
     servers, taught = servers_of(workbench), Taught(workbench)
 
-    @found.get("/play")
+    @router.get("/play")
     def play(visitor: Looking) -> dict[str, Any]:
-        """The models and variants of this machine, and those that are loaded."""
+        """List the local models and variants and the loaded servers."""
         return {
             "models": [model.facts() for model in local_bases(workbench)],
             "variants": local_variants(),
             "servers": servers.facts(),
         }
 
-    @found.post("/play/serve")
+    @router.post("/play/serve")
     def serve(given: ChosenModels, visitor: Changing) -> dict[str, Any]:
-        """Have these models loaded, and no others: their servers."""
+        """Load exactly these models; return their servers."""
         servers.serve(given.bases)
         return {"servers": servers.facts()}
 
-    @found.post("/play/chat")
+    @router.post("/play/chat")
     def chat(given: AskedPrompt, visitor: Changing) -> StreamingResponse:
-        """A stream of the answer, as `gym api` sends it."""
+        """Stream an answer in the format of `gym api`."""
         server = servers.ready(given.base)
         return StreamingResponse(
             stream_answer(f"{server.url}/chat/completions", server.key, given.body()),
@@ -116,49 +127,153 @@ def routes(workbench: Workbench) -> APIRouter:
             headers={"X-Accel-Buffering": "no"},
         )
 
-    @found.get("/play/taught")
+    @router.get("/play/taught")
     def rows(base: Annotated[str, Query(max_length=4096)], visitor: Looking) -> dict[str, Any]:
-        """What was taught to a base."""
+        """Return the rows taught to a base."""
         return taught.rows(base)
 
-    @found.post("/play/taught")
+    @router.post("/play/taught")
     def teach(given: TaughtAnswer, visitor: Changing) -> dict[str, Any]:
-        """Add a better answer: how many there are."""
+        """Add a better answer; return the number of rows."""
         prompt = [turn.model_dump() for turn in given.prompt]
         return {"total": taught.add(given.base, prompt, given.chosen, given.rejected)}
 
-    @found.delete("/play/taught")
+    @router.delete("/play/taught")
     def forget(
         base: Annotated[str, Query(max_length=4096)],
         id: Annotated[str, Query(max_length=64)],
         visitor: Changing,
     ) -> dict[str, Any]:
-        """Remove what was taught: how many are left."""
+        """Remove a taught answer; return the number of rows left."""
         return {"total": taught.remove(base, id)}
 
-    @found.get("/play/variant-command")
+    @router.get("/play/variant-command")
     def command(
         base: Annotated[str, Query(max_length=4096)],
         name: Annotated[str, Query(max_length=64)],
         visitor: Looking,
     ) -> dict[str, Any]:
-        """The command that makes a variant of what was taught."""
+        """Return the command that creates a variant from taught answers."""
         return {"command": shlex.join(_create(taught, base, name))}
 
-    @found.post("/play/variant")
+    @router.post("/play/variant")
     def make(given: NewVariant, visitor: Changing) -> dict[str, Any]:
-        """Start that command: the job."""
+        """Start the command that creates a variant."""
         find_base(workbench, given.base)
         words = _create(taught, given.base, given.name)
         return workbench.jobs.start(words, title=f"Make the variant {given.name}").facts()
 
-    return found
+    return router
 
 
 def _create(taught: Taught, base: str, name: str) -> list[str]:
-    """The command that makes a variant of what was taught."""
+    """Return the command that creates a variant from taught answers."""
     known = any(row["name"] == name for row in local_variants())
     return [
         *("gym", "variant", "create", f"--data={taught.file(base)}", f"--user={name}", f"--base={base}"),
         *(["--replace"] if known else []),
     ]
+
+
+class Taught:
+    """Preference rows of taught answers, one file per base: ``taught/NAME.jsonl`` below the workbench's folder."""
+
+    def __init__(self, workbench: Workbench) -> None:
+        self._workbench = workbench
+        self._lock = threading.Lock()
+
+    def file(self, base: str) -> Path:
+        """Return the file of a base, relative to the workbench's folder."""
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip("-.")[:60]
+        if name != base:  # two bases never share a file
+            name = f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:8]}"
+        return Path(FOLDER) / f"{name}.jsonl"
+
+    def rows(self, base: str) -> dict[str, Any]:
+        """Return ``{file, total, rows}`` with the newest rows first, each with an ``id`` for its removal.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for a line that is no preference.
+        """
+        lines = self._lines(base)
+        newest = [(id_of(line), self._row(base, line)) for line in reversed(lines[-MAX_ROWS:])]
+        return {
+            "file": str(self.file(base)),
+            "total": len(lines),
+            "rows": [
+                {"id": id, **{key: row[key] for key in ("prompt", "chosen", "rejected")}}
+                for id, row in newest
+            ],
+        }
+
+    def add(self, base: str, prompt: list[dict[str, str]], chosen: str, rejected: str) -> int:
+        """Add a preference; return the number of rows.
+
+        Args:
+            base: The base of the taught answer.
+            prompt: The messages before the answer.
+            chosen: The better answer.
+            rejected: The other one.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for what prefers nothing; ``QUOTA_EXCEEDED``.
+        """
+        alone = len(prompt) == 1 and prompt[0]["role"] == "user"
+        row = {"prompt": prompt[0]["content"] if alone else prompt, "chosen": chosen, "rejected": rejected}
+        try:
+            Preference().read(row)
+        except BadRow as error:
+            raise GymError(ErrorCode.DATA_INVALID, f"this teaches nothing: {error}") from error
+        with self._lock:
+            file = self._path(base)
+            make_folder(file.parent)
+            if file.exists():
+                drop_torn_line(file)
+            count = len(self._lines(base))
+            if count >= MAX_TAUGHT_ROWS:
+                raise GymError(
+                    ErrorCode.QUOTA_EXCEEDED, f"{self.file(base)} has {count} rows", "move it away"
+                )
+            append_lines(file, [json.dumps(row, ensure_ascii=False)])
+        return count + 1
+
+    def remove(self, base: str, id: str) -> int:
+        """Remove a row; return the number of rows left.
+
+        Raises:
+            GymError: ``NOT_FOUND``.
+        """
+        with self._lock:
+            lines = self._lines(base)
+            left = [line for line in lines if id_of(line) != id]
+            if len(left) == len(lines):
+                raise GymError(ErrorCode.NOT_FOUND, f"{self.file(base)} has no such row", "reload the page")
+            write_atomically(self._path(base), "".join(f"{line}\n" for line in left).encode())
+        return len(left)
+
+    def _path(self, base: str) -> Path:
+        return self._workbench.inside(str(self.file(base)))
+
+    def _lines(self, base: str) -> list[str]:
+        file = self._path(base)
+        if not file.is_file():
+            return []
+        return [line for line in file.read_text(encoding="utf-8", errors="replace").split("\n") if line]
+
+    def _row(self, base: str, line: str) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+            if isinstance(row, dict) and {"prompt", "chosen", "rejected"} <= row.keys():
+                return row
+        except (ValueError, RecursionError):
+            pass
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{self.file(base)}: a line is no preference",
+            "repair it, or move it away",
+        )
+
+
+def id_of(line: str) -> str:
+    """Return the id of a row, derived from its content so that an outdated page cannot remove another row."""
+    return hashlib.sha256(line.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What the screen ``evals`` shows of records: their list, one with its figures and samples, and two compared."""
+"""Views of evaluation records: the list, one record with samples, and a comparison of two."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gym_fed.evaluation.records.reader import named_record, read_record
 from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
 
 Z_95 = 1.959964
-"""Standard errors to either side that hold 95% of a normal distribution."""
+"""The 97.5% quantile of the standard normal distribution."""
 MAX_RECORDS = 200
 MAX_TASKS = 500
 ROOM = 4000
-"""Characters of each text of a sample."""
+"""Maximum characters of each text of a sample."""
 _CHOICES = 20
 _KEPT = 3
 
@@ -32,10 +32,10 @@ Answer = dict[str, Any]
 
 
 class RecordViews:
-    """Answers requests, one after the other.
+    """Answers view requests sequentially.
 
     Args:
-        folder: Below which the folders of records are.
+        folder: The folder with the folders of records.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,10 +43,10 @@ class RecordViews:
         self._read: OrderedDict[tuple[Path, int], EvalResults] = OrderedDict()
 
     def answer(self, request: Request) -> Answer:
-        """What ``request["view"]`` names.
+        """Answer the request with the view it names.
 
         Raises:
-            GymError: Of a record that is missing or damaged.
+            GymError: For a missing or damaged record.
         """
         views = {
             "list": self._list,
@@ -83,27 +83,27 @@ class RecordViews:
         }
 
     def _samples(self, request: Request) -> Answer:
-        """Samples of a task from ``start`` on, of those that are right or wrong, or hold words."""
+        """Return samples of a task from ``start`` on, filtered by correctness or words."""
         _, results = self._results(request, request["record"])
         task = results.tasks.get(request["task"])
         if task is None:
             raise GymError(ErrorCode.NOT_FOUND, f"the record has no task {plain(request['task'], 60)}")
         words = request["text"].casefold()
-        found = [
+        samples = [
             sample
             for sample in task.samples
             if (not request["only"] or _is_right(task, sample) == (request["only"] == "right"))
             and (not words or words in f"{sample.prompt}\n{sample.answer}\n{sample.target}".casefold())
         ]
-        shown = found[request["start"] : request["start"] + request["limit"]]
-        return {"samples": [_sample(task, sample) for sample in shown], "total": len(found)}
+        shown = samples[request["start"] : request["start"] + request["limit"]]
+        return {"samples": [_sample(task, sample) for sample in shown], "total": len(samples)}
 
     def _compare(self, request: Request) -> Answer:
         (_, first), (_, second) = (self._results(request, request[name]) for name in ("first", "second"))
         compared = compare_results(first, second, shared_only=True)
-        found = asdict(compared)
-        found["tasks"] = list(found["tasks"].values())[:MAX_TASKS]
-        return {**found, "first": plain(compared.first), "second": plain(compared.second)}
+        comparison = asdict(compared)
+        comparison["tasks"] = list(comparison["tasks"].values())[:MAX_TASKS]
+        return {**comparison, "first": plain(compared.first), "second": plain(compared.second)}
 
     def _results(self, request: Request, record: str) -> tuple[Path, EvalResults]:
         path = named_record(record, self._folder / request["folder"])
@@ -116,7 +116,7 @@ class RecordViews:
 
 
 def _brief(path: Path, document: RecordDocument) -> Answer:
-    figures = [asdict(one) for one in brief_figures_of(document)]
+    figures = [asdict(figure) for figure in brief_figures_of(document)]
     return {
         "id": path.stem,
         "model": plain(document.model_info.name),
@@ -149,7 +149,7 @@ def _figure(task: TaskResult, metric: str) -> Mapping[str, Any]:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """The 95% interval of a share of ``n`` rows, which also holds where none or all are right.
+    """Return the 95% Wilson interval of a proportion of ``n`` rows, which is valid at 0 and 1.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
@@ -160,7 +160,7 @@ def wilson_interval(share: float, n: int) -> tuple[float, float]:
 
 
 def _is_right(task: TaskResult, sample: SampleResult) -> bool:
-    """Whether the main metric of the task is 1 for it."""
+    """Return True if the task's main metric is 1 for the sample."""
     return sample.metrics.get(task.main_metric, 0.0) >= 1.0
 
 

@@ -1,34 +1,44 @@
-"""One run as a page shows it: its files as values, its curves, and what is marked in them."""
+"""Runs as displayed on pages: a summary line, the details, and annotated curves."""
 
 from __future__ import annotations
 
 import math
+import os
+import threading
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import GymError
 from gym_fed.tracking.trackers.base import flat
-from gym_fed.training.run.summary import read_config, read_json
-from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values
+from gym_fed.training.run.folder_lock import is_held
+from gym_fed.training.run.summary import listed, read_config, read_json
+from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values, thinned
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import plain, text
 from gym_fed.webui.train_check import MAX_CHARACTERS
 from gym_fed.webui.workbench import Workbench
 
+MAX_RUNS = 5000
+"""Maximum runs to list, in the order of their paths."""
+_SPARK_POINTS = 40
+_PRUNED = ("checkpoints", "best", "tensorboard")
+_STAMPED = ("config.yaml", "metrics.jsonl", "result.json", "run.json")
+
 MAX_MARKS = 200
 CONFIGS_NAME = ".configs"
-"""Of the folder below that of runs where the YAML of every started run stays."""
+"""The folder below the runs with the YAML of every run started from a page."""
 
 
 def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) -> dict[str, Any]:
-    """Everything about a run but its curves.
+    """Return everything about a run except its curves.
 
     Args:
-        folder: Of the run.
-        path: Below the folder of runs, as pages name it.
-        line: Of the list of runs.
-        curves: Where the curves of runs are read.
+        folder: The run's folder.
+        path: The run's path below the folder of runs.
+        line: The run's summary line.
+        curves: Reads the runs' curves.
 
     """
     begun = _read(folder / "run.json") or {}
@@ -59,47 +69,47 @@ def series_of(
     high: float | None = None,
     most: int = MAX_POINTS,
 ) -> dict[str, Any]:
-    """Curves by name, each a list of ``[step, value]``."""
+    """Return curves by name, each a list of ``[step, value]``."""
     return {
-        text(name): one.points(
+        text(name): curve.points(
             since=since,
             low=-math.inf if low is None else low,
             high=math.inf if high is None else high,
             most=most,
         )
-        for name, one in list(curves.series.items())
+        for name, curve in list(curves.series.items())
     }
 
 
 def is_thinned(curves: RunCurves) -> bool:
-    """Whether a part of the curves has more points than the whole shows."""
-    return any(len(one.steps) > MAX_POINTS for one in curves.series.values())
+    """Return True if some curve has more points than the full view displays."""
+    return any(len(curve.steps) > MAX_POINTS for curve in curves.series.values())
 
 
 def marks_of(folder: Path) -> list[dict[str, Any]]:
-    """Spikes and roll-backs: ``{step, kind, metric, value, usual, to_step}``, by step."""
-    found = []
+    """Return loss spikes and roll-backs by step: ``{step, kind, metric, value, usual, to_step}``."""
+    marks = []
     for name, kind in (("spikes.json", "spike"), ("rollbacks.json", "rollback")):
         entries = _read(folder / name)
         for entry in entries if isinstance(entries, list) else []:
             if isinstance(entry, dict) and type(entry.get("step")) is int:
-                kept = {key: entry.get(key) for key in ("step", "metric", "value", "usual", "to_step")}
-                found.append({"kind": kind, **plain(kept)})
-    return sorted(found, key=lambda mark: (type(mark["step"]) is not int, mark["step"]))[-MAX_MARKS:]
+                values = {key: entry.get(key) for key in ("step", "metric", "value", "usual", "to_step")}
+                marks.append({"kind": kind, **plain(values)})
+    return sorted(marks, key=lambda mark: (type(mark["step"]) is not int, mark["step"]))[-MAX_MARKS:]
 
 
 def job_of(folder: Path, jobs: list[WebJob]) -> WebJob | None:
-    """The newest job that works on a run."""
+    """Return the newest job of a run."""
     return next((job for job in jobs if job.folder == str(folder)), None)
 
 
 def is_at_work(folder: Path, jobs: Jobs) -> bool:
-    """Whether a job works on a run now."""
+    """Return True if a job is working on a run."""
     return job_of(folder, [job for job in jobs.list() if job.status == "running"]) is not None
 
 
 def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
-    """The YAML that a page started the run with, else the whole config that the run wrote."""
+    """Return the YAML that started the run from a page, otherwise the config written by the run."""
     own = [job for job in jobs if job.folder == str(folder) and job.command[:2] == ["gym", "train"]]
     for name in [*(job.command[2] for job in own), str(folder / "config.yaml")]:
         file = workbench.folder / name
@@ -111,7 +121,7 @@ def config_text(folder: Path, jobs: list[WebJob], workbench: Workbench) -> str:
 
 
 def status_of(line: dict[str, Any], job: WebJob | None) -> str:
-    """A run's status, with what its job is about to do: it takes seconds to load a model, and to save a checkpoint."""
+    """Return a run's status with the phases of its job: loading a model and saving a checkpoint take seconds."""
     if job is None or job.status != "running" or line["status"] not in ("unfinished", "running"):
         return str(line["status"])
     if job.stops:
@@ -120,8 +130,81 @@ def status_of(line: dict[str, Any], job: WebJob | None) -> str:
 
 
 def _read(file: Path) -> Any:
-    """A file of a run; None where it cannot be read, which the summary reports."""
+    """Read a file of a run; None if that fails, which the summary reports."""
     try:
         return read_json(file)
     except (GymError, OSError):
         return None
+
+
+@dataclass
+class _Known:
+    stamp: tuple[Any, ...]
+    line: dict[str, Any]
+
+
+class RunList:
+    """Summary lines of all runs, cached while their files do not change. Safe from any thread.
+
+    Args:
+        root: The folder of runs.
+        curves: Reads the runs' curves.
+    """
+
+    def __init__(self, root: Path, curves: CurvesOfRuns) -> None:
+        self._root, self._curves = root, curves
+        self._known: dict[Path, _Known] = {}
+        self._lock = threading.Lock()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return all runs, newest first: ``{path, status, algorithm, model, steps, figures, changed, spark}``."""
+        with self._lock:
+            lines = {folder: self._line(folder) for folder in self._folders()}
+            self._known = {folder: self._known[folder] for folder in lines}
+        return sorted(lines.values(), key=lambda line: line["changed"], reverse=True)
+
+    def line(self, folder: Path) -> dict[str, Any]:
+        """Return the summary line of a run."""
+        with self._lock:
+            return self._line(folder)
+
+    def _folders(self) -> list[Path]:
+        run_folders = []
+        for place, folders, files in os.walk(self._root):
+            folders[:] = sorted(name for name in folders if name not in _PRUNED and not name.startswith("."))
+            if "run.json" in files:
+                run_folders.append(Path(place))
+                if len(run_folders) >= MAX_RUNS:
+                    break
+        return run_folders
+
+    def _line(self, folder: Path) -> dict[str, Any]:
+        stamp = (*(_stamp(folder / name) for name in _STAMPED), is_held(folder))
+        known = self._known.get(folder)
+        if known is None or known.stamp != stamp:
+            known = self._known[folder] = _Known(stamp, self._read(folder))
+        return known.line
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        line = listed(folder)
+        losses = self._curves.of(folder).series.get("loss")
+        points = [] if losses is None else list(zip(losses.steps, losses.values, strict=True))
+        return {
+            "path": text(folder.relative_to(self._root).as_posix()),
+            "status": line["status"],
+            "why": text(line.get("why", "")),
+            "algorithm": text(line["algorithm"]),
+            "model": text(line["model"]),
+            "steps": plain(line["steps"]),
+            "figures": plain(line["figures"]),
+            "changed": line["changed"],
+            "spark": [value for _, value in thinned(points, _SPARK_POINTS) if value is not None],
+        }
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

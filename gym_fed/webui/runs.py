@@ -1,44 +1,52 @@
-"""The screens ``runs`` and ``run``: the list, the curves of one or several, their stop and their continuation."""
+"""The ``runs`` and ``run`` screens: the list, curves of one or several runs, stop and resume."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
+import signal
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 from fastapi import APIRouter, Query
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
+from gym_fed.training.run.summary import read_config, read_json
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.curves import CurvesOfRuns
+from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import text
-from gym_fed.webui.run_actions import resume_command, resume_run, stop_run
-from gym_fed.webui.run_detail import config_text, detail, job_of, series_of, status_of
-from gym_fed.webui.run_list import RunList
+from gym_fed.webui.run_detail import RunList, config_text, detail, is_at_work, job_of, series_of, status_of
 from gym_fed.webui.watch import RunWatch
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
+_ENDING_SECONDS = 10.0
+
 MAX_COMPARED = 5
-"""Runs beside the first one: there are six dashes."""
+"""Maximum runs to compare with the first; there are six line styles."""
 _MAX_PATH = 1000
 
 Range = Annotated[float | None, Query(ge=-1e15, le=1e15)]
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``runs``, and each run below it by its path."""
-    found, jobs, curves = APIRouter(), workbench.jobs, CurvesOfRuns()
+    """Create the routes below ``/runs``."""
+    router, jobs, curves = APIRouter(), workbench.jobs, CurvesOfRuns()
     every = RunList(workbench.runs, curves)
     watch = RunWatch(workbench.runs, workbench.feed, curves, every, jobs)
 
-    @found.get("/runs")
+    @router.get("/runs")
     def listing(
         visitor: Looking,
         search: Annotated[str, Query(max_length=200)] = "",
         offset: Annotated[int, Query(ge=0, le=10**6)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 200,
     ) -> dict[str, Any]:
-        """A page of runs, the newest first, and the jobs whose run has not begun."""
+        """Return a page of runs, newest first, and the jobs whose run has not started."""
         watch.look_at(None)
         words = search.lower().split()
         lines = [
@@ -58,7 +66,7 @@ def routes(workbench: Workbench) -> APIRouter:
             "waiting": list(waiting.values())[:20],
         }
 
-    @found.get("/runs/{path:path}")
+    @router.get("/runs/{path:path}")
     def one(
         path: str,
         visitor: Looking,
@@ -67,7 +75,7 @@ def routes(workbench: Workbench) -> APIRouter:
         xmin: Range = None,
         xmax: Range = None,
     ) -> dict[str, Any]:
-        """One run with its curves and those of others, from a step on or within a range of steps."""
+        """Return a run with its curves and those of other runs, from a step on or within a range of steps."""
         folder = _place(workbench, path)
         watch.look_at(folder.relative_to(workbench.runs).as_posix())
         job = job_of(folder, jobs.list())
@@ -95,23 +103,23 @@ def routes(workbench: Workbench) -> APIRouter:
             others.append(beside)
         return {**about, "series": series_of(own, since=since, low=xmin, high=xmax), "others": others}
 
-    @found.post("/runs/{path:path}/stop")
+    @router.post("/runs/{path:path}/stop")
     def stop(path: str, visitor: Changing) -> dict[str, Any]:
-        """Interrupt a run: the job, or the process."""
+        """Interrupt a run; return its job or process."""
         return stop_run(_place(workbench, path), jobs)
 
-    @found.post("/runs/{path:path}/resume")
+    @router.post("/runs/{path:path}/resume")
     def resume(path: str, visitor: Changing) -> dict[str, Any]:
-        """Continue a run: the job."""
+        """Resume a run; return the job."""
         folder = _place(workbench, path)
         _require_run(folder, path)
         return resume_run(workbench, folder, path).facts()
 
-    return found
+    return router
 
 
 def _place(workbench: Workbench, path: str) -> Path:
-    """The folder that a page names.
+    """Return the folder of a run.
 
     Raises:
         GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for one that is not below the folder of runs.
@@ -131,6 +139,96 @@ def _require_run(folder: Path, path: str) -> None:
 
 
 def _below(workbench: Workbench, folder: str) -> str:
-    """The path of a job's folder as pages name a run; empty for a job of something else."""
+    """Return the path of a job's folder below the runs; empty for other folders."""
     prefix = f"{workbench.runs}/"
     return text(folder[len(prefix) :]) if folder.startswith(prefix) else ""
+
+
+def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
+    """Interrupt a run like Ctrl-C: it ends after its step and writes a checkpoint.
+
+    Raises:
+        GymError: ``NOT_FOUND`` where no process is at work that may be stopped.
+    """
+    job = job_of(folder, [job for job in jobs.list() if job.status == "running"])
+    if job is not None:
+        return {"job": jobs.stop(job.id).facts()}
+    process = _holder(folder)
+    if process is None:
+        raise GymError(
+            ErrorCode.NOT_FOUND, f"{text(folder.name)}: no process of this machine is at work in it", "reload"
+        )
+    try:
+        # The first of several processes was started by torch's launcher, which passes Ctrl-C on to all of them.
+        leader = process.parent() if (_begun(folder).get("num_processes") or 1) != 1 else process
+        os.kill((leader or process).pid, signal.SIGINT)
+    except (psutil.Error, OSError) as error:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"process {process.pid} cannot be stopped: {error}",
+            "stop it where it was started",
+        ) from error
+    return {"job": None, "pid": process.pid}
+
+
+def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
+    """Resume a stopped run as a job.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` while it runs; ``FILE_EXISTS`` when it is finished.
+    """
+    if is_held(folder) or not _has_ended(folder, workbench.jobs):
+        raise GymError(ErrorCode.STATE_LOCKED, f"{text(path)}: runs already", "watch it, or stop it first")
+    if (folder / "result.json").exists():
+        raise GymError(
+            ErrorCode.FILE_EXISTS, f"{text(path)}: is finished", "train a new run in another output_dir"
+        )
+    command = resume_command(workbench, folder)
+    return workbench.jobs.start(command, title=f"train {text(path)}", folder=folder)
+
+
+def _has_ended(folder: Path, jobs: Jobs) -> bool:
+    """Return True if no job is working on a run; one that has released the folder gets some seconds to end."""
+    until = time.monotonic() + _ENDING_SECONDS
+    while is_at_work(folder, jobs):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def resume_command(workbench: Workbench, folder: Path) -> list[str]:
+    """Return the command ``gym train RUN/config.yaml`` with the options that the file does not contain.
+
+    Raises:
+        GymError: As ``read_config``.
+    """
+    command = ["gym", "train", workbench.named(folder / "config.yaml")]
+    output = str(read_config(folder).get("output_dir", ""))
+    if (workbench.folder / output).resolve() != folder:  # it was begun elsewhere
+        command += ["--set", f"output_dir={json.dumps(str(folder))}"]
+    processes = _begun(folder).get("num_processes")
+    if isinstance(processes, int) and processes > 1:
+        command += ["--nproc", str(processes)]
+    return command
+
+
+def _begun(folder: Path) -> dict[str, Any]:
+    try:
+        document = read_json(folder / "run.json")
+    except GymError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _holder(folder: Path) -> psutil.Process | None:
+    """Return the process that holds the folder's lock; it must have the lock file open, as ids are reused."""
+    if not is_held(folder):
+        return None
+    lock = folder / LOCK_FILE
+    try:
+        process = psutil.Process(int(lock.read_text(encoding="ascii")[:20]))
+        is_open = any(Path(file.path) == lock for file in process.open_files())
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process if is_open else None

@@ -1,4 +1,4 @@
-"""The screen ``train``: recipes, the form, checks while one types, what the run needs, and its start.
+"""The ``train`` screen: recipes, the form, checks while typing, the plan, and the start of a run.
 
 The YAML is the truth: the form edits it, it is what is checked, and it is what the run gets.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,14 +26,25 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.commands import json_of
 from gym_fed.webui.plain import plain, text
 from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work
-from gym_fed.webui.train_check import MAX_CHARACTERS, given, leaving, marks_of, missing, problems_of, read
+from gym_fed.webui.train_check import (
+    MAX_CHARACTERS,
+    given,
+    input_problems,
+    leaving,
+    marks_of,
+    missing,
+    problems_of,
+    read,
+)
 from gym_fed.webui.train_form import form
-from gym_fed.webui.train_inputs import input_problems
-from gym_fed.webui.train_plan import Planner
 from gym_fed.webui.workbench import Workbench, resolved
 from gym_fed.webui.yaml_edit import with_value
+
+PLAN_SECONDS = 180
+"""Time limit of a plan; one for a model with billions of weights takes some tens of seconds."""
 
 Yaml = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
@@ -44,13 +57,13 @@ class _FormEdit(StrictModel):
     text: Yaml
     key: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$", max_length=120)
     value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
-    """None takes the key out, so that its default holds."""
+    """None removes the key, which restores its default."""
 
 
 class _StartRequest(StrictModel):
     text: Yaml
     yes: bool = False
-    """Whether the person agreed to the download that was offered."""
+    """True if the user agreed to the offered download."""
     overwrite: bool = False
 
 
@@ -59,14 +72,14 @@ class _ModelName(StrictModel):
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``train`` and what is below it."""
-    found, planner = APIRouter(prefix="/train"), Planner(workbench)
+    """Create the routes below ``/train``."""
+    router, planning = APIRouter(prefix="/train"), threading.Lock()
 
-    @found.get("/recipes/{name}")
+    @router.get("/recipes/{name}")
     def recipe(
         name: str, visitor: Looking, size: Annotated[str | None, Query(max_length=40)] = None
     ) -> dict[str, Any]:
-        """The YAML of a recipe."""
+        """Return the YAML of a recipe."""
         chosen = get_recipe(name)
         # Its rows stay where the package has them, unless this is the folder that it is written for.
         file = chosen.file
@@ -74,43 +87,48 @@ def routes(workbench: Workbench) -> APIRouter:
         yaml_text, _ = relocated(chosen, file.relative_to(workbench.folder) if is_here else file, size=size)
         return {"name": chosen.name, "text": yaml_text}
 
-    @found.get("/form")
+    @router.get("/form")
     def fields(visitor: Looking) -> dict[str, Any]:
-        """The form: every key of the schema; and the recipes."""
+        """Return the form with all keys of the schema, and the recipes."""
         offered = [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()]
         return {**form(), "recipes": offered}
 
-    @found.post("/edit")
-    def edit(wanted: _FormEdit, visitor: Changing) -> dict[str, Any]:
-        """The text with one value changed."""
-        return {"text": with_value(wanted.text, tuple(wanted.key.split(".")), wanted.value)}
+    @router.post("/edit")
+    def edit(request: _FormEdit, visitor: Changing) -> dict[str, Any]:
+        """Return the text with one value changed."""
+        return {"text": with_value(request.text, tuple(request.key.split(".")), request.value)}
 
-    @found.post("/check")
-    def check(wanted: _YamlText, visitor: Changing) -> dict[str, Any]:
-        """Problems, notes and values of a text, and what its run would do: ``checked``'s answer."""
-        return checked(workbench, wanted.text)
+    @router.post("/check")
+    def check(request: _YamlText, visitor: Changing) -> dict[str, Any]:
+        """Return problems, notes and values of a text; see ``checked``."""
+        return checked(workbench, request.text)
 
-    @found.post("/plan")
-    def plan(wanted: _YamlText, visitor: Changing) -> dict[str, Any]:
-        """`gym train --plan --json` of a text."""
-        return planner.plan(wanted.text)
+    @router.post("/plan")
+    def plan(request: _YamlText, visitor: Changing) -> dict[str, Any]:
+        """Plan a run with `gym train --plan`."""
+        if not planning.acquire(blocking=False):
+            raise GymError(ErrorCode.BUSY, "another estimate is being made", "try again in a moment")
+        try:
+            return _plan(workbench, request.text)
+        finally:
+            planning.release()
 
-    @found.post("/offer")
-    def offer(wanted: _ModelName, visitor: Changing) -> dict[str, Any]:
-        """What would be fetched for a model, and how large it is."""
-        made = offer_model(wanted.name)
+    @router.post("/offer")
+    def offer(request: _ModelName, visitor: Changing) -> dict[str, Any]:
+        """Return the download that a model needs and its size."""
+        made = offer_model(request.name)
         return {"name": text(made.name), "describe": text(made.describe()), "bytes": made.missing_bytes}
 
-    @found.post("/start")
-    def start(wanted: _StartRequest, visitor: Changing) -> dict[str, Any]:
-        """Start the run: its path, its job and its command."""
-        return started(workbench, wanted)
+    @router.post("/start")
+    def start(request: _StartRequest, visitor: Changing) -> dict[str, Any]:
+        """Start a run; return its path, job and command."""
+        return started(workbench, request)
 
-    return found
+    return router
 
 
 def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
-    """What a page shows of a text: ``{problems, notes, given, chosen, leaves, missing, path, taken}``."""
+    """Check a text: ``{problems, notes, given, chosen, leaves, missing, path, taken}``."""
     answer: dict[str, Any] = {
         "problems": [],
         "notes": [],
@@ -134,11 +152,32 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
     return answer
 
 
+def _plan(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
+    """Plan the run of a text in a child process, which loads torch and times a few blocks.
+
+    Raises:
+        GymError: As ``json_of``.
+    """
+    with tempfile.TemporaryDirectory(prefix="gym-plan-") as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_bytes(yaml_text.encode("utf-8", "replace"))
+        try:
+            result: dict[str, Any] = plain(
+                json_of(["gym", "train", str(file), "--plan"], workbench.folder, PLAN_SECONDS)
+            )
+        except GymError as error:
+            message = text(error.message).replace(f"{folder}/", "")
+            raise GymError(error.code, message, text(error.hint)) from error
+    return result
+
+
 def _chosen(config: TrainingConfig) -> list[dict[str, Any]]:
-    """Defaults for the model that the config names, if it is on this machine: ``[{key, value, reason}]``."""
+    """Return defaults for the config's model if it is on this machine: ``[{key, value, reason}]``."""
     weights = None if config.model is None else count_stored_weights(config.model)
-    found = [] if weights is None else method_defaults(config, weights)
-    chosen = [{"key": one.key, "value": plain(one.value), "reason": one.reason} for one in found]
+    defaults = [] if weights is None else method_defaults(config, weights)
+    chosen = [
+        {"key": default.key, "value": plain(default.value), "reason": default.reason} for default in defaults
+    ]
     if weights is not None and weights > LARGE:
         open_keys = (key for key in ROW_KEYS if key not in config.model_fields_set)
         chosen += [
@@ -147,44 +186,44 @@ def _chosen(config: TrainingConfig) -> list[dict[str, Any]]:
     return chosen
 
 
-def started(workbench: Workbench, wanted: _StartRequest) -> dict[str, Any]:
+def started(workbench: Workbench, request: _StartRequest) -> dict[str, Any]:
     """Write the YAML and start the run: ``{path, job}``.
 
     Raises:
-        GymError: For a text that is refused; ``FILE_EXISTS`` where a finished run is; ``STATE_LOCKED``.
+        GymError: If the text is refused; ``FILE_EXISTS`` for a finished run; ``STATE_LOCKED``.
     """
-    config, _ = read(wanted.text)
+    config, _ = read(request.text)
     path = path_below_runs(workbench, str(config.output_dir))
-    folder, taken = workbench.runs / path, _taken(workbench, path)
-    if taken == "running":
+    folder, state = workbench.runs / path, _taken(workbench, path)
+    if state == "running":
         raise GymError(ErrorCode.STATE_LOCKED, f"{path}: a run is at work there", "choose another output_dir")
-    if taken == "finished" and not wanted.overwrite:
+    if state == "finished" and not request.overwrite:
         raise GymError(
             ErrorCode.FILE_EXISTS,
             f"{path}: holds a finished run",
             "choose another output_dir, or overwrite it",
         )
-    if (unknown := missing(config)) and not wanted.yes:
+    if (unknown := missing(config)) and not request.yes:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"{', '.join(unknown)}: not on this machine",
             "agree to the download first",
         )
-    file = kept_text(workbench, path, wanted.text)
+    file = kept_text(workbench, path, request.text)
     command = ["gym", "train", workbench.named(file)]
-    command += ["--overwrite"] if wanted.overwrite and taken else []
-    command += ["--yes"] if wanted.yes else []
+    command += ["--overwrite"] if request.overwrite and state else []
+    command += ["--yes"] if request.yes else []
     job = workbench.jobs.start(command, title=f"train {path}", folder=folder)
     return {"path": path, "job": job.facts(), "command": shlex.join(command)}
 
 
 def kept_text(workbench: Workbench, path: str, yaml_text: str) -> Path:
-    """Write the text of a run or a search to a file of its own, which stays.
+    """Write the text of a run or a search to a new file.
 
     Args:
-        workbench: Below whose folder of runs it is written.
-        path: Of the run, which names the file.
-        yaml_text: As it is checked.
+        workbench: Contains the folder of runs.
+        path: The run's path, which gives the file its name.
+        yaml_text: The checked text.
     """
     name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "run"
     file = workbench.runs / CONFIGS_NAME / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}.yaml"
@@ -193,7 +232,7 @@ def kept_text(workbench: Workbench, path: str, yaml_text: str) -> Path:
 
 
 def path_below_runs(workbench: Workbench, output_dir: str) -> str:
-    """Where a run will be, below the folder of runs.
+    """Return the path of a run below the folder of runs.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for another place, whose runs the pages would not show.
@@ -213,7 +252,7 @@ def path_below_runs(workbench: Workbench, output_dir: str) -> str:
 
 
 def _taken(workbench: Workbench, path: str) -> str:
-    """What is at the place of a run: ``running``, ``finished``, ``unfinished``, or nothing."""
+    """Return the state of an output folder: ``running``, ``finished``, ``unfinished``, or empty if unused."""
     folder = workbench.runs / path
     if (folder / "result.json").exists():
         return "finished"  # its process may still be ending

@@ -1,8 +1,10 @@
-"""Checks the YAML of a run as one types: by `gym train`'s own reader, with the line and column of every problem."""
+"""Check the YAML of a run while it is typed, with the line and column of every problem."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import tempfile
 import threading
 import warnings
@@ -19,8 +21,16 @@ from gym_fed.config.training_file import load_training_config
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.data.columns import parse_columns, renaming
+from gym_fed.data.reading import iter_rows
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.webui.plain import plain, text
+from gym_fed.webui.workbench import Workbench
+
+_BY_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")
+"""Formats whose first row can be read at a cost independent of the file's size."""
+_MAX_WHOLE_BYTES = 4 * 2**20
+"""Maximum size of files in other formats, which are read completely."""
 
 _Config = TypeVar("_Config", bound=TrainingConfig)
 
@@ -28,25 +38,25 @@ MAX_CHARACTERS = 200_000
 _MAX_PROBLEMS = 100
 _PLACE = re.compile(r"(\d+):(\d+): (?:([\w.-]+): )?(.*)", re.DOTALL)
 _SOURCE = "config.yaml"
-"""How messages name the text."""
+"""The name of the text in messages."""
 _REMOTE_KEYS = ("base_url", "url", "endpoint")
-"""Of a grader that calls a server."""
+"""Keys of graders that call a server."""
 _one_at_a_time = threading.Lock()
-"""What notes are collected in is one for the whole process."""
+"""Protects ``warnings.catch_warnings``, which is global."""
 
 
 def read(yaml_text: str) -> tuple[TrainingConfig, list[str]]:
-    """The config of a text, and notes on words of other platforms and old names; see ``read_with``."""
+    """Read the config of a text, with notes on aliases; see ``read_with``."""
     return read_with(yaml_text, load_training_config)
 
 
 def read_search(yaml_text: str) -> tuple[SearchConfig, list[str]]:
-    """The config of a search, as `gym tune` reads it, and notes on old names; see ``read_with``."""
+    """Read the config of a search as `gym tune` does; see ``read_with``."""
     return read_with(yaml_text, lambda file: (load_config(file, SearchConfig), []))
 
 
 def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]]) -> tuple[_Config, list[str]]:
-    """What ``load`` makes of a file with this text, and its notes.
+    """Read a text with ``load`` and return the config and the notes.
 
     Raises:
         GymError: As ``load``; places name ``config.yaml``.
@@ -57,39 +67,39 @@ def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]])
         file = Path(folder) / _SOURCE
         file.write_bytes(yaml_text.encode("utf-8", "replace"))
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 config, notes = load(file)
         except GymError as error:
             raise GymError(error.code, _named(error.message, folder), _named(error.hint, folder)) from error
-    return config, [_named(text(note), folder) for note in (*notes, *(one.message for one in said))]
+    return config, [_named(text(note), folder) for note in (*notes, *(warning.message for warning in caught))]
 
 
 def problems_of(error: GymError, yaml_text: str) -> list[dict[str, Any]]:
-    """``{line, column, key, message}`` of every line of an error; line 0 where it has no place."""
+    """Return ``{line, column, key, message}`` for every line of an error; line 0 if the place is unknown."""
     marks = marks_of(yaml_text)
-    found = []
+    problems = []
     for line in error.message.splitlines():
         place, _, rest = line.partition(f"{_SOURCE}:")
         at = _PLACE.fullmatch(rest) if not place else None
         if at is None:
-            key, colon, said = line.partition(": ")
+            key, colon, remainder = line.partition(": ")
             at_line, column = marks.get((key,), (0, 0))
             is_key = colon and at_line
-            message = text(said if is_key else line)
-            found.append(
+            message = text(remainder if is_key else line)
+            problems.append(
                 {"line": at_line, "column": column, "key": key if is_key else "", "message": message}
             )
             continue
         key = at[3] or ""
-        found.append({"line": int(at[1]), "column": int(at[2]), "key": key, "message": text(at[4])})
-    if found and error.hint:
-        found[-1]["hint"] = text(error.hint)
-    return found[:_MAX_PROBLEMS]
+        problems.append({"line": int(at[1]), "column": int(at[2]), "key": key, "message": text(at[4])})
+    if problems and error.hint:
+        problems[-1]["hint"] = text(error.hint)
+    return problems[:_MAX_PROBLEMS]
 
 
 def marks_of(yaml_text: str) -> dict[KeyPath, Mark]:
-    """Where each key stands; empty for a text that cannot be read."""
+    """Return the position of every key; empty for invalid YAML."""
     try:
         return parse_config(Path(_SOURCE), yaml_text)[1]
     except GymError:
@@ -97,53 +107,110 @@ def marks_of(yaml_text: str) -> dict[KeyPath, Mark]:
 
 
 def given(yaml_text: str) -> dict[str, Any]:
-    """The values that a text gives, by dotted key; empty for one that cannot be read."""
+    """Return the given values by dotted key; empty for invalid YAML."""
     try:
         values, _ = parse_config(Path(_SOURCE), yaml_text)
     except GymError:
         return {}
-    found: dict[str, Any] = plain(flat({str(key): value for key, value in values.items()}))
-    return found
+    values_by_key: dict[str, Any] = plain(flat({str(key): value for key, value in values.items()}))
+    return values_by_key
 
 
 def leaving(config: TrainingConfig) -> list[str]:
-    """A line for everything of a run that leaves this machine, or is fetched from elsewhere."""
-    found = []
+    """Describe everything a run sends from this machine or downloads, one line each."""
+    lines = []
     sent = [name for name in config.tracking if name not in ALWAYS]
     if sent and config.tracker.mode == "online":
         where = f" at {text(config.tracker.uri)}" if config.tracker.uri else ""
-        found.append(f"Figures and settings of the run go to {', '.join(sent)}{where}, while it runs.")
+        lines.append(f"Figures and settings of the run go to {', '.join(sent)}{where}, while it runs.")
     for grader in config.graders:
         for url in (getattr(grader, key, None) for key in _REMOTE_KEYS):
             if isinstance(url, str) and url:
-                found.append(f"Prompts and answers go to the grader {text(grader.grader)} at {text(url)}.")
-    found += [f"The model {text(name)} is fetched from the Hugging Face Hub." for name in missing(config)]
+                lines.append(f"Prompts and answers go to the grader {text(grader.grader)} at {text(url)}.")
+    lines += [f"The model {text(name)} is fetched from the Hugging Face Hub." for name in missing(config)]
     for source in (*config.data, *config.eval_data):
-        found += [
+        lines += [
             f"Rows of {text(name)} are read from the Hugging Face Hub, unless its cache has them."
             for name, _ in hub_places(source)
         ]
         if source.path is not None and "://" in source.path:
-            found.append(f"Rows are read from {text(source.path)}.")
-    return list(dict.fromkeys(found))
+            lines.append(f"Rows are read from {text(source.path)}.")
+    return list(dict.fromkeys(lines))
 
 
 def missing(config: TrainingConfig) -> list[str]:
-    """Models that a run needs and that are not on this machine.
+    """Return the models of a run that are not on this machine.
 
     Raises:
         GymError: For a path that holds no model.
     """
-    found = []
+    names = []
     for name in dict.fromkeys(models_of(config)):
         try:
             if missing_model(name):
-                found.append(name)
+                names.append(name)
         except GymError as error:
             key = "model: " if name == config.model else ""
             raise GymError(error.code, f"{key}{error.message}", error.hint) from error
-    return found
+    return names
 
 
 def _named(message: str, folder: str) -> str:
     return message.replace(f"{folder}/", "")
+
+
+def input_problems(
+    workbench: Workbench, config: TrainingConfig, marks: dict[KeyPath, Mark]
+) -> list[dict[str, Any]]:
+    """Return ``{line, column, key, message, hint}`` for inputs that ``gym train`` would refuse."""
+    problems = []
+    if config.model is None and config.model_init is None:
+        problems.append(_problem(marks, ("model",), "not given", "name a model, or give model_init"))
+    if not config.data:
+        problems.append(
+            _problem(marks, ("data",), "no rows to train on", "list at least one path or tasks entry")
+        )
+    for part in ("data", "eval_data"):
+        for number, source in enumerate(getattr(config, part)):
+            file = None if source.path is None else _file(workbench, source.path)
+            if file is None:
+                continue
+            try:
+                if not file.exists() or _is_cheap(file):
+                    next(iter_rows(file, source.format, rename=renaming(source.columns)))
+            except GymError as error:
+                message = error.message.replace(f"{workbench.folder}/", "")
+                problems.append(_problem(marks, (part, number, "path"), message, _as_key(error.hint)))
+    return problems
+
+
+def _as_key(hint: str) -> str:
+    """Replace ``--columns`` in a hint by the config's key."""
+    before, option, text = hint.partition("--columns ")
+    if not option or not text:
+        return hint
+    try:
+        columns = parse_columns(shlex.split(text)[0])
+    except (ValueError, GymError):  # what follows is no option alone
+        return hint
+    return f"{before}columns: {json.dumps(columns, ensure_ascii=False)}"
+
+
+def _file(workbench: Workbench, path: str) -> Path | None:
+    """Return the file of a path; None for patterns, URLs and files outside the workbench's folder."""
+    if "://" in path or any(sign in path for sign in "*?["):
+        return None
+    try:
+        return workbench.inside(path)
+    except GymError:
+        return None
+
+
+def _is_cheap(file: Path) -> bool:
+    return file.is_file() and (file.suffix.lower() in _BY_ROWS or file.stat().st_size <= _MAX_WHOLE_BYTES)
+
+
+def _problem(marks: dict[KeyPath, Mark], key: KeyPath, message: str, hint: str) -> dict[str, Any]:
+    line, column = next((marks[key[:end]] for end in range(len(key), 0, -1) if key[:end] in marks), (0, 0))
+    name = ".".join(str(part) for part in key)
+    return {"line": line, "column": column, "key": name, "message": text(message), "hint": text(hint)}

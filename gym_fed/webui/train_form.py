@@ -1,4 +1,4 @@
-"""The form beside the YAML: every key of the schema, by subject, with its docstring as help."""
+"""The training form: every key of the schema by group, with its docstring as help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST = (
     *("algorithm", "model", "output_dir", "finetuning", "learning_rate", "max_steps", "num_train_epochs"),
     *("per_device_train_batch_size", "max_length", "logging_steps", "save_steps", "seed"),
 )
-"""What nearly every run sets; it stands open, before the groups."""
+"""Keys of nearly every run, displayed before the groups."""
 _TITLES = {
     "AlgorithmSections": "Algorithm",
     "SupervisedSections": "Supervised algorithms",
@@ -31,12 +31,12 @@ _TITLES = {
     "TrackingSections": "Tracking",
     "TrainingConfig": "Model",
 }
-"""The schema's own parts, by class."""
+"""Titles of the schema's sections, by class."""
 
 
 @cache
 def form() -> dict[str, Any]:
-    """``{first, groups: [{title, help, fields}], algorithms, tuning}``.
+    """Create the form: ``{first, groups: [{title, help, fields}], algorithms, tuning}``.
 
     A field is ``{key, kind, default, choices, least, most, help, section}``; of kind ``yaml`` it is edited in the text.
     """
@@ -57,13 +57,13 @@ def form() -> dict[str, Any]:
 
 
 def _parts() -> list[type]:
-    """The schema's classes with keys of their own, the model first."""
+    """Return the schema's classes with keys of their own, the model first."""
     return [part for part in TrainingConfig.__mro__ if part.__name__ in _TITLES]
 
 
 def fields_of(key: str, property: dict[str, Any], definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    """The field of a key, or those of its section."""
-    section = next((one for one in _forms(property) if "$ref" in one), None)
+    """Return the field of a key, or the fields of its section."""
+    section = next((schema for schema in _forms(property) if "$ref" in schema), None)
     if section is None:
         return [_field(key, property)]
     definition = definitions[section["$ref"].rpartition("/")[2]]
@@ -76,8 +76,12 @@ def fields_of(key: str, property: dict[str, Any], definitions: dict[str, Any]) -
 
 def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
     forms = _forms(property)
-    choices = [value for one in forms for value in one.get("enum", [one["const"]] if "const" in one else [])]
-    kinds = {one.get("type") for one in forms}
+    choices = [
+        value
+        for schema in forms
+        for value in schema.get("enum", [schema["const"]] if "const" in schema else [])
+    ]
+    kinds = {schema.get("type") for schema in forms}
     if choices and "boolean" in kinds:
         kind, choices = "choice", [True, False, *choices]
     elif choices:
@@ -88,7 +92,7 @@ def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
         kind = "string"
     else:
         kind = "yaml"
-    bounds = {name: one[name] for one in forms for name in one}
+    bounds = {name: schema[name] for schema in forms for name in schema}
     return {
         "key": key,
         "kind": kind,
@@ -101,5 +105,5 @@ def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forms(property: dict[str, Any]) -> list[dict[str, Any]]:
-    """What a value may be, but for null, which is a key that is not given."""
-    return [one for one in property.get("anyOf", [property]) if one.get("type") != "null"]
+    """Return the JSON schemas of a value, without null, which means that the key is not given."""
+    return [schema for schema in property.get("anyOf", [property]) if schema.get("type") != "null"]

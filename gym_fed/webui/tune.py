@@ -1,4 +1,4 @@
-"""The screen ``tune``: searches below the folder of runs with their trials, and the text that starts one.
+"""The ``tune`` screen: hyperparameter searches with their trials, and the start of a search.
 
 The YAML is the truth, as for ``train``; ``search.yaml`` in a search's folder is what resumes it.
 """
@@ -45,19 +45,19 @@ class _Path(StrictModel):
 
 
 def routes(workbench: Workbench) -> APIRouter:
-    """``tune`` and what is below it."""
-    found = APIRouter(prefix="/tune")
+    """Create the routes below ``/tune``."""
+    router = APIRouter(prefix="/tune")
 
-    @found.get("")
+    @router.get("")
     def listed(visitor: Looking) -> dict[str, Any]:
-        """The searches below the folder of runs, and the form of a new one."""
+        """List the searches and the form of a new one."""
         folders = sorted(_searches(workbench.runs), key=lambda path: path.stat().st_mtime, reverse=True)
         rows = [_brief(workbench, folder) for folder in folders[:MAX_ROWS]]
         return {"runs": str(workbench.runs), "searches": rows, "total": len(folders), "form": _form()}
 
-    @found.get("/search")
+    @router.get("/search")
     def search(visitor: Looking, path: PathParameter) -> dict[str, Any]:
-        """One search with its trials."""
+        """Return a search with its trials."""
         folder = _folder(workbench, path)
         trials = _trials(folder)
         return {
@@ -69,42 +69,42 @@ def routes(workbench: Workbench) -> APIRouter:
             "text": _text(folder / SEARCH_NAME)[:MAX_CHARACTERS],
         }
 
-    @found.post("/check")
-    def check(wanted: _SearchText, visitor: Changing) -> dict[str, Any]:
-        """Problems and notes of a text, its search space, and where it would be."""
+    @router.post("/check")
+    def check(request: _SearchText, visitor: Changing) -> dict[str, Any]:
+        """Return problems and notes of a text, its search space and its folder."""
         try:
-            config, notes = read_search(wanted.text)
+            config, notes = read_search(request.text)
             path = path_below_runs(workbench, str(config.output_dir))
         except GymError as error:
-            return {"problems": problems_of(error, wanted.text), "notes": [], "search": _given(wanted.text)}
+            return {"problems": problems_of(error, request.text), "notes": [], "search": _given(request.text)}
         return {
             "problems": [],
             "notes": notes,
-            "search": _given(wanted.text),
+            "search": _given(request.text),
             "path": path,
             "exists": (workbench.runs / path / SEARCH_NAME).exists(),
         }
 
-    @found.post("/start")
-    def start(wanted: _SearchText, visitor: Changing) -> dict[str, Any]:
-        """Start `gym tune` on a text: its path and the job."""
-        config, _ = read_search(wanted.text)
+    @router.post("/start")
+    def start(request: _SearchText, visitor: Changing) -> dict[str, Any]:
+        """Start `gym tune` on a text; return its path and job."""
+        config, _ = read_search(request.text)
         path = path_below_runs(workbench, str(config.output_dir))
-        return _started(workbench, path, kept_text(workbench, path, wanted.text))
+        return _started(workbench, path, kept_text(workbench, path, request.text))
 
-    @found.post("/resume")
-    def resume(wanted: _Path, visitor: Changing) -> dict[str, Any]:
-        """Go on with a search: its path and the job."""
-        folder = _folder(workbench, wanted.path)
+    @router.post("/resume")
+    def resume(request: _Path, visitor: Changing) -> dict[str, Any]:
+        """Resume a search; return its path and job."""
+        folder = _folder(workbench, request.path)
         path = folder.relative_to(workbench.runs).as_posix()
         return _started(workbench, path, folder / SEARCH_NAME)
 
-    return found
+    return router
 
 
 @cache
 def _form() -> dict[str, Any]:
-    """``{keys, settings}``: what a search may vary, and the fields of its own settings."""
+    """Return ``{keys, settings}``: keys that a search may vary, and the fields of its settings."""
     schema = SearchSettings.model_json_schema()
     settings = {key: value for key, value in schema["properties"].items() if key != "parameters"}
     keys = [field for group in form()["groups"] for field in group["fields"] if field["kind"] != "yaml"]
@@ -131,7 +131,7 @@ def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:
 
 
 def _searches(runs: Path) -> Iterator[Path]:
-    """Folders of searches below that of runs; what lies below a search are its trials."""
+    """Find the folders of searches below the runs; the folders below a search are its trials."""
     for place, folders, files in os.walk(runs):
         if SEARCH_NAME in files:
             yield Path(place)
@@ -166,7 +166,7 @@ def _brief(workbench: Workbench, folder: Path) -> dict[str, Any]:
 
 
 def _folder(workbench: Workbench, path: str) -> Path:
-    """The folder of a search.
+    """Return the folder of a search.
 
     Raises:
         GymError: ``PERMISSION_DENIED``; ``NOT_FOUND``.
@@ -178,7 +178,7 @@ def _folder(workbench: Workbench, path: str) -> Path:
 
 
 def _trials(folder: Path) -> list[dict[str, Any]]:
-    """Trials that ended, as ``trials.json`` has them; none for a file that is not one of trials."""
+    """Read the completed trials from ``trials.json``; empty if the file is invalid."""
     try:
         values = json.loads(_text(folder / "trials.json") or "[]")
         return [plain({key: trial[key] for key in _OF_TRIAL}) for trial in values]
@@ -190,7 +190,7 @@ _OF_TRIAL = ("number", "parameters", "state", "value", "folder", "why")
 
 
 def _unfinished(folder: Path, trials: list[dict[str, Any]]) -> list[str]:
-    """Folders of trials that run, or were interrupted and are run again first."""
+    """List the folders of trials that are running or were interrupted."""
     ended = {trial["folder"] for trial in trials}
     try:
         names = sorted(os.listdir(folder / "trials"))
@@ -200,7 +200,7 @@ def _unfinished(folder: Path, trials: list[dict[str, Any]]) -> list[str]:
 
 
 def _given(yaml_text: str) -> dict[str, Any]:
-    """The section ``search`` as it is written; empty where it cannot be read."""
+    """Return the section ``search`` of a text; empty for invalid YAML."""
     try:
         section = parse_config(Path(SEARCH_NAME), yaml_text)[0].get("search")
     except GymError:

@@ -1,4 +1,4 @@
-"""Reading that takes memory or time, in a process beside the server: begun when first needed, ended when idle.
+"""A child process for expensive views: started on demand, answers JSON requests by line, stopped when idle.
 
 What it reads may be large, broken or hostile; the server stays small, and goes on when the process does not.
 """
@@ -10,7 +10,9 @@ import logging
 import os
 import selectors
 import subprocess
+import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,18 @@ from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
 
 ANSWER_SECONDS = 60.0
-"""The first answer of a model imports transformers and reads its tokenizer."""
+"""Time limit of an answer; the first one of a model imports transformers and loads its tokenizer."""
 IDLE_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
 
 
 class ViewProcess:
-    """Sends requests to the process; from any thread, one at a time.
+    """Sends requests to the process, one at a time. Safe from any thread.
 
     Args:
         views: ``module:NAME`` of a class of views, made with the folder; its ``answer`` gets a request.
-        folder: Where it runs; names of files are below it.
+        folder: The working folder, which contains the files.
     """
 
     def __init__(self, views: str, folder: Path) -> None:
@@ -39,10 +41,10 @@ class ViewProcess:
         self._idle: threading.Timer | None = None
 
     def ask(self, request: dict[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-        """The answer to a request.
+        """Return the answer to a request.
 
         Raises:
-            GymError: What the process found wrong; ``DEADLINE_EXCEEDED``; ``INTERNAL`` when it has ended.
+            GymError: The view's own error; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if the process has ended.
         """
         with self._lock:
             self._cancel_timer()
@@ -53,14 +55,14 @@ class ViewProcess:
                 self._end()
                 raise
             self._start_timer()
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise GymError.from_dict(found["error"])
-        answer: dict[str, Any] = found["answer"]
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise GymError.from_dict(reply["error"])
+        answer: dict[str, Any] = reply["answer"]
         return answer
 
     def begin(self) -> None:
-        """Start the process, if it does not run, for requests that are likely to follow."""
+        """Start the process if it is not running, before likely requests."""
         if self._lock.acquire(blocking=False):
             try:
                 self._cancel_timer()
@@ -70,7 +72,7 @@ class ViewProcess:
                 self._lock.release()
 
     def stop(self) -> None:
-        """End the process; the next request starts another."""
+        """Stop the process; the next request starts a new one."""
         with self._lock:
             self._cancel_timer()
             self._end()
@@ -79,7 +81,7 @@ class ViewProcess:
         if self._process is None or self._process.poll() is not None:
             self._end()
             self._process = subprocess.Popen(
-                module_command("gym_fed.webui.view_worker", self._views),
+                module_command("gym_fed.webui.view_process", self._views),
                 cwd=self._folder,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -135,3 +137,28 @@ def _ended(process: subprocess.Popen[bytes]) -> GymError:
         f"the process that reads for this page has ended with {process.poll()}",
         "it may have lacked memory; choose a smaller file",
     )
+
+
+def main() -> None:
+    """Answer requests on standard input until it ends, with the parent at the latest."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    module, _, name = sys.argv[1].partition(":")
+    views = getattr(import_module(module), name)(Path.cwd())
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(views, json.loads(line))) + "\n")
+        answers.flush()
+
+
+def _answer(views: Any, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"answer": views.answer(request)}
+    except GymError as error:
+        return {"error": error.to_dict()}
+    except Exception as error:  # noqa: BLE001  # of a template or a library: the next request is another
+        problem = f"{type(error).__name__}: {error}"[:500]
+        return {"error": GymError(ErrorCode.INTERNAL, f"this could not be read: {problem}").to_dict()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Live news of runs: one thread looks at the files of the runs that open pages show, and publishes what was added.
+"""Live updates of runs: a thread reads the files of runs on open pages and publishes changes.
 
 Without an open page it sleeps, and it looks at nothing that no page has requested lately.
 """
@@ -16,26 +16,25 @@ from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import CurvesOfRuns, last_values
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import text
-from gym_fed.webui.run_detail import job_of, marks_of, series_of, status_of
-from gym_fed.webui.run_list import RunList
+from gym_fed.webui.run_detail import RunList, job_of, marks_of, series_of, status_of
 
 INTEREST_SECONDS = 600.0
-"""A page that shows runs requests them again before this has passed."""
+"""How long a run is watched after a page last requested it; open pages request it more often."""
 _LOOK_SECONDS = 1.0
 _MAX_WATCHED = 64
 _LIST = ""
-"""Stands for the list of runs among the paths that pages look at."""
+"""Represents the list of runs among the watched paths."""
 
 _log = logging.getLogger(__name__)
 
 
 class RunWatch:
-    """Publishes ``run`` for a run that changed, ``runs`` for changed lines of the list, and ``job`` for a job.
+    """Publishes ``run`` for a changed run, ``runs`` for changed lines of the list, and ``job`` for a job.
 
     Args:
         root: The folder of runs.
-        feed: Where events go.
-        curves: Where the curves of runs are read.
+        feed: Publishes the events.
+        curves: Reads the runs' curves.
         runs: The list of runs.
         jobs: The jobs, whose status is news, too.
     """
@@ -49,11 +48,11 @@ class RunWatch:
         self._thread: threading.Thread | None = None
 
     def look_at(self, path: str | None) -> None:
-        """A page shows this run, or the list (None). Begins the thread at the first call."""
+        """Watch this run, or the list (None). The first call starts the thread."""
         with self._lock:
             self._asked[_LIST if path is None else path] = time.monotonic()
             while len(self._asked) > _MAX_WATCHED:
-                self._asked.pop(min(self._asked, key=lambda one: self._asked[one]))
+                self._asked.pop(min(self._asked, key=lambda path_seen: self._asked[path_seen]))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="webui-watch", daemon=True)
                 self._thread.start()
@@ -77,7 +76,7 @@ class RunWatch:
                 _log.exception("watching the runs failed")
 
     def publish(self, asked: list[str]) -> None:
-        """Look once at these paths, and publish what differs from the last look."""
+        """Check these paths once and publish the changes."""
         jobs = self._jobs.list()
         now = {job.id: job.status for job in jobs}
         before = self._seen.get("jobs", now)

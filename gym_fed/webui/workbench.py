@@ -1,27 +1,31 @@
-"""What every screen of the workbench is made from: the folders it may look into, and its jobs."""
+"""The workbench shared by all screens: its folders, jobs and events."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from gym_fed.base.models import NANO
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.jobs import Jobs
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+
 JOBS_NAME = ".jobs"
-"""Of the folder of jobs, below that of runs."""
+"""The folder of jobs, below the runs."""
 MAX_ROWS = 500
-"""Of one list in one answer; a list says how many there are."""
+"""Maximum rows of a list in a response, which also has their total number."""
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """One machine's folders. Paths in requests are below these roots, and nothing else is read or written.
+    """The folders of one machine. Paths in requests are below these roots; nothing else is read or written.
 
     Attributes:
-        folder: Where `gym webui` was started; configs, data and models lie below it.
+        folder: The working folder of `gym webui`, with configs, data and models.
         runs: Run folders lie below it.
         jobs: Processes that were started from the pages.
         feed: Events of all screens.
@@ -33,45 +37,61 @@ class Workbench:
     feed: Feed
 
     def named(self, path: Path) -> str:
-        """A path as commands get it, which run in the workbench's folder."""
+        """Return a path relative to the workbench's folder, where commands run."""
         return str(path.relative_to(self.folder) if self.folder in path.parents else path)
 
     def inside(self, name: str, *, root: Path | None = None) -> Path:
-        """A path of a request, below a root.
+        """Resolve a path of a request below a root.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for one that leads out of it, by ``..``, a link or a drive.
         """
         base = (root or self.folder).resolve()
-        found = resolved(base, name)
-        if found is None or (found != base and base not in found.parents):
+        place = resolved(base, name)
+        if place is None or (place != base and base not in place.parents):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 f"{name!r} is not below {base}",
                 "start gym webui in the folder that holds it",
             )
-        return found
+        return place
 
 
 def resolved(base: Path, name: str) -> Path | None:
-    """Where a path leads, whether or not something is there; None for one that no system call takes."""
+    """Resolve a path, whether it exists or not; None if no system call accepts it."""
     try:
-        found = (base / name).resolve()
-        found.stat()
+        place = (base / name).resolve()
+        place.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return found
+        return place
     except (OSError, ValueError, RuntimeError):  # too long, a null character, a circle of links
         return None
-    return found
+    return place
 
 
 def open_workbench(folder: Path, runs: Path) -> Workbench:
-    """The workbench of a folder.
+    """Open the workbench of a folder.
 
     Args:
-        folder: Where commands run, and below which they may look.
+        folder: The working folder of commands; requests may only read below it.
         runs: The folder of runs, made if it is missing.
     """
     make_folder(runs)
     jobs = Jobs(runs.resolve() / JOBS_NAME, folder.resolve())
     return Workbench(folder.resolve(), runs.resolve(), jobs, Feed(lambda last: (PageEvent("begin", {}),)))
+
+
+def model_of(workbench: Workbench, name: str) -> str:
+    """Return a model's name, or the path of its folder.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for a path that leads out; ``MODEL_NOT_FOUND``.
+    """
+    if name == NANO:
+        return name
+    path = workbench.inside(name)
+    if path.exists():
+        return str(path)
+    if not _HUB_NAME.fullmatch(name):
+        raise GymError(ErrorCode.MODEL_NOT_FOUND, f"no model {name!r}", "give a folder, or OWNER/NAME")
+    return name

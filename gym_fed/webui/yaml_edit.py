@@ -1,4 +1,4 @@
-"""One value of a YAML text is changed in place: comments, order and layout stay.
+"""Change a value of a YAML text in place, keeping comments, order and layout.
 
 The parser's own marks say where a value stands. Afterwards the whole text is read again; unless exactly that one value
 differs, the edit is refused, and the person edits the text itself.
@@ -15,12 +15,12 @@ from gym_fed.config.yaml.strict import KeyPath, StrictLoader, parse_config
 from gym_fed.core.errors import ErrorCode, GymError
 
 _FILE = Path("config")
-"""Names the text in errors."""
+"""The name of the text in errors."""
 Scalar = str | int | float | bool
 
 
 def with_value(text: str, path: tuple[str, ...], value: Scalar | None) -> str:
-    """The text with a value at a key, or at a key of a section.
+    """Return the text with a value at a key, or at a key of a section.
 
     Args:
         text: YAML, one mapping.
@@ -79,7 +79,7 @@ def _changed(text: str, root: Any, path: tuple[str, ...], value: Scalar | None) 
 
 
 def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: Scalar | None) -> str:
-    """The text with another value for a pair that is there, or without the pair."""
+    """Return the text with another value for an existing pair, or without the pair."""
     key, node = pair
     start, end = node.start_mark.index, node.end_mark.index
     if value is not None:
@@ -101,7 +101,7 @@ def _pair(mapping: Any, key: str) -> Any:
 
 
 def _end_of_block(text: str, node: Any) -> int:
-    """Where the last line of a block ends; its end mark stands behind the comments and empty lines that follow."""
+    """Return the end of a block's last line, before the comments and empty lines that follow."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style:
         return _line_end(text, max(node.end_mark.index - 1, 0))
     if not node.value:
@@ -111,9 +111,9 @@ def _end_of_block(text: str, node: Any) -> int:
 
 
 def _line_end(text: str, place: int) -> int:
-    """Behind the end of the line that ``place`` is in."""
-    found = text.find("\n", place)
-    return len(text) if found < 0 else found + 1
+    """Return the position after the line of ``place``."""
+    newline = text.find("\n", place)
+    return len(text) if newline < 0 else newline + 1
 
 
 def _inserted(text: str, place: int, lines: str) -> str:
@@ -122,7 +122,7 @@ def _inserted(text: str, place: int, lines: str) -> str:
 
 
 def _lines(path: tuple[str, ...], value: Scalar, indent: int = 0) -> str:
-    """``lora:`` and below it ``  r: 8``."""
+    """Return ``lora:`` and below it `` r: 8``."""
     *sections, key = path
     lines = [f"{' ' * (indent + 2 * depth)}{name}:" for depth, name in enumerate(sections)]
     lines.append(f"{' ' * (indent + 2 * len(sections))}{key}: {_written(value)}")
@@ -130,7 +130,7 @@ def _lines(path: tuple[str, ...], value: Scalar, indent: int = 0) -> str:
 
 
 def _written(value: Scalar) -> str:
-    """A value as YAML on one line."""
+    """Format a value as YAML on one line."""
     if isinstance(value, str) and ("\n" in value or len(value) > 200):
         return str(yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True)).strip()
     text = str(yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True))
@@ -138,21 +138,21 @@ def _written(value: Scalar) -> str:
 
 
 def _is_right(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> bool:
-    """Whether ``after`` is ``before`` with that one value."""
-    wanted = {**before}
+    """Return True if ``after`` is ``before`` with that one value changed."""
+    expected = {**before}
     if len(path) == 1:
-        place = wanted
+        place = expected
     else:
         section = before.get(path[0])
-        place = wanted[path[0]] = {**section} if isinstance(section, dict) else {}
+        place = expected[path[0]] = {**section} if isinstance(section, dict) else {}
     if value is None:
         place.pop(path[-1], None)
     else:
         place[path[-1]] = value
     if value is None and len(path) == 2 and not place:
-        wanted[path[0]] = after.get(path[0])  # an empty section is no mapping to YAML
-        return wanted == after and after.get(path[0]) in (None, {})
-    return repr(wanted) == repr(after) or wanted == after
+        expected[path[0]] = after.get(path[0])  # an empty section is no mapping to YAML
+        return expected == after and after.get(path[0]) in (None, {})
+    return repr(expected) == repr(after) or expected == after
 
 
 def _refused(path: tuple[str, ...]) -> GymError:

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from gym_fed.web.access import Access
 from gym_fed.web.app import Face, create_app
-from gym_fed.webui.app import SCREENS
+from gym_fed.webui.app import routers
 from gym_fed.webui.workbench import open_workbench
 
 TOKEN = "the-token-of-the-test"
@@ -23,8 +23,8 @@ def webui_client(folder: Path, *, login: bool = True) -> TestClient:
         login: Whether it opens the printed URL first.
     """
     workbench, routes = open_workbench(folder, folder / "runs"), APIRouter()
-    for screen in SCREENS:
-        routes.include_router(screen.routes(workbench))
+    for router in routers(workbench):
+        routes.include_router(router)
     face = Face("webui", "test", folder, routes, workbench.feed)
     client = TestClient(create_app(face, Access("session", token=TOKEN)), base_url="http://127.0.0.1:7860")
     if login:

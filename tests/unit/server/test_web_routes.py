@@ -24,7 +24,7 @@ def asked(dependant: Dependant) -> Iterator[Any]:
 
 def test_every_route_checks_its_visitor_and_every_change_for_an_operators_page(tmp_path: Path) -> None:
     workbench, view = open_workbench(tmp_path, tmp_path / "runs"), MagicMock()
-    routers = [screen.routes(workbench) for screen in webui.SCREENS]
+    routers = webui.routers(workbench)
     routers += [screen.routes(view) for screen in dashboard.SCREENS]
     found = [route for router in (*routers, health.beside(view)) for route in router.routes]
     assert len(found) > 60

@@ -195,10 +195,8 @@ def test_the_registry_s_rows_come_from_a_process_that_may_fail(
 
     said = GymError(ErrorCode.FILE_NOT_FOUND, "no such bucket").to_json_line()
 
-    def fail(*arguments: Any, **more: Any) -> Any:
-        raise subprocess.CalledProcessError(1, [], stderr=f"a warning\n{said}\n")
-
-    monkeypatch.setattr(subprocess, "run", fail)
+    failed = subprocess.CompletedProcess([], 1, "", f"a warning\n{said}\n")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
     refused = client.get(f"{API}/registry")
     assert (refused.status_code, "no such bucket" in refused.text) == (503, True)
 

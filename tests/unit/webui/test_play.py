@@ -131,7 +131,7 @@ def test_what_is_taught_is_counted_shown_and_removed(client: TestClient, tmp_pat
 
 
 def test_so_many_answers_are_taught_and_no_more(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_fed.webui.taught.MAX_TAUGHT_ROWS", 1)
+    monkeypatch.setattr("gym_fed.webui.play.MAX_TAUGHT_ROWS", 1)
     row = {"base": "gym-nano", "prompt": [{"role": "user", "content": "hi"}], "chosen": "a", "rejected": "b"}
     assert client.post(API + "/taught", json=row).json() == {"total": 1}
     refused = client.post(API + "/taught", json={**row, "chosen": "c"})

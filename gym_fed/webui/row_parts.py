@@ -1,28 +1,39 @@
-"""What a page shows of one sequence: its turns, and in each of them what the model learns."""
+"""Display of rows: turns with their learned parts, and the choice of columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
+from gym_fed.core.errors import GymError
+from gym_fed.data.column_guess import guess_columns
+from gym_fed.data.formats.base import BadRow, as_object
+from gym_fed.data.paging import PagedFile
+from gym_fed.data.reading import format_of
+
+_SAMPLE_ROWS = 20
+_MAX_NAMES = 200
+_MAX_CHARACTERS = 200
+
 Turn = tuple[str, str]
-"""Role and words."""
+"""Role and text."""
 
 
 class LearntText(Protocol):
-    """A run of a sequence that is learnt, or not."""
+    """A segment of a sequence, either learned or not."""
 
     @property
     def text(self) -> str:
-        """As it was decoded."""
+        """The decoded text."""
 
     @property
     def learnt(self) -> bool:
-        """Whether the model learns it."""
+        """True if the model learns the segment."""
 
 
 def turns_of(row: dict[str, Any], answer: str) -> list[Turn]:
-    """The turns of a row.
+    """Return the turns of a row.
 
     Args:
         row: See ``gym_fed.data.rows``.
@@ -30,14 +41,14 @@ def turns_of(row: dict[str, Any], answer: str) -> list[Turn]:
     """
     if "messages" in row:
         return list(_of_messages(row["messages"]))
-    found: list[Turn] = []
+    turns: list[Turn] = []
     for key in ("prompt", answer or "completion"):
         value = row.get(key)
         if isinstance(value, str):
-            found.append(("assistant" if key != "prompt" else "prompt", value))
+            turns.append(("assistant" if key != "prompt" else "prompt", value))
         elif isinstance(value, Sequence):
-            found += _of_messages(value)
-    return found
+            turns += _of_messages(value)
+    return turns
 
 
 def _of_messages(messages: Iterable[Any]) -> Iterator[Turn]:
@@ -51,11 +62,11 @@ def _of_messages(messages: Iterable[Any]) -> Iterator[Turn]:
 def parts_of(
     segments: Sequence[LearntText], turns: Iterable[Turn], room: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """A sequence's text cut where turns begin and end; what the chat template adds has no role.
+    """Split a sequence's text at the boundaries of turns; text from the chat template has no role.
 
     Args:
-        segments: Of the sequence, in order.
-        turns: Of the row; words that the template changed are left out.
+        segments: The sequence's segments in order.
+        turns: The row's turns; texts changed by the template are skipped.
         room: Characters that may be given.
 
     Returns:
@@ -82,3 +93,27 @@ def parts_of(
         if place >= room:
             break
     return parts, max(0, len(text) - room)
+
+
+def column_choices(file: PagedFile) -> dict[str, Any] | None:
+    """Return the names of text columns, and the guess of which are ``prompt`` and ``completion``.
+
+    None for a file whose layout is known, whose rows cannot be read, or that has no column of texts.
+    """
+    sample = []
+    try:
+        for raw in islice(file.rows(), _SAMPLE_ROWS):
+            sample.append(as_object(raw.load()))
+        if not sample or format_of(sample[0]).kind != "prompt":
+            return None
+    except BadRow:
+        if len(sample) < 1:
+            return None
+    except GymError:
+        return None
+    names = dict.fromkeys(name for row in sample for name, value in row.items() if isinstance(value, str))
+    shown = [name for name in names if len(name) <= _MAX_CHARACTERS][:_MAX_NAMES]
+    guess = guess_columns(sample, "supervised")
+    columns = {} if guess is None else guess.columns
+    is_prompt = "prompt" in names and "completion" not in columns  # a prompt alone is a layout of its own
+    return {"names": shown, "guess": columns} if shown and not is_prompt else None

@@ -1,4 +1,4 @@
-"""What the pages need of a data file: a page of rows, one row, the lengths of its rows, and which are twice in it.
+"""Views of a data file: a page of rows, one row, sequence lengths, and duplicates.
 
 Each answer ends after a second or two of work: it names the row to go on from.
 """
@@ -24,17 +24,16 @@ from gym_fed.data.reading import converted, format_of
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.steps import DedupStep, Judge, Report, text_of
 from gym_fed.data.string_rows import as_turns
-from gym_fed.webui.rows.columns import column_choices
-from gym_fed.webui.rows.parts import parts_of, turns_of
+from gym_fed.webui.row_parts import column_choices, parts_of, turns_of
 
 SECONDS = 1.5
-"""Work of one answer."""
+"""Time limit for the work of one answer."""
 ROOM = 1500
-"""Characters of a sequence on a page of rows."""
+"""Maximum characters of a sequence on a page of rows."""
 ROOM_OF_RAW = 600
-"""Characters of a row that cannot be used."""
+"""Maximum characters of an unusable row."""
 ROOM_OF_ONE = 100_000
-"""Characters of the one row that is looked at."""
+"""Maximum characters of a single viewed row."""
 _LENGTHS = 2000
 _DUPLICATES = 100
 _PROBLEMS = 20
@@ -53,16 +52,16 @@ Answer = dict[str, Any]
 
 @dataclass
 class _OpenedFile:
-    """A file that is looked at, and how its rows are read."""
+    """An open file and the way its rows are read."""
 
     file: PagedFile
     format: str
     rename: Callable[[Any], Any] | None
     choices: Answer | None
-    """What a page offers to choose from where the file's own columns are not recognised; see ``column_choices``."""
+    """Column choices for a file without recognized columns; see ``column_choices``."""
 
     def row(self, raw: PagedRow) -> dict[str, Any]:
-        """The row that a model is given.
+        """Return the row in the form that a model gets.
 
         Raises:
             GymError: ``DATA_INVALID`` with its place; ``TOO_LARGE``.
@@ -74,7 +73,7 @@ class _OpenedFile:
 
 @dataclass
 class _Deduplication:
-    """A search for duplicates that goes on from one request to the next."""
+    """A duplicate search that continues over several requests."""
 
     judge: Judge
     report: Report
@@ -83,7 +82,7 @@ class _Deduplication:
 
 
 class _Walk:
-    """Rows from ``start`` on, until the time is over.
+    """Iterate over rows from ``start`` on until the time limit.
 
     Attributes:
         next: The row to go on from; None at the end of the file.
@@ -105,10 +104,10 @@ class _Walk:
 
 
 class RowViews:
-    """Answers requests, one after the other.
+    """Answers view requests sequentially.
 
     Args:
-        folder: Below which the files are.
+        folder: The folder with the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,10 +118,10 @@ class RowViews:
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
     def answer(self, request: Request) -> Answer:
-        """What ``request["view"]`` names.
+        """Answer the request with the view it names.
 
         Raises:
-            GymError: Of the file, its columns or the model.
+            GymError: Errors of the file, its columns or the model.
         """
         views = {
             "page": self._page,
@@ -134,7 +133,7 @@ class RowViews:
             return views[request["view"]](request)
 
     def _page(self, request: Request) -> Answer:
-        """Rows from ``start`` on that the filters let through, at most ``limit``."""
+        """Return up to ``limit`` rows from ``start`` on that pass the filters."""
         opened, tokenizer = self._open(request), self._tokenizer(request["model"])
         shown: list[Answer] = []
         walk = _Walk(opened.file, request["start"])
@@ -158,14 +157,14 @@ class RowViews:
         opened = self._open(request)
         for raw in _Walk(opened.file, request["start"]):
             if raw.number == request["start"]:
-                found = _view(opened, raw, request, self._tokenizer(request["model"]), ROOM_OF_ONE)
-                return {**found, "raw": _raw_text(raw, ROOM_OF_ONE)}
+                view = _view(opened, raw, request, self._tokenizer(request["model"]), ROOM_OF_ONE)
+                return {**view, "raw": _raw_text(raw, ROOM_OF_ONE)}
         raise GymError(
             ErrorCode.NOT_FOUND, f"{opened.file.name}: has no row {request['start'] + 1} that is known yet"
         )
 
     def _seen(self, opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
-        """The row's view, or None where a filter leaves it out; the cheap filters come first."""
+        """Return the row's view, or None if a filter excludes it; cheap filters come first."""
         if request["column"] and not _has_value(raw, request["column"], request["value"]):
             return None
         if request["text"] and request["text"].casefold() not in _searched(opened, raw).casefold():
@@ -182,7 +181,7 @@ class RowViews:
         return view
 
     def _lengths(self, request: Request) -> Answer:
-        """Tokens of every sequence from ``start`` on, and the first rows that cannot be used."""
+        """Return the tokens of every sequence from ``start`` on, and the first unusable rows."""
         opened, tokenizer = self._open(request), self._tokenizer(request["model"])
         statistics, unusable, large = Statistics(), 0, 0
         problems: list[Answer] = []
@@ -212,7 +211,7 @@ class RowViews:
         }
 
     def _duplicates(self, request: Request) -> Answer:
-        """Goes on with the search; the last answer has the report."""
+        """Continue a duplicate search; the last answer contains the report."""
         opened = self._open(request)
         key = (opened.file.path, opened.file.stamp, request["columns"], request["near"])
         search = self._searches.get(key)
@@ -252,13 +251,13 @@ class RowViews:
         if not path.is_file():
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {request['name']}", "choose one of the list")
         key = (path, stamp_of(path), request["format"], request["columns"])
-        if (found := self._opened.get(key)) is None:
+        if (opened := self._opened.get(key)) is None:
             rename = renaming(parse_columns(request["columns"]))
             file = PagedFile(path, request["name"])
             choices = column_choices(file) if request["format"] == "auto" else None
-            found = _OpenedFile(file, _format(file, request["format"], rename), rename, choices)
-            _keep(self._opened, key, found)
-        return found
+            opened = _OpenedFile(file, _format(file, request["format"], rename), rename, choices)
+            _keep(self._opened, key, opened)
+        return opened
 
     def _tokenizer(self, name: str) -> Any:
         if name not in self._tokenizers:
@@ -266,23 +265,23 @@ class RowViews:
         return self._tokenizers[name]
 
 
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    kept[key] = value
-    while len(kept) > _KEPT:
-        kept.popitem(last=False)
+def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    cache[key] = value
+    while len(cache) > _KEPT:
+        cache.popitem(last=False)
 
 
-def _format(file: PagedFile, wanted: str, rename: Callable[[Any], Any] | None) -> str:
-    """The format's name; ``auto`` is settled by the first row, and stays where that cannot be read."""
-    if wanted != "auto":
-        FORMATS.type_of(wanted)
-        return wanted
+def _format(file: PagedFile, format_name: str, rename: Callable[[Any], Any] | None) -> str:
+    """Return the format's name; ``auto`` is resolved by the first row, and stays if that cannot be read."""
+    if format_name != "auto":
+        FORMATS.type_of(format_name)
+        return format_name
     first = next(file.rows(), None)
     try:
         if first is not None:
             raw = first.load()
-            found = type(format_of(as_object(raw if rename is None else rename(raw))))
-            return next(name for name in FORMATS.names() if FORMATS.type_of(name) is found)
+            type_found = type(format_of(as_object(raw if rename is None else rename(raw))))
+            return next(name for name in FORMATS.names() if FORMATS.type_of(name) is type_found)
     except (BadRow, GymError):
         pass
     return "auto"
@@ -296,20 +295,20 @@ def _sequences(
 
 
 def _view(opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any, room: int) -> Answer:
-    """A row as the model sees it; or why it cannot, and how it stands in the file."""
-    found: Answer = {"number": raw.number, "place": raw.place, "bytes": raw.num_bytes, "sequences": []}
-    found |= {"problem": None, "raw": "", "tokens": None, "learnt": None}
+    """Describe a row as the model sees it, or the problem and the row's text."""
+    view: Answer = {"number": raw.number, "place": raw.place, "bytes": raw.num_bytes, "sequences": []}
+    view |= {"problem": None, "raw": "", "tokens": None, "learnt": None}
     try:
         row, sequences = _sequences(opened, raw, request, tokenizer)
     except GymError as error:
-        return {**found, "problem": _problem(error), "raw": _raw_text(raw, min(room, ROOM_OF_RAW))}
-    found["tokens"] = max(len(sequence.encoded["input_ids"]) for sequence in sequences)
-    found["learnt"] = sum(_learnt(sequence) for sequence in sequences)
+        return {**view, "problem": _problem(error), "raw": _raw_text(raw, min(room, ROOM_OF_RAW))}
+    view["tokens"] = max(len(sequence.encoded["input_ids"]) for sequence in sequences)
+    view["learnt"] = sum(_learnt(sequence) for sequence in sequences)
     room //= len(sequences)
     for sequence in sequences:
         answer = _ANSWERS.get(sequence.name, "")
         parts, more = parts_of(sequence.segments(tokenizer), turns_of(row, answer), room)
-        found["sequences"].append(
+        view["sequences"].append(
             {
                 "name": sequence.name,
                 "tokens": len(sequence.encoded["input_ids"]),
@@ -319,7 +318,7 @@ def _view(opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any, 
                 "more": more,
             }
         )
-    return found
+    return view
 
 
 def _learnt(sequence: PreviewedSequence) -> int:
@@ -332,7 +331,7 @@ def _problem(error: GymError) -> Answer:
 
 
 def _raw_text(raw: PagedRow, room: int) -> str:
-    """The row as JSON, or the beginning of what stands in the file."""
+    """Return the row as JSON, or the beginning of its text."""
     if raw.head:
         return raw.head[:room]
     try:
@@ -342,7 +341,7 @@ def _raw_text(raw: PagedRow, room: int) -> str:
 
 
 def _searched(opened: _OpenedFile, raw: PagedRow) -> str:
-    """The words of a row; of one that cannot be used, all of it."""
+    """Return the text of a row for a search; the raw text of an unusable one."""
     try:
         return text_of(opened.row(raw))
     except GymError:
@@ -350,9 +349,9 @@ def _searched(opened: _OpenedFile, raw: PagedRow) -> str:
 
 
 def _has_value(raw: PagedRow, column: str, value: str) -> bool:
-    """Whether a column, such as ``source``, has this value in the file."""
+    """Return True if a column, such as ``source``, has this value."""
     try:
-        found = raw.load()
+        row = raw.load()
     except GymError:
         return False
-    return isinstance(found, dict) and column in found and (not value or str(found[column])[:200] == value)
+    return isinstance(row, dict) and column in row and (not value or str(row[column])[:200] == value)
