@@ -14,7 +14,7 @@ from gym_client.variants import known_slots, remove_variant
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.serving.store.records import is_account
-from gym_fed.trust.identity.removal import HubRemoval, SignedRemoval
+from gym_fed.trust.identity.variant import HubRemoval, SignedRemoval
 from gym_fed.trust.ledger.entries import Entry
 
 

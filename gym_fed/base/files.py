@@ -1,4 +1,4 @@
-"""Files of a base model that a hub hands to contributors who lack it: which, by what names, under which licence.
+"""Select the files of a base model that a hub serves to contributors: names, sizes and licence.
 
 Only weights in safetensors, JSON, tokenizer files, a chat template, and the texts that go with them; no subfolders and
 nothing that is or names code. Both ends hold a listing against the same rules: a hub before it serves one, and a
@@ -72,7 +72,7 @@ CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
 
 @dataclass(frozen=True)
 class BaseFile:
-    """A file of a base: a plain name, its size in bytes, and the sha256 that names it on the wire."""
+    """A file of a base model: its name, size in bytes, and sha256."""
 
     name: str
     size_bytes: int
@@ -80,7 +80,7 @@ class BaseFile:
 
 
 def most_bytes(name: str) -> int:
-    """What a file of this name may have at most; 0 for a name that no base's file has."""
+    """The maximum size of a file of this name; 0 for a name that no base has."""
     if not _NAME.fullmatch(name):
         return 0
     if _TEXTS.fullmatch(name):
@@ -93,7 +93,7 @@ def most_bytes(name: str) -> int:
 
 
 def check_listing(files: Sequence[BaseFile], who: str) -> None:
-    """Whether a listing can be a base that may travel.
+    """Check that a list of files can be a base model that may be served.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming the first file that may not be in it, or what is missing.
@@ -117,13 +117,13 @@ def check_listing(files: Sequence[BaseFile], who: str) -> None:
 
 
 def listing_sha256(files: Iterable[BaseFile]) -> str:
-    """Lower-case hex sha256 of a listing, whatever its order."""
+    """The hex sha256 of a list of files, independent of its order."""
     rows = sorted([file.name, file.size_bytes, file.sha256] for file in files)
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files of a model folder that make up the base: its weights, as its index names them, and what goes along.
+    """List the files of a model folder that make up the base: indexed weights, and what goes with them.
 
     Raises:
         GymError: ``MODEL_INVALID`` for an adapter, for weights that are not in safetensors, for a file that is a link
@@ -159,7 +159,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def check_settings(folder: Path, names: Sequence[str]) -> None:
-    """Whether the JSON of a folder leads to no code, and to no file beside those named.
+    """Check that a folder's JSON refers to no code, and to no file outside it.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming the file.
@@ -178,7 +178,7 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
 
 
 def licence_of(folder: Path) -> str:
-    """The licence that the model card names, in lower case; empty without a card, or if it is "unknown" there."""
+    """The licence on the model card in lower case; empty without a card, or if it is "unknown"."""
     text = ""
     if not lies_in(folder / CARD, folder):
         return ""

@@ -1,4 +1,4 @@
-"""Loads causal language models: gym-nano, model folders, LoRA run folders, GGUF files, names in the local cache.
+"""Load causal language models: gym-nano, model folders, LoRA run folders, GGUF files, and cached Hub names.
 
 Nothing is downloaded here: a hub name is looked up in this machine's cache only. ``gym_fed.base.downloads`` fetches.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.imports.folder import imported, usable_folder
-from gym_fed.base.imports.gguf.files import is_gguf, only_gguf
+from gym_fed.base.imports.gguf.reader import is_gguf, only_gguf
 from gym_fed.base.modeling.loading import load_weights, readable_errors
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
@@ -55,7 +55,7 @@ class LoadedModel:
 
 
 def nano_path() -> Path:
-    """Folder of the embedded base model gym-nano."""
+    """The folder of the embedded base model gym-nano."""
     return Path(str(resources.files("gym_fed") / "assets" / "gym-nano"))
 
 
@@ -127,7 +127,7 @@ def load_model(
 
 
 def _require_words(name: str, folder: Path) -> None:
-    """Refuse a reward model, to which transformers would give a head that was never trained."""
+    """Refuse a reward model, for which transformers would create an untrained LM head."""
     kinds: list[str] = []
     for file, key in (("adapter_config.json", "task_type"), ("config.json", "architectures")):
         with suppress(OSError, ValueError, AttributeError):  # loading will say so
@@ -142,13 +142,13 @@ def _require_words(name: str, folder: Path) -> None:
 
 
 def model_name(name_or_path: str) -> str:
-    """What a manifest calls a base: a folder's or file's own name, so that no one's paths travel."""
+    """The name of a base in manifests: the last part of its path, so that no local paths are published."""
     path = Path(name_or_path).expanduser()
     return path.resolve().name if name_or_path != NANO and path.exists() else name_or_path
 
 
 def load_tokenizer(name_or_path: str) -> Any:
-    """The tokenizer alone; see ``load_model`` for the errors. A missing pad token becomes the end token."""
+    """Load the tokenizer only; raises what ``load_model`` raises. A missing pad token becomes the EOS token."""
     from transformers import AutoTokenizer
 
     with quiet_loading(), readable_errors(name_or_path):
@@ -172,8 +172,7 @@ def load_tokenizer(name_or_path: str) -> Any:
 
 
 def resolve(name_or_path: str) -> str:
-    """The folder that a name stands for: a folder itself, the snapshot of a hub name in the local cache, or what was
-    imported of a GGUF file, or of a folder with one.
+    """Resolve a name to a folder: the folder itself, a Hub snapshot in the local cache, or a GGUF import.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model; as ``imported``.
@@ -205,7 +204,7 @@ def resolve(name_or_path: str) -> str:
 
 
 def _require_no_variant(name: str) -> None:
-    """Refuse ``BASE:VARIANT``, as a served variant is called, with the commands that take the two.
+    """Refuse ``BASE:VARIANT``, the name of a served variant, and name the commands that take both.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``.
@@ -223,7 +222,7 @@ def _require_no_variant(name: str) -> None:
 
 
 def is_hub_name(name_or_path: str) -> bool:
-    """Whether ``name_or_path`` stands for a repository of the Hub: no path, and no file or folder of this machine."""
+    """True if ``name_or_path`` is a Hub repository: not a path, and no file or folder on this machine."""
     return (
         name_or_path != NANO
         and not is_gguf(Path(name_or_path))
@@ -234,7 +233,7 @@ def is_hub_name(name_or_path: str) -> bool:
 
 
 def _cached_snapshot(name: str) -> str:
-    """Where the hub's cache keeps ``name``. Asked here, because transformers would ask the network too."""
+    """The snapshot of ``name`` in the Hub's cache. Looked up here, since transformers would use the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -249,7 +248,7 @@ def _cached_snapshot(name: str) -> str:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """``auto`` takes CUDA, then MPS, then the CPU; any other value must exist here.
+    """Choose a device: ``auto`` takes CUDA, then MPS, then the CPU; any other value must exist.
 
     Raises:
         GymError: ``USAGE`` for a device that is unknown or absent.
@@ -291,7 +290,7 @@ def load_adapted(
     device: str = "cpu",
     images: bool = False,
 ) -> LoadedModel:
-    """``load_model`` with further adapters on it: all but the last are merged, and the last is left beside the model.
+    """Load a model with more adapters: all but the last are merged, the last stays a separate adapter.
 
     Raises:
         GymError: As ``load_model``; ``BASE_MISMATCH`` for an adapter of another base.
@@ -303,7 +302,7 @@ def load_adapted(
 
 
 def load_tuned(name: str, base: str) -> LoadedModel:
-    """Load a fine-tune of ``base``; an adapter is put on that base, whatever path its own config names.
+    """Load a fine-tune of ``base``; an adapter is loaded onto that base, whatever its own config names.
 
     Raises:
         GymError: As ``load_adapted``.
@@ -314,7 +313,7 @@ def load_tuned(name: str, base: str) -> LoadedModel:
 
 
 def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adapter]]:
-    """The base of a model, and its own adapter and ``adapters`` in the order in which they are put on that base.
+    """The base of a model, and its own adapter followed by ``adapters`` in merging order.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``BASE_MISMATCH`` for an adapter of another base.
@@ -340,7 +339,7 @@ def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adap
 
 
 def folder_here(name: str | None) -> Path | None:
-    """Where a model is on this machine, if it is."""
+    """The folder of a model on this machine, if it has one."""
     try:
         return None if name is None else Path(resolve(name))
     except GymError:
@@ -348,7 +347,7 @@ def folder_here(name: str | None) -> Path | None:
 
 
 def require_base_model(name: str, folder: Path) -> None:
-    """Whether the bases that an adapter's config names, one after the other, lead to a model.
+    """Check that the chain of bases in an adapter's config ends in a model.
 
     Raises:
         GymError: ``MODEL_INVALID`` for adapters in a circle or in a long row; as ``resolve``.
@@ -364,7 +363,7 @@ def require_base_model(name: str, folder: Path) -> None:
 
 
 def no_base_model(name: str) -> GymError:
-    """That an adapter's base is an adapter, whose base is one, and so on."""
+    """The error for a chain of adapters without a base model."""
     return GymError(
         ErrorCode.MODEL_INVALID,
         f"{name}: its base is an adapter of an adapter, and {MAX_ADAPTERS} of them lead to no model",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gym_fed.base.modeling.tensor_digest import tensor_head
+from gym_fed.base.modeling.tensor_files import tensor_head
 from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:  # a hub describes its base without loading torch

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.modeling.tensor_digest import float32_digest, tensor_head
+from gym_fed.base.modeling.tensor_files import float32_digest, tensor_head
 from gym_fed.base.models import chain_on, load_adapted, load_model, load_tokenizer, model_name, resolve
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gym_fed.base.modeling.tensor_digest import float32_digest
-from gym_fed.base.modeling.tensor_files import file_tensors, tensor_shapes
+from gym_fed.base.modeling.tensor_files import file_tensors, float32_digest, tensor_shapes
 from gym_fed.base.models import folder_here
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gym_fed.base.modeling import pictures_alone
+from gym_fed.base.modeling import processors
 from gym_fed.base.models import load_tokenizer
 
 PARTS = (
@@ -241,7 +241,7 @@ def _mistral3(changes: dict[str, Any]) -> tuple[Any, Any]:
 
 def _no_films() -> Any:
     """What stands in for a processor of films where torchvision is missing; only within ``films_left_out``."""
-    return pictures_alone._Stand.from_pretrained("")
+    return processors._Stand.from_pretrained("")
 
 
 MAKERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
@@ -257,7 +257,7 @@ MAKERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
 def vision_model(family: str, folder: Path, **text: Any) -> Path:
     """A model of this family in a folder; ``text`` changes the config of its language model."""
     torch.manual_seed(0)
-    with pictures_alone.films_left_out():
+    with processors.films_left_out():
         model, processor = MAKERS[family](text)
     with torch.no_grad():  # so that greedy answers are not all of one token
         for parameter in model.parameters():

@@ -62,7 +62,7 @@ def encrypt(
 ) -> None:
     """Put the home's keys under a passphrase, or under another one."""
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore
-    from gym_fed.trust.identity.encryption import KEY_DERIVATION
+    from gym_fed.trust.identity.keys import KEY_DERIVATION
     from gym_fed.trust.identity.passphrase import PassphraseSource
 
     folder = open_home(home, passphrase_file)

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, make_folder, write_atomically
-from gym_fed.trust.identity.encryption import is_encrypted
-from gym_fed.trust.identity.keys import SigningKey, load_or_create
+from gym_fed.trust.identity.keys import SigningKey, is_encrypted, load_or_create
 from gym_fed.trust.identity.passphrase import PassphraseSource
 
 PASSPHRASE_VARIABLE = "GYM_PASSPHRASE"

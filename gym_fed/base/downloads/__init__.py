@@ -1,4 +1,4 @@
-"""Models and data sets of the Hugging Face Hub: offered with bytes and licence, fetched with consent, verified."""
+"""Download models and datasets from the Hugging Face Hub: size and licence shown first, consent, verified files."""
 
 from __future__ import annotations
 

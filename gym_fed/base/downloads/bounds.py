@@ -1,4 +1,4 @@
-"""Bounds on what huggingface_hub's client reads for others, such as ``datasets``, which read an answer whole.
+"""Bound what huggingface_hub's client reads for libraries such as ``datasets``, which read a response whole.
 
     with_bounds()                    # once a process
     may_send("owner/name", {"train.jsonl": 9_000})
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import httpx2
 
-from gym_fed.base.downloads.limits import (
+from gym_fed.base.downloads.requests import (
     MAX_INFO_BYTES,
     MAX_OTHER_BYTES,
     READ_SECONDS,
@@ -38,12 +38,12 @@ _bounded: list[object] = []
 
 
 def may_send(name: str, sizes: Mapping[str, int]) -> None:
-    """Bound the answers for the files of a data set, by path, to their sizes in bytes."""
+    """Bound the responses for a dataset's files, by path, to their sizes in bytes."""
     _sizes[name.lower()] = dict(sizes)
 
 
 def with_bounds() -> None:
-    """Have every client that huggingface_hub makes from now on check its answers. Calling again changes nothing."""
+    """Make every client that huggingface_hub creates from now on check its responses; idempotent."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
@@ -65,7 +65,7 @@ def with_bounds() -> None:
 
 
 def _note_limit(request: httpx2.Request) -> None:
-    """What the first request asked for; a redirect carries it on to the address where the bytes are."""
+    """Note the limit of the first request; redirects carry it to the address of the bytes."""
     if _KEY in request.extensions:
         return
     limit: int | None = None
@@ -102,7 +102,7 @@ def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """The body of an answer, refused from the byte on that is too many, and when it comes in drops."""
+    """A response body, refused once it is too long or too slow."""
 
     def __init__(self, response: httpx2.Response, limit: int) -> None:
         assert isinstance(response.stream, httpx2.SyncByteStream)

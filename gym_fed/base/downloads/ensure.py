@@ -1,4 +1,4 @@
-"""Has a model on this machine, or gets it: offered, agreed to, fetched; a model that is whole here costs no request.
+"""Ensure that a model is on this machine, downloading it with consent; no request is sent for a complete model.
 
 folder = ensure_model("Qwen/Qwen3-0.6B", consent=lambda offer: ask(offer.describe()))
 """
@@ -23,7 +23,7 @@ Consent = Callable[[DownloadOffer], bool]
 
 
 def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Path:
-    """The folder of a model; what is not on this machine is fetched from the Hub, if ``consent`` agrees.
+    """Return the folder of a model; missing files are downloaded from the Hub if ``consent`` agrees.
 
     Of an adapter, its base is ensured too, by an offer of its own.
 
@@ -52,7 +52,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
 
 
 def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple[DownloadOffer, Path]:
-    """The newest commit of a model of the Hub, whatever is on this machine; needs consent if bytes are missing.
+    """Download the newest commit of a model from the Hub; needs consent if bytes are missing.
 
     Raises:
         GymError: As ``ensure_model``; ``USAGE`` for a name that is a path of this machine.
@@ -69,7 +69,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
 
 
 def missing_model(name: str) -> bool:
-    """Whether ``ensure_model`` would ask the Hub for ``name``, or for the base of it."""
+    """True if ``ensure_model`` would send requests for ``name`` or its base."""
     wanted = name
     for _ in range(MAX_ADAPTERS + 1):
         if (folder := _present(wanted)) is None:
@@ -81,12 +81,12 @@ def missing_model(name: str) -> bool:
 
 
 def missing_dataset(name: str) -> bool:
-    """Whether ``ensure_dataset`` would ask the Hub for ``name``."""
+    """True if ``ensure_dataset`` would send requests for ``name``."""
     return cached_dataset(name) is None and agreed_commit(name) is None
 
 
 def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:
-    """Ask for consent to read a data set of the Hub, unless it is in this machine's cache, or was given for this run.
+    """Ask for consent to read a dataset from the Hub, unless it is cached or consent was given for this run.
 
     Its rows are streamed, at the commit of the offer.
 
@@ -102,13 +102,13 @@ def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) ->
 
 
 def declined(offer: DownloadOffer) -> GymError:
-    """That nothing was fetched, because nobody agreed to it."""
+    """The error for a declined download."""
     code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
     return GymError(code, f"{offer.name}: not fetched, as you wished", offer.remedy())
 
 
 def _present(name: str) -> Path | None:
-    """Where a model is on this machine, whole; None for a hub name that is not, or not wholly."""
+    """Return the folder of a complete model on this machine; None for a Hub name that is missing or incomplete."""
     try:
         folder = Path(resolve(name))
     except GymError as error:
@@ -119,7 +119,7 @@ def _present(name: str) -> Path | None:
 
 
 def _base_of(folder: Path) -> str | None:
-    """The base that an adapter names; None for a model, and for an adapter whose file loading will refuse."""
+    """Return the base that an adapter names; None for a model, and for an adapter that loading will refuse."""
     base = None
     with suppress(OSError, ValueError, AttributeError):
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")

@@ -1,4 +1,4 @@
-"""Fetches an offer into the Hugging Face cache: resumed byte by byte, verified before it counts, shared with others.
+"""Download an offer into the Hugging Face cache: resumable, verified, and locked against other programs.
 
 huggingface_hub keeps no part of a file that a kill cut off. So the part of a file is kept here, in
 ``blobs/DIGEST.incomplete``. It becomes ``blobs/DIGEST`` when its checksum is the Hub's, and the snapshot and
@@ -36,11 +36,11 @@ _SPARE_BYTES = 64 << 20
 
 
 def silent(done: int, total: int, remark: str) -> None:
-    """A ``Report`` that says nothing."""
+    """A ``Report`` that reports nothing."""
 
 
 def fetch(offer: DownloadOffer, report: Report = silent) -> Path:
-    """Fetch what is missing and return the snapshot's folder.
+    """Download what is missing and return the snapshot's folder.
 
     Raises:
         GymError: ``DISK_FULL`` before anything is fetched; ``HASH_MISMATCH`` for a file that is not what the Hub names;
@@ -65,7 +65,7 @@ class _Cancelled(Exception):
 
 
 class _State:
-    """What the threads share: how far each file is, and whether to stop."""
+    """State shared by the threads: progress of each file, and the stop flag."""
 
     def __init__(self, offer: DownloadOffer, report: Report) -> None:
         self.stop = threading.Event()
@@ -74,7 +74,7 @@ class _State:
         self._lock = threading.Lock()
 
     def at(self, file: RepoFile, position: int, remark: str = "") -> None:
-        """Note that ``position`` bytes of ``file`` are here."""
+        """Record that ``position`` bytes of ``file`` are on disk."""
         if self.stop.is_set():
             raise _Cancelled
         with self._lock:
@@ -88,7 +88,7 @@ class _State:
 
 @contextmanager
 def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
-    """Threads that all end when one fails or Ctrl-C is pressed; parts of files are kept."""
+    """Stop all threads when one fails or Ctrl-C is pressed; partial files are kept."""
     pool = ThreadPoolExecutor(MAX_WORKERS, thread_name_prefix="download")
     try:
         yield pool
@@ -105,7 +105,7 @@ def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
 
 
 def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State) -> None:
-    """Have ``blobs/DIGEST``, verified; as every program that uses this cache, one process at a time."""
+    """Download and verify ``blobs/DIGEST``, under the lock that programs using this cache share."""
     blob, part = blobs / file.digest, blobs / f"{file.digest}.incomplete"
     with _lock(offer, file, state):
         if blob.is_file():
@@ -132,7 +132,7 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
 
 
 def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> None:
-    """Append to ``part`` what is missing of it. Its bytes are not yet verified, and it may be too short or too long."""
+    """Append the missing bytes to ``part``. They are unverified, and may be too few or too many."""
     import httpx2
     from huggingface_hub import constants
 
@@ -165,7 +165,7 @@ def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> Non
 
 
 def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, state: _State) -> None:
-    """Write what one request brings; all of the file again where the other end knows no ranges."""
+    """Write one response; the whole file again if the server does not support ranges."""
     from huggingface_hub import constants
 
     url = hub.file_url(offer.kind, offer.name, offer.commit, file.path)
@@ -182,7 +182,7 @@ def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, s
 
 
 def _digest(path: Path, file: RepoFile, state: _State) -> str:
-    """Of a whole file, as the Hub makes it: sha256, or git's sha1 of a blob."""
+    """Hash a file as the Hub does: sha256, or git's sha1 of a blob."""
     size = path.stat().st_size
     found = hashlib.sha256() if file.sha256 is not None else hashlib.sha1(b"blob %d\0" % size)
     with path.open("rb") as stream:
@@ -195,7 +195,7 @@ def _digest(path: Path, file: RepoFile, state: _State) -> str:
 
 @contextmanager
 def _lock(offer: DownloadOffer, file: RepoFile, state: _State) -> Iterator[None]:
-    """The lock by which huggingface_hub keeps two downloads of one file apart."""
+    """The lock by which huggingface_hub separates two downloads of one file."""
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # exported lazily
 
@@ -229,7 +229,7 @@ def _require_space(offer: DownloadOffer, folder: Path) -> None:
 
 
 def _link(offer: DownloadOffer, store: Path) -> Path:
-    """The snapshot's folder, with links to the blobs, then ``refs/main``: the layout that the cache's users share."""
+    """Link the snapshot's files to the blobs, then write ``refs/main``: the layout of the shared cache."""
     snapshot = store / "snapshots" / offer.commit
     for file in offer.files:
         link, blob = snapshot / file.path, store / "blobs" / file.digest

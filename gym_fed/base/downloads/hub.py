@@ -1,4 +1,4 @@
-"""Requests to the Hub, or to the mirror that ``HF_ENDPOINT`` names, with bounded answers and errors in our words.
+"""Requests to the Hub, or the mirror in ``HF_ENDPOINT``, with bounded responses and errors as ``GymError``.
 
 The engine is huggingface_hub: its client, its tokens, its errors, its cache. Its proxy and offline settings hold.
 """
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-from gym_fed.base.downloads.limits import MAX_INFO_BYTES as MAX_INFO_BYTES
-from gym_fed.base.downloads.limits import READ_SECONDS, SLOWEST_BYTES_PER_SECOND
-from gym_fed.base.downloads.requests import answer
+from gym_fed.base.downloads.requests import MAX_INFO_BYTES as MAX_INFO_BYTES
+from gym_fed.base.downloads.requests import READ_SECONDS, SLOWEST_BYTES_PER_SECOND, answer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain, readable_bytes
 
@@ -28,7 +27,7 @@ logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
 def endpoint() -> str:
-    """Address of the Hub, without a slash at its end."""
+    """The Hub's address, without a trailing slash."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
@@ -43,13 +42,13 @@ def storage(kind: Kind, name: str) -> Path:
 
 
 def file_url(kind: Kind, name: str, commit: str, path: str) -> str:
-    """Where the Hub has one file of one commit."""
+    """The Hub's URL of one file at one commit."""
     prefix = "datasets/" if kind == "dataset" else ""
     return f"{endpoint()}/{prefix}{name}/resolve/{commit}/{quote(path)}"
 
 
 def read(place: str, kind: Kind, name: str, *, limit: int) -> bytes:
-    """The body at ``place`` below the endpoint.
+    """Read the body at ``place`` below the endpoint.
 
     Raises:
         GymError: As ``hub_errors``; ``TOO_LARGE`` for more than ``limit`` bytes; ``DEADLINE_EXCEEDED`` for a body that
@@ -83,7 +82,7 @@ def _body(place: str, name: str, limit: int) -> bytes:
 
 @contextmanager
 def hub_errors(kind: Kind, name: str) -> Iterator[None]:
-    """Turn what huggingface_hub raises into a ``GymError`` that names the repository, the place and the remedy.
+    """Convert huggingface_hub's exceptions to a ``GymError`` that names the repository, the endpoint and the remedy.
 
     Raises:
         GymError: ``UNAVAILABLE`` offline and for a Hub that fails; ``PERMISSION_DENIED`` for a gated or disabled
@@ -123,7 +122,7 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
 
 
 def elsewhere(kind: Kind, name: str) -> str:
-    """What to do without this Hub: a model is named by its folder, a data set is found in the cache."""
+    """The remedy without this Hub: name the model's folder, or use a cached dataset."""
     if kind == "dataset":
         folder = storage(kind, name)
         return (
@@ -138,7 +137,7 @@ def elsewhere(kind: Kind, name: str) -> str:
 
 
 def cached_dataset(name: str) -> str | None:
-    """The folder of a dataset's snapshot in the hub's cache, if it is there."""
+    """The snapshot folder of a dataset in the Hub's cache, if it is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -149,7 +148,7 @@ def cached_dataset(name: str) -> str | None:
 
 
 def page(kind: Kind, name: str) -> str:
-    """The repository's page for people."""
+    """The repository's web page."""
     return f"{endpoint()}/{'datasets/' if kind == 'dataset' else ''}{name}"
 
 
@@ -177,7 +176,7 @@ def _not_found(kind: Kind, name: str) -> GymError:
 
 
 def _near_names(kind: Kind, name: str) -> list[str]:
-    """Names of the Hub that look like ``name``; none if it cannot be searched, for the refusal stands without them."""
+    """Names on the Hub similar to ``name``; none if the search fails."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

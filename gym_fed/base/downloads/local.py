@@ -1,4 +1,4 @@
-"""The models on this machine: gym-nano, those in the Hugging Face cache, and what was read of other formats."""
+"""List the models on this machine: gym-nano, the Hugging Face cache, and imports from other formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def local_models() -> list[dict[str, Any]]:
-    """A row for each: ``{name, where, bytes, commit, whole, folder, version, problem}``."""
+    """List one row per model: ``{name, where, bytes, commit, whole, folder, version, problem}``."""
     return [*_cached(), *_imported()]
 
 
@@ -41,7 +41,7 @@ def _cached() -> list[dict[str, Any]]:
 
 
 def _imported() -> list[dict[str, Any]]:
-    """What was read of files in other formats, by file; a folder that is removed is made again when needed."""
+    """List imports from other formats by source file; a removed folder is created again when needed."""
     from gym_fed.base.imports.folder import imported_models
 
     return [

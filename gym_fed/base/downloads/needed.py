@@ -1,4 +1,4 @@
-"""Which models and data sets a training config names, wherever they are."""
+"""List the models and datasets that a training config names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from gym_fed.data.catalogue import catalogue_entry
 
 
 def models_of(config: TrainingConfig) -> list[str]:
-    """Every model that a run loads: its own, its adapters, reference, teacher, critic, reward models, and what only
-    lends its tokenizer."""
+    """List every model that a run loads: its own, adapters, reference, teacher, critic, reward models, and tokenizers."""
     section = getattr(config, config.algorithm, None)
     graders = [(grader.grader, grader) for grader in config.graders]
     found = [
@@ -26,7 +25,7 @@ def models_of(config: TrainingConfig) -> list[str]:
 
 
 def hub_places(source: DataConfig) -> list[tuple[str, str | None]]:
-    """The data sets of the Hub that a source reads, each with its subset."""
+    """List the Hub datasets that a source reads, each with its subset."""
     if source.hub is not None:
         return [(source.hub, source.subset)]
     if source.name is not None:

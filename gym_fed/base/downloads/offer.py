@@ -1,4 +1,4 @@
-"""What fetching a repository of the Hub means, before a byte of it is fetched: commit, files, bytes, licence.
+"""Describe a download before it starts: commit, files, bytes and licence of a Hub repository.
 
 The Hub's description is input from outside: its size, its names and its checksums are checked here. A model is offered
 only if it can be loaded: its configuration, and the index of its weights, are read first.
@@ -40,7 +40,7 @@ class _Sibling(BaseModel):
 
 
 class _Info(BaseModel):
-    """The fields that we read of ``/api/models/NAME?blobs=true``; the rest is ignored."""
+    """The fields used from ``/api/models/NAME?blobs=true``."""
 
     model_config = ConfigDict(extra="ignore")
     sha: str = Field(pattern=r"^[0-9a-f]{40}$")
@@ -68,13 +68,13 @@ class RepoFile:
 
     @property
     def digest(self) -> str:
-        """The checksum that the content must have; the cache names the file by it."""
+        """The expected checksum of the content, which is also the file's name in the cache."""
         found = self.sha256 or self.blob_sha1
         assert found is not None
         return found
 
     def is_content(self, data: bytes) -> bool:
-        """Whether ``data`` is this file."""
+        """True if ``data`` is the content of this file."""
         if self.sha256 is not None:
             return hashlib.sha256(data).hexdigest() == self.sha256
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == self.blob_sha1
@@ -82,7 +82,7 @@ class RepoFile:
 
 @dataclass(frozen=True)
 class DownloadOffer:
-    """A repository at one commit, and what of it would be fetched.
+    """A repository at one commit, and the files of it to download.
 
     Attributes:
         kind: ``model`` or ``dataset``.
@@ -108,7 +108,7 @@ class DownloadOffer:
 
     @property
     def folder(self) -> Path:
-        """Where its files are kept: ``store``, or the repository's folder in the Hugging Face cache."""
+        """The folder of its files: ``store``, or the repository's folder in the Hugging Face cache."""
         return self.store or hub.storage(self.kind, self.name)
 
     @property
@@ -116,7 +116,7 @@ class DownloadOffer:
         return sum(file.size_bytes for file in self.files)
 
     def describe(self) -> str:
-        """One line for the person who decides."""
+        """Describe the download in one line, to decide on it."""
         found = readable_bytes(self.missing_bytes)
         if self.streamed:
             found = f"rows are streamed, {found} at most"
@@ -129,14 +129,14 @@ class DownloadOffer:
         )
 
     def remedy(self) -> str:
-        """How to agree without a terminal."""
+        """How to consent without a terminal."""
         if self.kind == "dataset":
             return "agree with --yes, or give files with path"
         return f"agree with --yes, or fetch it first: gym models pull {self.name} --yes"
 
 
 def offer_model(name: str) -> DownloadOffer:
-    """Ask the Hub what ``name`` is.
+    """Query the Hub for the model ``name``.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` with near names; ``PERMISSION_DENIED`` for a gated one without access;
@@ -166,7 +166,7 @@ def offer_model(name: str) -> DownloadOffer:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """The ``config.json`` of a model of the Hub, read and not kept: what a plan needs of it.
+    """Read the ``config.json`` of a Hub model without storing it, for plans.
 
     Raises:
         GymError: As ``offer_model``.
@@ -180,7 +180,7 @@ def model_config(name: str) -> dict[str, Any]:
 
 
 def offer_dataset(name: str, subset: str | None = None, commit: str | None = None) -> DownloadOffer:
-    """Ask the Hub what the data set ``name`` is; ``subset`` narrows the bytes to the folder of that name, if any.
+    """Query the Hub for the dataset ``name``; ``subset`` counts only the bytes of the folder of that name, if any.
 
     Args:
         name: ``owner/name``.
@@ -209,7 +209,7 @@ def offer_dataset(name: str, subset: str | None = None, commit: str | None = Non
 def offer_dataset_files(
     name: str, choose: Callable[[Collection[str]], Iterable[str]], store: Path, commit: str | None = None
 ) -> DownloadOffer:
-    """Ask the Hub for some files of a data set, to be fetched into a folder of their own.
+    """Query the Hub for some files of a dataset, to be downloaded into their own folder.
 
     Args:
         name: ``owner/name``.
@@ -238,7 +238,7 @@ def _offer(
 def _read_info(
     kind: Literal["model", "dataset"], name: str, commit: str | None = None
 ) -> tuple[_Info, dict[str, RepoFile]]:
-    """The Hub's description of a commit, the newest if none is given, and its files by path."""
+    """Read the Hub's description of a commit (default: the newest) and its files by path."""
     place = f"api/{kind}s/{name}{f'/revision/{commit}' if commit else ''}?blobs=true"
     text = hub.read(place, kind, name, limit=hub.MAX_INFO_BYTES)
     try:
@@ -271,7 +271,7 @@ def _read_info(
 
 
 def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
-    """A small file of the repository, read before the offer."""
+    """Read a small file of the repository before the offer is made."""
     if file.size_bytes > MAX_SMALL_BYTES:
         raise _unusable(name, f"{file.path} has {readable_bytes(file.size_bytes)}")
     data = hub.read(f"{name}/resolve/{commit}/{file.path}", "model", name, limit=MAX_SMALL_BYTES)
@@ -291,7 +291,7 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
 
 
 def _require_known_type(name: str, config: dict[str, Any]) -> None:
-    """Refuse a model whose code would come with it, before gigabytes are fetched."""
+    """Refuse a model that needs its own code, before gigabytes are downloaded."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -305,7 +305,7 @@ def _require_known_type(name: str, config: dict[str, Any]) -> None:
 
 
 def _licence(info: _Info) -> str | None:
-    """What the card says; a name of its own stands in ``license_name``."""
+    """The licence on the model card; custom names are in ``license_name``."""
     card = info.cardData or {}
     found = card.get("license")
     if isinstance(found, list):

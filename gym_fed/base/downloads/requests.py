@@ -1,7 +1,7 @@
-"""One GET of the Hub or a mirror, which may be hostile: every wait is bounded, and nothing is read that nobody needs.
+"""Send one GET to the Hub or a mirror, either of which may be hostile: waits and sizes are bounded.
 
-huggingface_hub's own functions read the body of an error whole, wait as long as ``Retry-After`` says, and print what
-a header warns of. Its client is used, for its proxies and its offline mode, and its names of errors.
+huggingface_hub's own functions read an error's body whole, wait as long as ``Retry-After`` demands, and print what a
+header warns of. Its client is used for its proxies and offline mode, and its exceptions for their names.
 """
 
 from __future__ import annotations
@@ -16,13 +16,22 @@ from gym_fed.version import __version__
 if TYPE_CHECKING:
     import httpx2
 
+MAX_INFO_BYTES = 32 << 20
+"""Of a description, or of a page of a listing; one with some thousand files has about a megabyte."""
+MAX_OTHER_BYTES = 1 << 20
+"""Of the body of an error or a redirect, and of a file that the description does not list."""
+READ_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 16 << 10
+"""A body may be waited for ``READ_SECONDS`` in all, and longer only while it comes faster than this."""
+
+
 RETRY_SECONDS = 1.0
 _RETRIED = (408, 429, 500, 502, 503, 504)
 _ERROR_HEADERS = ("x-error-code", "x-error-message")
 
 
 def headers() -> dict[str, str]:
-    """Of every request: the program, and the token of HF_TOKEN or ``hf auth login``, if there is one.
+    """Headers of every request: the program, and the token of HF_TOKEN or ``hf auth login`` if there is one.
 
     The client takes the token away where a redirect leads to another host.
     """
@@ -36,7 +45,7 @@ def headers() -> dict[str, str]:
 
 @contextmanager
 def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Response]:
-    """A successful answer, whose body is still to be read, with ``iter_raw``; one failure is repeated.
+    """Open a successful response, whose body is read with ``iter_raw``; one failure is retried.
 
     Args:
         url: What is requested; redirects are followed.

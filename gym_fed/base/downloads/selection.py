@@ -1,4 +1,4 @@
-"""Which files of a repository a model needs: configuration, tokenizer, templates, safetensors weights; never pickles.
+"""Select the files of a repository that a model needs: config, tokenizer, templates, safetensors; never pickles.
 
 Files in folders are copies for other programs (``original/``, ``onnx/``), except chat templates. Of two forms of the
 weights transformers takes ``model.safetensors`` before the index, and so does this.
@@ -44,7 +44,7 @@ _ALSO = re.compile(r"(LICEN[CS]E|NOTICE)(\.(md|txt))?|additional_chat_templates/
 
 
 def is_safe_name(path: str) -> bool:
-    """Whether a path of a repository stays in its folder and can be shown: relative, no ``..``, visible characters."""
+    """True if a path stays in its folder and is printable: relative, no ``..``, visible characters."""
     parts = PurePosixPath(path).parts
     return (
         0 < len(path) <= 1024
@@ -58,22 +58,22 @@ def is_safe_name(path: str) -> bool:
 
 
 def is_model_setting(path: str) -> bool:
-    """Whether a file of this path is a configuration, tokenizer, template or licence of a model."""
+    """True if this path is a config, tokenizer, template or licence of a model."""
     return path in _SMALL or _ALSO.fullmatch(path) is not None
 
 
 def weights_index(listed: Collection[str]) -> str | None:
-    """The index to read; None when the weights are one file."""
+    """The index to read; None if the weights are one file."""
     return INDEX if INDEX in listed and WHOLE not in listed else None
 
 
 def unlisted_shards(shards: Iterable[str], listed: Collection[str]) -> list[str]:
-    """Shards of an index that are no safetensors files at the top of the repository."""
+    """List index entries that are not safetensors files at the top of the repository."""
     return sorted(s for s in shards if s not in listed or "/" in s or not s.endswith(".safetensors"))
 
 
 def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) -> list[str]:
-    """The paths to fetch, small ones first, so that what is wrong is found early.
+    """List the paths to download, small ones first, so that errors are found early.
 
     Raises:
         GymError: ``MODEL_INVALID`` when there are no safetensors weights.
@@ -94,7 +94,7 @@ def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) ->
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a snapshot on this machine has a configuration and all its weights, in a form that loads."""
+    """True if a snapshot has a config and all its weights, in a loadable format."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         return (folder / ADAPTER).is_file() or (folder / "adapter_model.bin").is_file()
     if not (folder / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""Data sets that are streamed: at the commit that was agreed to, whatever the Hub moves on to.
+"""Stream datasets at the commit that the user agreed to, even if the Hub moves on.
 
 The commit is kept in the environment, from which all processes of a run have it.
 """
@@ -18,17 +18,17 @@ _offers: dict[tuple[str, str], DownloadOffer] = {}
 
 
 def agree(offer: DownloadOffer) -> None:
-    """From now on, this data set is read at the offer's commit."""
+    """Read this dataset at the offer's commit from now on."""
     os.environ[COMMITS] = json.dumps({**_commits(), _key(offer.name): offer.commit})
 
 
 def agreed_commit(name: str) -> str | None:
-    """At which commit a data set is read, by this process or the one that started it; None where no one agreed."""
+    """The commit at which a dataset is read, agreed to in this process or its parent; None if none was."""
     return _commits().get(_key(name))
 
 
 def to_stream(name: str) -> DownloadOffer:
-    """What is streamed of a data set: the commit that was agreed to, else the newest, and its files.
+    """Describe what is streamed of a dataset: the agreed commit, else the newest, and its files.
 
     No answer of the Hub is read further than those files go.
 

@@ -1,4 +1,4 @@
-"""Downloads at the terminal: the question before one, and its progress, both on standard error."""
+"""Consent prompt and progress of downloads in the terminal, on standard error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE_SECONDS = 5.0
 
 
 def consent(yes: bool) -> Consent:
-    """Show each offer and ask; with ``yes`` show it only.
+    """Show each offer and ask for consent; with ``yes``, show it only.
 
     Raises:
         GymError: When called without ``yes`` and without a terminal: ``MODEL_NOT_FOUND`` or ``NOT_FOUND``, with bytes,
@@ -50,7 +50,7 @@ def consent(yes: bool) -> Consent:
 
 @contextmanager
 def progress() -> Iterator[Report]:
-    """A bar on a terminal, a line every few seconds elsewhere; remarks always are lines."""
+    """Show a progress bar on a terminal, a line every few seconds otherwise."""
     if not err.is_terminal:
         yield _lines()
         return

@@ -1,4 +1,4 @@
-"""Models in other formats as model folders: read once into a cache, from where every command loads them.
+"""Import models of other formats as model folders, converted once into a cache that every command loads from.
 
     folder = imported(Path("model.gguf"))    # $GYM_HOME/imports/<sha256 of the file>/
 

@@ -1,4 +1,4 @@
-"""Weights that AutoAWQ's GEMM layout holds in 4 bits, as plain weights.
+"""Dequantise weights in AutoAWQ's 4-bit GEMM layout.
 
 Lin et al. 2023, "AWQ: Activation-aware Weight Quantization". Of eight outputs beside each other one int32 word holds,
 from its lowest bits on, the numbers 0, 2, 4, 6, 1, 3, 5, 7.
@@ -28,7 +28,7 @@ _PER_WORD = 32 // BITS
 
 
 def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All tensors, packed ones as ``weight = (value - zero point) * scale``, in the type of the scales.
+    """Yield all tensors, packed ones as ``weight = (value - zero point) * scale`` in the dtype of the scales.
 
     Args:
         tensors: ``qweight [inputs, outputs / 8]``, ``qzeros [groups, outputs / 8]``, ``scales [groups, outputs]`` of
@@ -52,7 +52,7 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
 
 
 def _weight(layer: Layer, group_size: int) -> Any:
-    """``[outputs, inputs]``."""
+    """Dequantise one layer to ``[outputs, inputs]``."""
     inputs, words = (int(size) for size in layer.qweight.shape)
     outputs, groups = words * _PER_WORD, int(layer.scales.shape[0])
     require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
@@ -64,7 +64,7 @@ def _weight(layer: Layer, group_size: int) -> Any:
 
 
 def _in_order(values: Any) -> Any:
-    """Outputs as they are numbered."""
+    """Reorder outputs by number."""
     import torch
 
     blocks = values.reshape(values.shape[0], -1, _PER_WORD)

@@ -1,23 +1,35 @@
-"""The cache of imported models: a folder by the sha256 of its source, whole or absent, made by one process."""
+"""The cache of imported models: one folder per source, named by its sha256 and written by one process.
+
+The sha256 of a source is remembered, so that a file of 5 GB is hashed when it is new or changed, not by every command:
+``imports/.digests/<sha256 of the path>.json`` holds its size, times, inode and digest.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.imports.digests import source_digest, state_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock
-from gym_fed.core.files import default_home, full_disk_named, make_folder, whole_or_not_at_all
+from gym_fed.core.files import (
+    default_home,
+    file_sha256,
+    full_disk_named,
+    make_folder,
+    whole_or_not_at_all,
+    write_atomically,
+)
 from gym_fed.core.json_files import read_object
 from gym_fed.core.text import readable_bytes
 
@@ -36,7 +48,7 @@ _TEMPLATES = "additional_chat_templates"
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A folder of the cache."""
+    """A folder in the cache."""
 
     folder: Path
     source: str
@@ -45,12 +57,12 @@ class ImportedModel:
 
 
 def imports_home() -> Path:
-    """``$GYM_HOME/imports``, or ``~/.gym-fed/imports``."""
+    """The folder of the cache: ``$GYM_HOME/imports``, or ``~/.gym-fed/imports``."""
     return default_home() / "imports"
 
 
 def usable_folder(folder: Path) -> Path:
-    """A model folder as it is, or what was imported of it, where its format needs a reader.
+    """Return a model folder as it is, or its import if its format needs a reader.
 
     Raises:
         GymError: As ``imported``; ``MODEL_INVALID`` where something stands in the place of a file that is none.
@@ -62,7 +74,7 @@ def usable_folder(folder: Path) -> Path:
 
 
 def _require_ordinary(folder: Path) -> None:
-    """Refuse named pipes, devices and sockets: the libraries that read a model's files would wait for them."""
+    """Refuse named pipes, devices and sockets, which would block the libraries that read a model's files."""
     for entry in (*folder.iterdir(), *(folder / _TEMPLATES).glob("*")):
         with suppress(OSError):  # a link to nothing: loading reports it
             mode = entry.stat().st_mode
@@ -75,7 +87,7 @@ def _require_ordinary(folder: Path) -> None:
 
 
 def imported(source: Path) -> Path:
-    """The model folder that a file or folder of another format becomes; made where it is not in the cache yet.
+    """Import a model of another format into the cache, unless it is there, and return its folder.
 
     Raises:
         GymError: ``USAGE`` for a format that is not read; ``MODEL_INVALID`` for a source that cannot be read, and for
@@ -110,7 +122,7 @@ def imported(source: Path) -> Path:
 
 
 def imported_models() -> list[ImportedModel]:
-    """What the cache holds, by name of the source."""
+    """List the imported models in the cache, by name of the source."""
     home = imports_home()
     found = []
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
@@ -124,7 +136,7 @@ def imported_models() -> list[ImportedModel]:
 
 
 def _before_hashing(importer: Importer, source: Path, new: list[Path]) -> None:
-    """Read the header first, and name the bytes whose hashing then takes seconds."""
+    """Read the header first, and report the size, since hashing takes seconds."""
     from gym_fed.core.console import err
 
     importer.require_header(source)
@@ -162,7 +174,7 @@ def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
 
 @contextmanager
 def _progress(name: str) -> Iterator[Any]:
-    """A bar on a terminal; nothing elsewhere."""
+    """Show a progress bar on a terminal."""
     from gym_fed.core.console import err
 
     if not err.is_terminal:
@@ -188,7 +200,7 @@ def _note(folder: Path) -> dict[str, Any]:
 
 
 def _is_whole(folder: Path, importer: Importer) -> bool:
-    """Whether a folder is what this reader made, with every file in its size."""
+    """True if this importer made the folder and every file has its size."""
     note = _note(folder)
     files = note.get("files")
     if note.get("format") != importer.name or note.get("version") != importer.version:
@@ -202,7 +214,7 @@ def _is_whole(folder: Path, importer: Importer) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Take a folder away under another name first, so that no one finds half of it."""
+    """Rename a folder before deleting it, so that nobody sees half of it."""
     if not os.path.lexists(folder):
         return
     room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
@@ -212,7 +224,7 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def _one_at_a_time(home: Path, digest: str) -> Iterator[None]:
-    """Hold the lock of a source; the other processes of a run wait for the one that imports."""
+    """Hold the lock of a source; other processes wait for the one that imports."""
     make_folder(home / ".locks")
     descriptor = os.open(home / ".locks" / digest, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -221,3 +233,58 @@ def _one_at_a_time(home: Path, digest: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+_SETTLED_SECONDS = 3.0
+"""A file changed later than this is hashed again: the clock of a file system is coarse."""
+
+
+def source_digest(
+    files: list[Path], store: Path, before_hashing: Callable[[list[Path]], None] = lambda _: None
+) -> str:
+    """Compute the hex sha256 of one file, or of ``[[name, digest], ...]`` of several as JSON.
+
+    Args:
+        files: Of the source.
+        store: Folder of what is remembered.
+        before_hashing: Gets those that are not remembered, where there are some.
+    """
+    remembered = {file: _remembered(file, store) for file in files}
+    if new := [file for file, digest in remembered.items() if digest is None]:
+        before_hashing(new)
+    found = [(file.name, remembered[file] or _hashed(file, store)) for file in files]
+    if len(found) == 1:
+        return found[0][1]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def state_of(files: list[Path]) -> list[list[int]]:
+    """Size, times and inode of each file, which change with its content."""
+    return [_state(file) for file in files]
+
+
+def _remembered(file: Path, store: Path) -> str | None:
+    with suppress(OSError, ValueError, AttributeError):  # absent, or not ours: it is hashed again
+        known = read_object(_digest_note(file, store))
+        if known.get("state") == _state(file) and isinstance(known.get("sha256"), str):
+            return str(known["sha256"])
+    return None
+
+
+def _hashed(file: Path, store: Path) -> str:
+    before = _state(file)
+    digest = file_sha256(file)
+    changed = max(before[1], before[2]) / 1e9
+    if _state(file) == before and time.time() - changed > _SETTLED_SECONDS:
+        write_atomically(_digest_note(file, store), json.dumps({"state": before, "sha256": digest}).encode())
+    return digest
+
+
+def _digest_note(file: Path, store: Path) -> Path:
+    path = os.path.realpath(file)
+    return store / ".digests" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.json"
+
+
+def _state(file: Path) -> list[int]:
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]

@@ -1,4 +1,4 @@
-"""Which formats are read here, in the order in which they are tried."""
+"""The importers, in the order in which they are tried."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ IMPORTERS: tuple[Importer, ...] = (GgufImporter(), QuantisedImporter())
 
 
 def importer_of(source: Path) -> Importer | None:
-    """The one that takes ``source``; None for a model folder that needs none."""
+    """Return the importer of ``source``; None for a model folder that needs none."""
     return next((one for one in IMPORTERS if one.takes(source)), None)

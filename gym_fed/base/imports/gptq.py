@@ -1,4 +1,4 @@
-"""Weights that the layout of AutoGPTQ and GPTQModel holds in 2, 3, 4 or 8 bits, as plain weights.
+"""Dequantise weights in the layout of AutoGPTQ and GPTQModel, with 2, 3, 4 or 8 bits.
 
 Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". Values are
 packed along the inputs, zero points along the outputs. In the first version of the layout a zero point is stored less
@@ -29,7 +29,7 @@ _STORED_LESS = {"gptq": 1, "gptq_v2": 0}
 
 
 def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All tensors, packed ones as ``weight = (value - zero point) * scale``, in the type of the scales.
+    """Yield all tensors, packed ones as ``weight = (value - zero point) * scale`` in the dtype of the scales.
 
     Args:
         tensors: ``qweight [inputs * bits / 32, outputs]``, ``qzeros [groups, outputs * bits / 32]``, ``scales [groups,
@@ -62,7 +62,7 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
 
 
 def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) -> Any:
-    """``[outputs, inputs]``."""
+    """Dequantise one layer to ``[outputs, inputs]``."""
     outputs, groups = int(layer.qweight.shape[1]), int(layer.scales.shape[0])
     require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
     if outputs * bits % 32:
@@ -95,7 +95,7 @@ def _bits_by_shape(layer: Layer) -> int:
 
 
 def _size_by_shape(layer: Layer, inputs: int, usual: int) -> int:
-    """The group size of the file where it fits, or what the number of groups makes."""
+    """The group size in the file if it fits, else the one implied by the number of groups."""
     groups = int(layer.scales.shape[0])
     if usual > 0 and -(-inputs // usual) == groups:
         return usual

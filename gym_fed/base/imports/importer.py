@@ -1,4 +1,4 @@
-"""What a format must say and do to be read: ``Importer``."""
+"""The interface of importers of other model formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Report = Callable[[int, int], None]
 
 
 class Importer(ABC):
-    """Reads one format."""
+    """An importer of one format."""
 
     name: ClassVar[str]
     """As users call the format."""
@@ -22,11 +22,11 @@ class Importer(ABC):
 
     @abstractmethod
     def takes(self, source: Path) -> bool:
-        """Whether a file or folder that exists is of this format; cheap, for every command calls it."""
+        """True if an existing file or folder has this format; cheap, since every command calls it."""
 
     @abstractmethod
     def files(self, source: Path) -> list[Path]:
-        """The files that the result depends on, in an order that is the same everywhere.
+        """List the files that the result depends on, in a fixed order.
 
         Raises:
             GymError: ``MODEL_INVALID`` for one that is missing.
@@ -34,7 +34,7 @@ class Importer(ABC):
 
     @abstractmethod
     def require_header(self, source: Path) -> None:
-        """Refuse what its first bytes show to be no model of this format; called before gigabytes are hashed.
+        """Refuse a source whose first bytes are not a model of this format, before gigabytes are hashed.
 
         Raises:
             GymError: As ``bytes_needed``, and ``UNAVAILABLE``.
@@ -42,7 +42,7 @@ class Importer(ABC):
 
     @abstractmethod
     def bytes_needed(self, source: Path) -> int:
-        """Size of the result, before anything is written.
+        """The size of the result, before anything is written.
 
         Raises:
             GymError: ``MODEL_INVALID`` for a source that cannot be read; ``MISSING_DEPENDENCY``.
@@ -50,11 +50,11 @@ class Importer(ABC):
 
     @abstractmethod
     def describe(self, source: Path) -> str:
-        """What is said about it once, such as ``GGUF q8_0, which becomes float16``."""
+        """Describe the conversion, such as ``GGUF q8_0, which becomes float16``."""
 
     @abstractmethod
     def write(self, source: Path, folder: Path, report: Report) -> None:
-        """Fill the empty ``folder`` with a model folder.
+        """Write the model folder into the empty ``folder``.
 
         Raises:
             GymError: As ``bytes_needed``.

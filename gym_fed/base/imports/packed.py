@@ -1,4 +1,4 @@
-"""Weights in few bits, packed into int32 words: what the layouts of AWQ and GPTQ have in common."""
+"""Shared parts of the AWQ and GPTQ layouts: low-bit weights packed into int32 words."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Layer:
 
 
 class TensorInvalid(GymError):
-    """``MODEL_INVALID`` of a tensor.
+    """A tensor that makes the model invalid (``MODEL_INVALID``).
 
     Args:
         tensor: Its name.
@@ -57,7 +57,7 @@ class TensorInvalid(GymError):
 def dequantised_layers(
     tensors: Mapping[str, Any], weight_of: Callable[[Layer], Any]
 ) -> Iterator[tuple[str, Any]]:
-    """All tensors of a model, with a plain ``weight`` in place of each layer's packed tensors.
+    """Yield all tensors of a model, with a plain ``weight`` in place of each layer's packed tensors.
 
     Args:
         tensors: By name; read one layer at a time.
@@ -126,7 +126,7 @@ def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str
 
 
 def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
-    """The group of each input, ``[inputs] int64``.
+    """The group of each input, ``[inputs]`` int64.
 
     Args:
         layer: With ``g_idx``, or with groups that lie in order.
@@ -157,7 +157,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
 
 
 def unpacked(words: Any, bits: int, dim: int) -> Any:
-    """The values in a stream of bits, the lowest first, ``32 * n`` bits at a time.
+    """Unpack values from a bit stream, lowest bits first, ``32 * n`` bits at a time.
 
     Args:
         words: int32; along ``dim`` there are ``values * bits / 32``.
@@ -186,7 +186,7 @@ def unpacked(words: Any, bits: int, dim: int) -> Any:
 def integer(
     config: Mapping[str, Any], names: tuple[str, ...], allowed: Callable[[int], bool], text: str
 ) -> int:
-    """A number of ``quantization_config``.
+    """Read an integer from ``quantization_config``.
 
     Args:
         config: The section.
@@ -211,5 +211,5 @@ def integer(
 
 
 def group_size_of(config: Mapping[str, Any]) -> int:
-    """Inputs of a group; -1 for all in one."""
+    """The number of inputs in a group; -1 for a single group."""
     return integer(config, ("group_size", "q_group_size"), lambda it: it == -1 or it > 0, "a size or -1")

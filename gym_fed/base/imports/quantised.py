@@ -1,4 +1,4 @@
-"""Folders of AWQ and GPTQ as plain model folders, where the library that runs their packed weights is absent."""
+"""Import AWQ and GPTQ folders as plain model folders, for when the library with their kernels is not installed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MAX_EXPANSION = 16
 
 
 class QuantisedImporter(Importer):
-    """AWQ (layout gemm, 4 bits) and GPTQ (2, 3, 4 and 8 bits). Weights get the type of their scales."""
+    """AWQ (gemm layout, 4 bits) and GPTQ (2, 3, 4 and 8 bits). Weights get the dtype of their scales."""
 
     name = "quantised"
     version = 1
@@ -96,13 +96,13 @@ class QuantisedImporter(Importer):
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """``quant_method`` of a ``config.json``; empty without one."""
+    """The ``quant_method`` of a ``config.json``; empty if it has none."""
     section = config.get("quantization_config")
     return str(section.get("quant_method", "")) if isinstance(section, dict) else ""
 
 
 def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All tensors of a folder, packed ones as plain weights.
+    """Yield all tensors of a folder, packed ones dequantised.
 
     Args:
         tensors: Of the folder.
@@ -118,7 +118,7 @@ def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterato
 
 
 def _plain_bytes(tensors: StoredTensors, name: str) -> int:
-    """Of a tensor when it is plain; 2 for each weight, whose scales are of 16 bits or are rounded by training, too."""
+    """Size of a tensor once dequantised; 2 bytes per weight, since scales are 16-bit or rounded by training."""
     size = 1
     for length in tensors.shape(name):
         size *= length
@@ -134,7 +134,7 @@ def _plain_bytes(tensors: StoredTensors, name: str) -> int:
 
 
 def _beside(source: Path) -> list[Path]:
-    """Tokenizer, template, generation config and licences."""
+    """List the tokenizer, template, generation config and licence files."""
     found = {file for pattern in _BESIDE for file in source.glob(pattern)}
     return sorted(
         file
@@ -144,7 +144,7 @@ def _beside(source: Path) -> list[Path]:
 
 
 def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
-    """Refuse GPT-2's kind, whose weights lie the other way round."""
+    """Refuse models such as GPT-2, whose weights are transposed."""
     if str(config.get("model_type")) in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer"):
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -154,7 +154,7 @@ def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_whole(source: Path, folder: Path) -> None:
-    """Load it once, so that a folder with missing or extra tensors is refused before it is used.
+    """Load the folder once, so that missing or extra tensors are refused before it is used.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming tensors that are missing or that the architecture does not have.

@@ -1,4 +1,4 @@
-"""The tensors of a model folder as they lie in its safetensors files: read one by one, and written so."""
+"""Read tensors of a model folder one by one from its safetensors files, and write them in shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARD_BYTES = 1 << 30
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a folder: those of the index, or ``model.safetensors``.
+    """List the weight files of a folder: those in the index, or ``model.safetensors``.
 
     Raises:
         GymError: ``MODEL_INVALID`` where there are none, or a named one is missing.
@@ -40,7 +40,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class StoredTensors(Mapping[str, Any]):
-    """Tensors by name, in the files' order; each is read when it is asked for. Close it.
+    """Tensors by name in file order, each read on access. Must be closed.
 
     Args:
         folder: Of the model.
@@ -72,7 +72,7 @@ class StoredTensors(Mapping[str, Any]):
             self._stack = stack.pop_all()
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._stack.close()
 
     def __enter__(self) -> StoredTensors:
@@ -97,11 +97,11 @@ class StoredTensors(Mapping[str, Any]):
         return len(self._files)
 
     def shape(self, name: str) -> list[int]:
-        """Of a tensor, from the header."""
+        """The shape of a tensor, from the header."""
         return list(self._opened[self._files[name]].get_slice(name).get_shape())
 
     def file_of(self, name: str) -> Path:
-        """Where a tensor lies; the folder for one that is not there."""
+        """The file of a tensor; the folder for a missing one."""
         return self._files.get(name, self.folder)
 
 
@@ -110,7 +110,7 @@ def _unreadable(file: Path, error: Exception) -> GymError:
 
 
 class TensorWriter:
-    """Writes tensors as they come into files of about 1 GiB, and the index of them.
+    """Write tensors one by one into files of about 1 GiB, and their index.
 
     Args:
         folder: Takes ``model-NNNNN.safetensors``.
@@ -127,7 +127,7 @@ class TensorWriter:
         """Bytes of the tensors so far."""
 
     def add(self, name: str, tensor: Any) -> None:
-        """The next tensor."""
+        """Add the next tensor."""
         self._waiting[name] = tensor.contiguous()
         self._waiting_bytes += tensor.nbytes
         self.written += tensor.nbytes
@@ -135,7 +135,7 @@ class TensorWriter:
             self._write()
 
     def finish(self) -> None:
-        """Write the rest and the index."""
+        """Write the remaining tensors and the index."""
         if self._waiting:
             self._write()
         index = {"metadata": {"total_size": self.written}, "weight_map": self._places}

@@ -1,1 +1,1 @@
-"""Changes to the code of a loaded model that its saved folder carries: longer rotary positions, routed blocks."""
+"""Model folders and changes to a loaded model that they record: adapters, RoPE scaling, routed blocks."""

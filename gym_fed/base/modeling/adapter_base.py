@@ -1,4 +1,4 @@
-"""Whether an adapter belongs on a base: by the digest that was recorded when it was trained, or else by its name."""
+"""Check that an adapter belongs to a base, by the base's digest recorded in training, or else by its name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from gym_fed.base.modeling.adapters import CONFIG, Adapter
-from gym_fed.base.modeling.tensor_digest import folder_digest
+from gym_fed.base.modeling.tensor_files import folder_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 def record_base(adapter: Path, base: Path | None) -> None:
-    """Write the digest of an adapter's base next to it; nothing where the base's files cannot be hashed."""
+    """Write the digest of an adapter's base next to it, if the base's files can be hashed."""
     digest = None if base is None else folder_digest(base)
     if digest is not None:
         (adapter / BASE_RECORD).write_text(json.dumps({"digest": digest}) + "\n", encoding="utf-8")
 
 
 def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path | None]) -> None:
-    """Refuse an adapter that was trained on another base than ``model``, or warn where only the names differ.
+    """Refuse an adapter that was trained on another base than ``model``; warn if only the names differ.
 
     A recorded digest decides. Without one the weights of both bases are compared if both are on this machine. If they
     are not, names are compared without their owners and without the suffixes of quantised copies, and a difference is

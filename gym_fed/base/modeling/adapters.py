@@ -1,4 +1,4 @@
-"""PEFT adapters on disk: what they were trained on, in which order they are merged, and whether a base is theirs.
+"""Read PEFT adapters, check that they fit a base, and merge them in order.
 
 An adapter that was trained on a model with others merged in carries those in its own folder, as ``base_adapters/1``,
 ``base_adapters/2``, ...: it means nothing without them, and finds them wherever it is moved.
@@ -57,18 +57,18 @@ class Adapter:
 
     @property
     def base(self) -> str | None:
-        """What its config calls the model that it was trained on."""
+        """The model it was trained on, as its config names it."""
         found = self.config.get("base_model_name_or_path")
         return found if isinstance(found, str) and found else None
 
     @property
     def kind(self) -> str:
-        """PEFT's word for what it is: ``LORA``, ``IA3``, ..."""
+        """The PEFT type: ``LORA``, ``IA3``, ..."""
         return str(self.config.get("peft_type", "LORA"))
 
 
 def read_adapter(name: str, folder: Path) -> Adapter:
-    """The adapter in ``folder``; its weights are hashed, not loaded.
+    """Read the adapter in ``folder``; its weights are hashed, not loaded.
 
     Raises:
         GymError: ``MODEL_INVALID`` when there is none, or none that can be added to its base as it is.
@@ -99,7 +99,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
 
 
 def _converting(folder: Path) -> str:
-    """The command that reads pickled weights as tensors alone, so that nothing in them runs, and writes safetensors."""
+    """The command that reads pickled weights as tensors only, without running code, and writes safetensors."""
     code = (
         "import sys, torch; from safetensors.torch import save_file; "
         "found = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
@@ -109,7 +109,7 @@ def _converting(folder: Path) -> str:
 
 
 def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
-    """Refuse an adapter of a base that its start had changed: on the base that everybody has it computes otherwise.
+    """Refuse an adapter whose initialisation changed its base, since on the original base it computes something else.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -124,7 +124,7 @@ def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
 
 
 def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None:
-    """Refuse ranks beyond those of the weights: PEFT makes what the config describes before it looks for values.
+    """Refuse ranks larger than those of the weights: PEFT allocates what the config says before it reads values.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -158,7 +158,7 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
 
 
 def base_of(adapter: Adapter) -> str:
-    """What its config calls the model that it was trained on.
+    """The model that an adapter was trained on, as its config names it.
 
     Raises:
         GymError: ``MODEL_INVALID`` when it names none.
@@ -170,7 +170,7 @@ def base_of(adapter: Adapter) -> str:
 
 
 def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """Those that ``adapters`` stand on, and they themselves, in the order in which they are put on the base.
+    """The adapters that ``adapters`` depend on, then they themselves, in the order of merging.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for one that was trained on other adapters than stand before it.
@@ -193,7 +193,7 @@ def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
 
 
 def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
-    """``model`` with ``adapters`` merged into its weights, one after the other.
+    """Merge ``adapters`` into ``model``'s weights, one after the other.
 
     Raises:
         GymError: ``MODEL_INVALID`` for one whose weights do not fit; ``CONFIG_INVALID`` for one that cannot be merged.
@@ -205,7 +205,7 @@ def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
 
 
 def merged(model: Any, name: str = "this adapter") -> Any:
-    """A plain model that computes what the PEFT model does; ``model`` itself is used up.
+    """Merge a PEFT model into a plain model with the same outputs; ``model`` is consumed.
 
     An output head that shares the embeddings' weights gets its own where the adapter changes one of the two.
 
@@ -237,7 +237,7 @@ def merged(model: Any, name: str = "this adapter") -> Any:
 
 
 def _own_head(model: Any) -> None:
-    """A copy of shared weights for the head: merged into one of the two, an adapter would change the other, too."""
+    """Copy tied weights for the head, since merging into one of the two would change the other."""
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -255,8 +255,9 @@ def _says_tied(model: Any) -> bool:
 
 
 def _tie_or_not(model: Any) -> None:
-    """Tie head and embeddings again if both have the same weights; otherwise let the config say that they are two, or
-    the head would be lost when the model is saved."""
+    """Tie head and embeddings again if their weights are equal; otherwise mark them untied in the config, or the head
+    would be lost when the model is saved.
+    """
     import torch
 
     config, head = model.config.get_text_config(), model.get_output_embeddings()
@@ -270,7 +271,7 @@ def _tie_or_not(model: Any) -> None:
 
 
 def require_of_weights(adapter: Adapter) -> None:
-    """Refuse an adapter that adds tokens to the input, and changes no weights.
+    """Refuse an adapter that changes no weights but adds tokens to the input.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -285,7 +286,7 @@ def require_of_weights(adapter: Adapter) -> None:
 
 
 def require_mergeable(adapter: Adapter) -> None:
-    """Refuse an adapter that no weights of its base can hold.
+    """Refuse an adapter that cannot be merged into the weights of its base.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -310,7 +311,7 @@ def _no_place(name: str, why: str) -> GymError:
 
 
 def load_on(model: Any, adapter: Adapter) -> Any:
-    """A ``peft.PeftModel`` of ``model`` with one adapter, frozen.
+    """Load one adapter onto ``model`` as a frozen ``peft.PeftModel``.
 
     Raises:
         GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model; as
@@ -340,7 +341,7 @@ def load_on(model: Any, adapter: Adapter) -> Any:
 
 
 def _require_all_factors(model: Any, adapter: Adapter) -> None:
-    """Refuse factors of layers that the config does not name: PEFT drops them without a word.
+    """Refuse factors of layers that the config does not name, which PEFT drops silently.
 
     Raises:
         GymError: ``MODEL_INVALID`` naming them.
@@ -375,7 +376,7 @@ def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
 
 
 def write_base_adapters(adapters: Sequence[Adapter], folder: Path) -> None:
-    """Copy what was merged into an adapter's base into the adapter's own ``folder``."""
+    """Copy the adapters merged into an adapter's base into its own ``folder``."""
     for number, adapter in enumerate(adapters, 1):
         target = folder / BASE_ADAPTERS / str(number)
         target.mkdir(parents=True)

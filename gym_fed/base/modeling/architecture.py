@@ -1,4 +1,4 @@
-"""Whether transformers has a model's architecture, and one of text: code that comes with a model is never run."""
+"""Check that transformers supports a model's architecture, since code that comes with a model is never run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def require_architecture(name: str, folder: Path) -> None:
 
 
 def images_type(folder: Path) -> str | None:
-    """The type of a model that reads images and that transformers has no text-only class for; None for others."""
+    """The model type if it reads images and has no text-only class in transformers; else None."""
     with suppress(OSError, ValueError, AttributeError):  # loading will say so
         config = read_object(folder / "config.json")
         if "vision_config" not in config:
@@ -48,7 +48,7 @@ def images_type(folder: Path) -> str | None:
 
 
 def require_text(name: str, folder: Path) -> None:
-    """Refuse a model that reads images and that transformers has no text-only class for.
+    """Refuse a model that reads images and has no text-only class in transformers.
 
     Raises:
         GymError: ``MODEL_INVALID``.

@@ -1,4 +1,4 @@
-"""What a model keeps from token to token, and whether rows that share one sequence can be kept apart in it."""
+"""Describe the state that a model carries between tokens, and whether packed rows can be separated in it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ that are not read from ``position_ids``, masks without blocks) or have not been 
 
 
 def carried_state(config: Any) -> str | None:
-    """Describe what a model carries from token to token besides attention's keys and values; None for nothing.
+    """Describe the state carried between tokens besides keys and values; None if there is none.
 
     Args:
         config: A ``transformers`` config.
@@ -56,7 +56,7 @@ def carried_state(config: Any) -> str | None:
 
 
 def _is_stateful(config: Any) -> bool:
-    """Whether transformers marks the model class of a config as one that cannot go back to an earlier token."""
+    """True if transformers marks the model class as unable to go back to an earlier token."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)

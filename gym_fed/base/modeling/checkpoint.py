@@ -1,19 +1,22 @@
-"""The weights of a model folder, read from its safetensors files block by block.
+"""Read the weights of a model folder from its safetensors files, block by block or memory-mapped.
 
-A base's digest is of its float32 weights. Read here, neither they nor the files are ever in memory as a whole: a model
-that is served in bfloat16 takes the room of its bfloat16 weights, and one block beside it.
+The digest of a base is that of its float32 weights. They are never in memory as a whole: serving a model in bfloat16
+takes the memory of its bfloat16 weights and one block.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gym_fed.base.modeling.mapped import mapped_tensor
 from gym_fed.base.modeling.tensor_files import FileTensor, file_tensors
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -27,21 +30,21 @@ class Checkpoint:
     """
 
     def __init__(self, entries: dict[str, FileTensor]) -> None:
-        """Use ``find``."""
+        """Use ``find`` instead."""
         self.entries = entries
 
     @classmethod
     def find(cls, folder: Path) -> Checkpoint | None:
-        """Of a model folder; None as ``file_tensors``."""
+        """Open a model folder; None in the cases of ``file_tensors``."""
         found = file_tensors(folder)
         return None if found is None else cls(found)
 
     def is_in(self, dtype: torch.dtype) -> bool:
-        """Whether every tensor has this type, so that a model can use the mapped file."""
+        """True if every tensor has this dtype, so that a model can use the mapped file."""
         return all(_DTYPES[entry.dtype] == dtype for entry in self.entries.values())
 
     def tensors(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Every tensor in a type, as ``from_pretrained`` takes it for ``state_dict``."""
+        """Load every tensor in a dtype, as ``from_pretrained`` takes it for ``state_dict``."""
         found = {}
         for name, entry in self.entries.items():
             whole = torch.empty(entry.shape, dtype=dtype)
@@ -51,24 +54,24 @@ class Checkpoint:
         return found
 
     def mapped(self) -> dict[str, Tensor]:
-        """Every tensor as the file has it, each in a map of its own (``mapped_tensor``)."""
+        """Map every tensor as stored, each in its own map (``mapped_tensor``)."""
         return {
             name: mapped_tensor(entry.path, _DTYPES[entry.dtype], entry.shape, entry.start)
             for name, entry in self.entries.items()
         }
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a tensor; None where there is none of that name."""
+        """The shape of a tensor; None if there is none of that name."""
         entry = self.entries.get(name)
         return None if entry is None else entry.shape
 
     def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """A tensor's weights in the file's type, in blocks, each with the place of its first."""
+        """Yield a tensor in the file's dtype, in blocks with the index of their first weight."""
         return _blocks(self.entries[name])
 
 
 def class_of(config: Any) -> Any:
-    """The class of a config's language model; None where there is not exactly one."""
+    """The language model class of a config; None unless there is exactly one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -76,7 +79,7 @@ def class_of(config: Any) -> Any:
 
 
 def config_of(folder: Path) -> Any:
-    """The config of a folder whose model ``from_pretrained`` can make of given tensors; None for others."""
+    """The config of a folder that ``from_pretrained`` can load with given tensors; None for others."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -94,3 +97,33 @@ def config_of(folder: Path) -> Any:
 def _blocks(entry: FileTensor) -> Iterator[tuple[int, Tensor]]:
     for at, raw in entry.blocks():
         yield at, torch.frombuffer(raw, dtype=_DTYPES[entry.dtype])
+
+
+_maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+"""By the address of the tensor; an entry is gone with the last reference to its tensor."""
+
+
+def mapped_tensor(path: Path, dtype: torch.dtype, shape: tuple[int, ...], start: int) -> Tensor:
+    """Map a tensor from byte ``start`` of a file, in its own private map.
+
+    Its pages are read when they are used, and are gone with the last reference to it, whatever becomes of others.
+    """
+    count = math.prod(shape) * dtype.itemsize
+    if not count:  # no file can be mapped for no bytes
+        return torch.empty(shape, dtype=dtype)
+    before = start % mmap.ALLOCATIONGRANULARITY
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), before + count, access=mmap.ACCESS_COPY, offset=start - before)
+    tensor = torch.from_numpy(np.frombuffer(view, np.uint8, count, before)).view(dtype).reshape(shape)
+    _maps[tensor.data_ptr()] = view
+    return tensor
+
+
+def release_pages(tensor: Tensor) -> None:
+    """Release a mapped tensor's pages; they are read again when it is used.
+
+    What was written to the tensor is lost with them. Other tensors, and systems without such advice, are left alone.
+    """
+    view = _maps.get(tensor.data_ptr())
+    if view is not None and hasattr(mmap, "MADV_DONTNEED"):
+        view.madvise(mmap.MADV_DONTNEED)

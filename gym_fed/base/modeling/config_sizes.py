@@ -1,4 +1,4 @@
-"""Whether a ``config.json`` has the sizes of its weights: compared with their files' headers before anything is built.
+"""Check that ``config.json`` has the sizes of the weight files, before a model is built.
 
 transformers builds what a config says, however large, and compares it afterwards.
 """
@@ -42,7 +42,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def require_sizes(folder: Path) -> None:
-    """Refuse a model folder whose config says other sizes than its safetensors files have.
+    """Refuse a model folder whose config gives other sizes than its safetensors files.
 
     Raises:
         GymError: ``MODEL_INVALID``, with file, key and value.
@@ -93,7 +93,7 @@ def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
 
 
 def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
-    """Of a type whose tensors are not known here: what no model of these files has."""
+    """Find a size that no model with these files can have, for an unknown model type."""
     most_layers = max(_SPARE_LAYERS, len(shapes))
     widest = _WEIGHTS_A_NUMBER * sum(map(math.prod, shapes.values()))
     for part in (config, *(one for one in config.values() if isinstance(one, dict))):

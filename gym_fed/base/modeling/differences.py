@@ -1,4 +1,4 @@
-"""What a fine-tune changed beside its weights: a delta holds differences of tensors, and everything else is lost.
+"""Find changes of a fine-tune besides its weights, which a delta would lose.
 
 A model that computes with another ``rope_theta``, activation or norm epsilon than its base, or that reads other token
 ids, is not the base plus any delta.
@@ -29,7 +29,7 @@ ALLOW = "--allow-differences"
 
 @dataclass(frozen=True)
 class Difference:
-    """A setting that a fine-tune has and its base does not.
+    """A setting in which a fine-tune differs from its base.
 
     Attributes:
         what: The config's key, dots between nested keys, or ``tokenizer``, ``chat template``.
@@ -108,7 +108,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _tokenizer_differences(base: Any, tuned: Any) -> Iterator[Difference]:
-    """Compare token ids, not files: the same tokenizer is saved in several forms."""
+    """Compare token ids rather than files, since one tokenizer may be saved in several forms."""
     base, tuned = (getattr(one, "tokenizer", one) for one in (base, tuned))
     if base is None or tuned is None:
         return

@@ -1,4 +1,4 @@
-"""Load the weights of a model folder strictly: every tensor of the model is in its files, and no other.
+"""Load the weights of a model folder strictly: its files have all tensors of the model and no others.
 
 transformers fills a missing tensor with random numbers and drops one that the architecture does not have, both with no
 more than a warning. What is computed from such a model means nothing, so both are refused here by name.
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 def load_weights(
     kind: Any, source: str | None, arguments: Mapping[str, Any], *, name: str, headless: bool = False
 ) -> Any:
-    """Load a model with torch's attention, or with the eager one where its class has no other.
+    """Load a model with torch's attention, or with eager attention if its class has no other.
 
     transformers' own choice of attention could be what a ``config.json`` names, such as a GPU's kernels.
 
@@ -62,7 +62,7 @@ def load_weights(
 
 
 def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, headless: bool = False) -> None:
-    """Refuse a model whose files lack a tensor or have one too many; tied tensors are stored once.
+    """Refuse a model whose files lack a tensor or have an extra one; tied tensors are stored once.
 
     Args:
         name: What the error calls the model.
@@ -111,7 +111,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
 
 
 def _untied_head(model: Any, missing: list[str]) -> str:
-    """The remedy for a head without weights, which usually shares those of the embeddings; empty for others."""
+    """The remedy for a head without weights, which usually is tied to the embeddings; empty otherwise."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     weight = getattr(head, "weight", None)
     named = [key for key, parameter in model.named_parameters() if parameter is weight]
@@ -127,7 +127,7 @@ def _listed(names: Collection[str]) -> str:
 
 @contextmanager
 def readable_errors(name: str) -> Iterator[None]:
-    """Give what libraries raise for the broken files of a model as a ``GymError`` that names it.
+    """Convert the exceptions of libraries for broken model files to a ``GymError`` that names the model.
 
     Raises:
         GymError: ``MODEL_INVALID``.

@@ -1,4 +1,4 @@
-"""Mixture-of-Depths, Raposo et al. 2024: in every so many blocks a router lets few tokens through, the others pass by.
+"""Mixture-of-Depths (Raposo et al. 2024): in every k-th block a router passes some tokens, the others skip it.
 
 For the states ``x`` ``[batch, length, d]`` of a row a routed block computes (their equation 1), with ``r = w x``:
 
@@ -35,7 +35,7 @@ _INITIAL_STD = 0.02
 def convert_to_mixture_of_depths(
     model: Any, *, capacity: float, every: int, router_loss_weight: float, seed: int = 0
 ) -> None:
-    """Put routers into a causal LM, in place.
+    """Add routers to a causal LM, in place.
 
     Args:
         model: A ``transformers`` causal LM of decoder layers that take ``position_embeddings``.
@@ -77,7 +77,7 @@ def convert_to_mixture_of_depths(
 
 
 def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
-    """A converted model that ``save_pretrained`` wrote.
+    """Load a converted model that ``save_pretrained`` wrote.
 
     Raises:
         OSError: a file is missing.
@@ -109,16 +109,16 @@ def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def is_mixture_of_depths(folder: Path) -> bool:
-    """Whether a model folder holds a converted model."""
+    """True if a model folder holds a converted model."""
     file = folder / "config.json"
     return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE
 
 
 class RoutedModel:
-    """Mixed into the class of a converted model."""
+    """Mixin for the class of a converted model."""
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """As before, without a key-value cache."""
+        """Generate without a key-value cache."""
         if kwargs.pop("use_cache", False):
             raise GymError(
                 ErrorCode.USAGE,
@@ -129,7 +129,7 @@ class RoutedModel:
         return parent.generate(*args, use_cache=False, **kwargs)
 
     def save_pretrained(self, folder: Any, **kwargs: Any) -> None:
-        """As before, under a model type that other loaders do not take for the dense model's."""
+        """Save under a model type that other loaders do not mistake for the dense model's."""
         parent: Any = super()
         parent.save_pretrained(folder, **kwargs)
         file = Path(folder) / "config.json"
@@ -139,7 +139,7 @@ class RoutedModel:
 
 
 class RoutedBlock:
-    """Mixed into the class of a routed decoder layer; its own weights keep their names."""
+    """Mixin for the class of a routed decoder layer, whose weights keep their names."""
 
     training: bool
     router: torch.nn.Linear
@@ -155,7 +155,7 @@ class RoutedBlock:
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """``[batch, length, d]`` to ``[batch, length, d]``; see the module's formula."""
+        """Map ``[batch, length, d]`` to ``[batch, length, d]`` by the module's formula."""
         if past_key_values is not None:
             raise GymError(
                 ErrorCode.USAGE, "a mixture-of-depths model has no key-value cache", "set use_cache to False"
@@ -206,7 +206,7 @@ class RoutedBlock:
         return mixed
 
     def _picked(self, scores: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Which tokens ``[batch, length]`` bool go through."""
+        """Select the tokens that pass through the block, ``[batch, length]`` bool."""
         if not self.training:
             return (scores > 0) & real
         places = scores.masked_fill(~real, -torch.inf).argsort(dim=1, descending=True, stable=True)
@@ -216,7 +216,7 @@ class RoutedBlock:
 
 
 def _not_padding(attention_mask: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
-    """Tokens ``[batch, length]`` bool that are words: they may look at themselves."""
+    """Mask of tokens that are not padding, ``[batch, length]`` bool: those that may attend to themselves."""
     if attention_mask is None:
         return torch.ones_like(scores, dtype=torch.bool)
     own = torch.diagonal(attention_mask[:, 0], dim1=1, dim2=2)
@@ -224,7 +224,7 @@ def _not_padding(attention_mask: torch.Tensor | None, scores: torch.Tensor) -> t
 
 
 class _WithLoss(torch.autograd.Function):
-    """Passes a tensor through, and on the way back gives a loss of its own a gradient of 1."""
+    """Pass a tensor through; in backward, give an auxiliary loss a gradient of 1."""
 
     @staticmethod
     def forward(context: Any, value: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
@@ -238,5 +238,5 @@ class _WithLoss(torch.autograd.Function):
 
 
 def _routed_class(base: type, mixin: type) -> type:
-    """The class of a thing with ``mixin`` before it, under its own name."""
+    """Create a class with ``mixin`` before the original, under the original's name."""
     return type(base.__name__, (mixin, base), {"__module__": base.__module__, "__doc__": base.__doc__})

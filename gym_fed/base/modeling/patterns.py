@@ -1,4 +1,4 @@
-"""Patterns of module names that come with a config or an adapter: tried in another process before PEFT matches them.
+"""Check regular expressions from a config or adapter in another process, before PEFT matches them.
 
 Python's ``re`` takes exponential time for some patterns (``(a+)+b``), and cannot be stopped in this process.
 """
@@ -27,7 +27,7 @@ _AS_PEFT_DOES = {
 
 
 def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """Refuse patterns of a PEFT config that take long to compare with the names of a model.
+    """Refuse patterns of a PEFT config that take too long on a model's module names.
 
     Args:
         config: As ``adapter_config.json`` has it.
@@ -58,12 +58,12 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
 
 
 def names_of(model: Any) -> list[str]:
-    """Of the modules and parameters of a model: what patterns are compared with."""
+    """Names of a model's modules and parameters, which patterns are matched against."""
     return [name for name, _ in (*model.named_modules(), *model.named_parameters())]
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keys and their patterns; in a list of ``target_modules`` are names, not patterns."""
+    """Keys with their patterns; a list of ``target_modules`` holds names, not patterns."""
     for key in _AS_PEFT_DOES:
         value = config.get(key) or ()
         if isinstance(value, str):

@@ -1,19 +1,27 @@
-"""Loads the processor of a model that reads images: its tokenizer, and what turns pictures into the model's input."""
+"""Load the processor of a vision model, also without torchvision.
+
+transformers needs torchvision for the videos of Qwen2-VL and later models. Videos are refused here, so without
+torchvision a stand-in keeps the video settings as they are in the files, and images are prepared by transformers' PIL
+code.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.pictures_alone import films_left_out
 from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 
 
 def load_processor(name_or_path: str) -> Any:
-    """The processor from this machine, with a chat template where its tokenizer has one, and a pad token.
+    """Load a processor from this machine, with a chat template if its tokenizer has one, and a pad token.
 
     Args:
         name_or_path: A folder, or a Hugging Face name in the local cache.
@@ -52,12 +60,12 @@ def load_processor(name_or_path: str) -> Any:
 
 
 def is_processor(tokenizer: Any) -> bool:
-    """Whether what was handed in as a tokenizer prepares images, too."""
+    """True if a tokenizer argument is a processor that also prepares images."""
     return getattr(tokenizer, "image_processor", None) is not None
 
 
 def unreadable(name: str, error: Exception) -> GymError:
-    """That a model that reads images, or its processor, cannot be read."""
+    """The error for a vision model, or its processor, that cannot be read."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return GymError(
         ErrorCode.MODEL_INVALID,
@@ -76,3 +84,67 @@ def _require(module: str, what: str) -> None:
             f"{what} needs the package {module}, which is not installed",
             "pip install 'gym-fed[vision]'",
         )
+
+
+_FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")
+"""Where the settings of films stand: newer layouts first."""
+
+
+@contextmanager
+def films_left_out() -> Iterator[None]:
+    """Load processors without torchvision inside this context; no effect if it is installed."""
+    if importlib.util.find_spec("torchvision") is not None:
+        yield
+        return
+    from transformers import processing_utils
+
+    # By its name: as an attribute of its package it is a stand-in that needs torchvision, until it is imported.
+    module: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
+    kinds: Any = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
+    before, kind = module.AutoVideoProcessor, kinds["video_processor"]
+    module.AutoVideoProcessor = _Stand
+    kinds["video_processor"] = (
+        "ImageProcessingMixin"  # which the stand-in is, too; the class named needs torchvision
+    )
+    try:
+        yield
+    finally:
+        module.AutoVideoProcessor, kinds["video_processor"] = before, kind
+
+
+class _Stand:
+    """Replacement for ``AutoVideoProcessor`` while a processor is loaded."""
+
+    @staticmethod
+    def from_pretrained(source: str, **_arguments: Any) -> Any:
+        from transformers.video_processing_utils import VideoProcessorMixin
+
+        settings = _film_settings(Path(source))
+
+        class NoFilms(VideoProcessorMixin):
+            """A video processor that keeps the settings and refuses videos."""
+
+            def __init__(self) -> None:
+                """Skip transformers' validation of the settings."""
+
+            def to_dict(self) -> dict[str, Any]:
+                return dict(settings)
+
+            def preprocess(self, *_args: Any, **_kwargs: Any) -> Any:
+                raise GymError(
+                    ErrorCode.MISSING_DEPENDENCY,
+                    "films need the package torchvision, which is not installed",
+                    "pip install 'gym-fed[vision]'",
+                )
+
+        return NoFilms()
+
+
+def _film_settings(folder: Path) -> dict[str, Any]:
+    for name in _FILES:
+        file = folder / name
+        values = read_object(file) if file.is_file() else {}
+        values = values.get("video_processor", {}) if name == _FILES[0] else values
+        if isinstance(values, dict) and values:
+            return values
+    return {}

@@ -1,4 +1,4 @@
-"""Rotary positions beyond the length a model was trained on; transformers computes the frequencies."""
+"""Extend rotary embeddings beyond a model's training length; transformers computes the frequencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RAISES_LENGTH = ("linear", "yarn", "llama3", "longrope")
 
 
 def scale_rope(model: Any, settings: dict[str, Any]) -> None:
-    """Give a causal LM other rotary frequencies, in place; its config records them, so a saved folder loads the same.
+    """Change the rotary frequencies of a causal LM in place; its config records them for saved folders.
 
     Args:
         model: A ``transformers`` causal LM with one rotary embedding (Llama, Qwen, Mistral and their like).
@@ -65,7 +65,7 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
 
 
 def set_rope(model: Any, parameters: dict[str, Any], length: int) -> None:
-    """Set ``rope_parameters`` and ``max_position_embeddings``, and build the rotary embedding anew."""
+    """Set ``rope_parameters`` and ``max_position_embeddings``, and rebuild the rotary embedding."""
     config = model.config
     config.rope_parameters = parameters
     config.max_position_embeddings = length
@@ -82,7 +82,7 @@ def set_rope(model: Any, parameters: dict[str, Any], length: int) -> None:
 
 @contextmanager
 def rope_undone_on_error(model: Any | None) -> Iterator[None]:
-    """Give ``model`` its rotary positions back when the block fails, so that they can be scaled by another attempt."""
+    """Restore the rotary embedding of ``model`` if the block fails, so that another attempt can scale it."""
     rotary = getattr(getattr(model, "base_model", None), "rotary_emb", None)
     if model is None or rotary is None:
         yield
@@ -99,7 +99,7 @@ def rope_undone_on_error(model: Any | None) -> Iterator[None]:
 
 
 def write_base_changes(model: Any, folder: Path) -> None:
-    """Note the rotary settings of an adapter's base, which its own folder does not have."""
+    """Write the rotary settings of an adapter's base, which the adapter's folder lacks."""
     values = {
         "rope_parameters": model.config.rope_parameters,
         "max_position_embeddings": model.config.max_position_embeddings,
@@ -109,7 +109,7 @@ def write_base_changes(model: Any, folder: Path) -> None:
 
 
 def apply_base_changes(model: Any, folder: Path) -> None:
-    """Make a base as it was when the adapter in ``folder`` was trained; does nothing where nothing was changed.
+    """Change a base to the settings that the adapter in ``folder`` was trained with, if any were changed.
 
     Raises:
         GymError: ``MODEL_INVALID`` when the note cannot be read.

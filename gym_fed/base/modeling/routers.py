@@ -1,4 +1,4 @@
-"""Finds the routers of a mixture of experts: linear layers that choose experts and get no adapter by default."""
+"""Find the routers of a mixture of experts, linear layers that get no adapter by default."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CLASS = re.compile(r"Router$|(TopK|MoE|Moe)\w*Gat(e|ing)$")
 
 
 def router_names(model: Any) -> list[str]:
-    """Names of the linear layers that are routers, for PEFT's ``exclude_modules``, which matches the ends of names.
+    """Names of the router layers for PEFT's ``exclude_modules``, which matches suffixes.
 
     A name is as short as it may be: ``router`` where the layer itself is one, ``router.gate`` where the layer is a part
     of one, and the whole name where another linear layer's name ends in the same way.

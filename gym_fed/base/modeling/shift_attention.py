@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 
 def group_size(length: int, ratio: float) -> int:
-    """Tokens in a group: the share ``ratio`` of a row, at least 2."""
+    """Tokens per group: the share ``ratio`` of a row, at least 2."""
     return max(2, math.ceil(length * ratio))
 
 
@@ -30,7 +30,7 @@ def shifted_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Causal attention within groups, for the second half of the heads within shifted ones.
+    """Causal attention within groups; groups are shifted for the second half of the heads.
 
     Args:
         query: ``[batch, heads, length, d]``.
@@ -66,7 +66,7 @@ def _in_groups(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """One half of the heads; group boundaries lie at ``offset + n * size``."""
+    """Attention for one half of the heads; group boundaries are at ``offset + n * size``."""
     batch, heads, length, width = query.shape
     left = (size - offset) % size
     right = -(left + length) % size
@@ -95,7 +95,7 @@ def _in_groups(
 
 
 def register_shift_attention(ratio: float) -> str:
-    """Make it known to transformers; gives the name under which models take it.
+    """Register the attention with transformers and return its name.
 
     In training mode a model attends in groups; in evaluation mode, or with a cache, to everything, as torch does.
     """

@@ -1,18 +1,25 @@
-"""The tensors of a model folder's safetensors files: where each lies, and its bytes in blocks; no torch is needed."""
+"""The safetensors files of a model folder: tensor locations, blocks of bytes, digests and sizes, without torch."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.portable import O_BINARY, read_at
+from gym_fed.trust.identity.canonical import canonical_json
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK_WEIGHTS = 1 << 20
 _INDEX, _WEIGHTS = "model.safetensors.index.json", "model.safetensors"
@@ -21,7 +28,7 @@ _SIZES = {"F32": 4, "BF16": 2, "F16": 2}
 
 @dataclass(frozen=True)
 class FileTensor:
-    """Where a tensor is.
+    """The location of a tensor.
 
     Attributes:
         path: The file.
@@ -36,7 +43,7 @@ class FileTensor:
     start: int
 
     def blocks(self) -> Iterator[tuple[int, bytearray]]:
-        """Its bytes in blocks of ``BLOCK_WEIGHTS`` weights, each with the place of its first weight."""
+        """Yield the bytes in blocks of ``BLOCK_WEIGHTS`` weights, with the index of each block's first weight."""
         size, total = _SIZES[self.dtype], math.prod(self.shape)
         handle = os.open(self.path, os.O_RDONLY | O_BINARY)
         try:
@@ -47,7 +54,7 @@ class FileTensor:
             os.close(handle)
 
     def float32_blocks(self) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-        """Its weights in float32, in blocks."""
+        """Yield the weights as float32, in blocks."""
         for _, raw in self.blocks():
             if self.dtype == "BF16":  # the upper half of a float32
                 yield (np.frombuffer(raw, np.dtype("<u2")).astype(np.uint32) << 16).view(np.float32)
@@ -57,18 +64,20 @@ class FileTensor:
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor] | None:
-    """The tensors of a model folder by name; None where its weights are in other files or types, or cannot be read.
+    """List a model folder's tensors; None if its weights have other formats or dtypes, or cannot be read.
 
     Loading the model then reports what is wrong.
     """
-    found = _all_tensors(folder)
-    return None if found is None or any(one.dtype not in _SIZES for one in found.values()) else found
+    tensors = _all_tensors(folder)
+    if tensors is None or any(tensor.dtype not in _SIZES for tensor in tensors.values()):
+        return None
+    return tensors
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of a model folder's tensors, of whatever types; None as ``file_tensors``."""
-    found = _all_tensors(folder)
-    return None if found is None else {name: one.shape for name, one in found.items()}
+    """List the shapes of a model folder's tensors, of any dtype; None in the cases of ``file_tensors``."""
+    tensors = _all_tensors(folder)
+    return None if tensors is None else {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _all_tensors(folder: Path) -> dict[str, FileTensor] | None:
@@ -79,16 +88,16 @@ def _all_tensors(folder: Path) -> dict[str, FileTensor] | None:
         if not files[0].is_file():
             names = set(read_object(folder / _INDEX)["weight_map"].values())
             files = [folder / name for name in sorted(names)]
-        found: dict[str, FileTensor] = {}
+        tensors: dict[str, FileTensor] = {}
         for file in files:
-            found |= _tensors_of(file)
+            tensors |= _tensors_of(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError):
         return None
-    return found
+    return tensors
 
 
 def _tensors_of(path: Path) -> dict[str, FileTensor]:
-    """The tensors of a file, whose header safetensors has checked."""
+    """Read a file's tensors after safetensors has checked its header."""
     from safetensors import safe_open
 
     with safe_open(path, "np"):
@@ -97,8 +106,59 @@ def _tensors_of(path: Path) -> dict[str, FileTensor]:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
-    found = {}
+    tensors = {}
     for name, entry in header.items():
         start = 8 + length + entry["data_offsets"][0]
-        found[name] = FileTensor(path, entry["dtype"], tuple(entry["shape"]), start)
-    return found
+        tensors[name] = FileTensor(path, entry["dtype"], tuple(entry["shape"]), start)
+    return tensors
+
+
+def tensor_head(name: str, dtype: torch.dtype | str, shape: Sequence[int]) -> bytes:
+    """The bytes that ``tensors_digest`` hashes before a tensor's data; ``dtype`` is torch's, or its name."""
+    head = canonical_json([name, str(dtype).removeprefix("torch."), list(shape)])
+    return len(head).to_bytes(8, "little") + head
+
+
+def float32_digest(tensors: Mapping[str, FileTensor], names: Iterable[str]) -> str:
+    """Compute ``tensors_digest`` of the files' tensors in float32, block by block; ``names`` are sorted."""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(tensor_head(name, "float32", tensors[name].shape))
+        for block in tensors[name].float32_blocks():
+            digest.update(block.data)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def folder_digest(folder: Path) -> str | None:
+    """Compute the digest of a model folder's tensors in float32, for any dtype and sharding.
+
+    A head that is tied to the embeddings is not counted, since not every copy stores it.
+
+    Returns:
+        None where the weights are in other files.
+    """
+    tensors = file_tensors(folder)
+    if tensors is None:
+        return None
+    file = folder / "config.json"
+    tied = file.is_file() and read_object(file).get("tie_word_embeddings", False)
+    names = sorted(name for name in tensors if not (tied and name == "lm_head.weight"))
+    return float32_digest(tensors, names)
+
+
+def count_stored_weights(name: str) -> int | None:
+    """Count the weights in a model folder's safetensors files.
+
+    Args:
+        name: As for ``load_model``.
+
+    Returns:
+        None where the model is not on this machine, or its weights are in other files or in few bits.
+    """
+    from gym_fed.base.models import resolve
+
+    try:
+        shapes = tensor_shapes(Path(resolve(name)))
+    except GymError:
+        return None
+    return None if shapes is None else sum(map(math.prod, shapes.values()))

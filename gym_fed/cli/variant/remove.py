@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gym_fed.personalization.removal import LocalRemoval
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
-    from gym_fed.trust.identity.removal import HubRemoval, SignedRemoval, VariantRemoval
+    from gym_fed.trust.identity.variant import HubRemoval, SignedRemoval, VariantRemoval
 
 RECEIPTS = "receipts"
 
@@ -64,7 +64,7 @@ def remove(
 
     from gym_fed.personalization.removal import LocalRemoval, remove_variant
     from gym_fed.serving.store.records import validate_name
-    from gym_fed.trust.identity.removal import SignedRemoval
+    from gym_fed.trust.identity.variant import SignedRemoval
 
     validate_name(name)
     with open_store(store) as opened:
@@ -108,7 +108,7 @@ def verify(
     from gym_client.identity.home import Home
     from gym_client.variant_removal import check_hubs
 
-    from gym_fed.trust.identity.removal import SignedRemoval
+    from gym_fed.trust.identity.variant import SignedRemoval
 
     signed = SignedRemoval.parse(_text(file))
     signed.verify()
@@ -145,7 +145,7 @@ def _account(record: VariantRecord | None) -> str | None:
 
 
 def _kept(address: str, server: str) -> HubRemoval:
-    from gym_fed.trust.identity.removal import HubRemoval
+    from gym_fed.trust.identity.variant import HubRemoval
 
     return HubRemoval(address=address, server=server, status="not asked")
 
@@ -153,7 +153,7 @@ def _kept(address: str, server: str) -> HubRemoval:
 def _removal(
     name: str, folder: Path, record: VariantRecord | None, local: LocalRemoval, hubs: list[HubRemoval]
 ) -> VariantRemoval:
-    from gym_fed.trust.identity.removal import NOT_COVERED, RemovedRevision, VariantRemoval
+    from gym_fed.trust.identity.variant import NOT_COVERED, RemovedRevision, VariantRemoval
 
     revisions = []
     for one in () if local.removed is None else local.removed.revisions:
@@ -228,7 +228,7 @@ def _text(file: Path) -> str:
     Raises:
         GymError: ``FILE_NOT_FOUND``.
     """
-    from gym_fed.trust.identity.removal import MAX_RECEIPT_BYTES
+    from gym_fed.trust.identity.variant import MAX_RECEIPT_BYTES
 
     try:
         with file.open("rb") as stream:

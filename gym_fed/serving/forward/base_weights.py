@@ -19,7 +19,7 @@ from gym_quant.linear import PackedLinear
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gym_fed.base.modeling.mapped import release_pages
+from gym_fed.base.modeling.checkpoint import release_pages
 from gym_fed.serving.forward import variant_terms
 from gym_fed.serving.forward.active_variants import ActiveVariants, Factors, Packed
 from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew

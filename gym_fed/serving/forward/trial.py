@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gym_fed.base.modeling.mapped import release_pages
+from gym_fed.base.modeling.checkpoint import release_pages
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk

@@ -1,1 +1,1 @@
-"""Keys, signatures, canonical bytes."""
+"""Keys, signatures, and signed documents."""

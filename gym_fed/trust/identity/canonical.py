@@ -1,4 +1,4 @@
-"""Canonical bytes: the one JSON encoding that is hashed and signed everywhere in gym-fed.
+"""Canonical JSON, the one encoding that is hashed and signed in gym-fed.
 
 Keys sorted, no white space, UTF-8, no NaN or infinities, integers and strings as they are. Floats use Python's
 shortest round-trip form, which every IEEE-754 implementation of ``repr`` shares.
@@ -25,7 +25,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def canonical_digest(value: Any) -> str:
-    """Lower-case hex sha256 of ``canonical_json(value)``."""
+    """The hex sha256 of ``canonical_json(value)``."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The commitment to an update before its upload: the hub's signed word that it saw a digest, and when.
+"""A commitment to an update before its upload: the hub's signed statement of when it first saw a digest.
 
 A copy can be made only of bytes that somebody has seen, and the hub sees no byte of an upload before the digest was
 declared. So of two updates that are the same work, the one that was committed first is no copy of the other.
@@ -19,7 +19,7 @@ _MAX_CHARACTERS = 4096
 
 @dataclass(frozen=True)
 class UploadCommitment:
-    """What the hub signs.
+    """The statement that the hub signs.
 
     Attributes:
         server: Id of the hub.
@@ -34,7 +34,7 @@ class UploadCommitment:
     committed_at: int
 
     def signed(self, key: SigningKey) -> str:
-        """The statement with the signature of the hub's ledger key, as JSON."""
+        """The statement with a signature by the hub's ledger key, as JSON."""
         return json.dumps(
             {"statement": asdict(self), "signature": key.sign(self._claim()).hex()}, sort_keys=True
         )
@@ -44,7 +44,7 @@ class UploadCommitment:
 
     @classmethod
     def verified(cls, text: str, key: bytes) -> UploadCommitment:
-        """Read a signed statement.
+        """Read and verify a signed statement.
 
         Args:
             text: What ``signed`` gave.

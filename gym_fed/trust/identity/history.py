@@ -1,4 +1,4 @@
-"""Whose key was whose and who gave what away, from the ledger alone: what anybody checks a hub's word by.
+"""Replay a ledger to find whose key was whose and which credits moved, to check a hub's claims.
 
 The hub's word is not taken where the owner's is there: the first key must hash to the account's id, a rotation must be
 signed by both keys, a transfer by the key of that time, and it may not settle within the hold period. Only a revocation
@@ -34,7 +34,7 @@ _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
 
 @dataclass
 class Key:
-    """A key that an account has or had; times are those of the entries."""
+    """A key of an account, present or past, with the times of its ledger entries."""
 
     contributor: str
     status: str
@@ -44,7 +44,7 @@ class Key:
 
 @dataclass
 class Move:
-    """A transfer."""
+    """A transfer of credits."""
 
     sender: str
     recipient: str
@@ -57,7 +57,7 @@ class Move:
 
 
 class History:
-    """Shown every entry of a ledger in order, it follows keys and transfers.
+    """Keys and transfers, followed through every entry of a ledger in order.
 
     Args:
         server: Id of the hub, which statements must be for; None: not checked.
@@ -88,7 +88,7 @@ class History:
         }
 
     def add(self, kind: str, body: Mapping[str, Any]) -> None:
-        """The next entry; kinds that concern something else are passed over.
+        """Process the next entry; unrelated kinds are skipped.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for one that no owner signed, or that cannot follow the entries before it.
@@ -105,12 +105,12 @@ class History:
             ) from error
 
     def current(self, contributor: str) -> bytes | None:
-        """The newest key of an account, good or revoked; None where there is none."""
+        """The newest key of an account, valid or revoked; None if there is none."""
         key = self._current.get(contributor)
         return None if key is None else bytes.fromhex(key)
 
     def is_revoked(self, contributor: str) -> bool:
-        """Whether the newest key of an account was revoked."""
+        """True if the newest key of an account was revoked."""
         return self.keys[self._current[contributor]].status == REVOKED
 
     # ---- keys ----
@@ -188,7 +188,7 @@ class History:
         self.keys[key].status, self.keys[key].until = status, at
 
     def _good(self, who: str, what: str) -> str:
-        """The key of an account, which can sign."""
+        """The account's key, if it may sign."""
         key = self._current.get(who)
         if key is None or self.keys[key].status != ACTIVE:
             raise _corrupt(who, f"{what} without a key that is good")

@@ -19,7 +19,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Invite:
-    """What an invite carries."""
+    """The contents of an invite."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ def new_token() -> str:
 
 
 def token_hash(token: str) -> str:
-    """What the hub keeps of a token."""
+    """The hash of a token, which the hub stores."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -45,7 +45,7 @@ def format_invite(invite: Invite) -> str:
 
 
 def parse_invite(text: str) -> Invite:
-    """Raises ``INVITE_INVALID`` when the text is not an invite."""
+    """Parse an invite; raises ``INVITE_INVALID`` if the text is none."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise GymError(

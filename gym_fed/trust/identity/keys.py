@@ -1,26 +1,38 @@
-"""Ed25519 keys: who signs an update, who signs the ledger.
+"""Ed25519 keys that sign updates and ledgers, and their PEM files, optionally under a passphrase.
 
-Private keys live in files of mode 0600 as PKCS#8 PEM, plain or under a passphrase. A public key is 32 raw bytes. The
-hex sha256 prefix of an account's first key is its id for good, so an id can be checked against that key, and a later
-key against the ledger (`gym_fed.trust.identity.history`), without asking anybody.
+A private key under a passphrase is PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 5958, RFC 8018, RFC 7914).
+``cryptography`` reads this form but writes only PBKDF2 with 2048 rounds, which a graphics card tries millions of times
+a second. So the envelope is written here, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and half
+a second per guess). `load_pem_private_key` reads it back; the openssl command refuses it by its default memory limit.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from cryptography.hazmat.primitives.padding import PKCS7
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.trust.identity.canonical import canonical_json
-from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted, plain_pem
 
 PUBLIC_KEY_BYTES = 32
 
@@ -40,7 +52,7 @@ def contributor_id(public_key: bytes) -> str:
 
 
 def is_contributor_id(text: str) -> bool:
-    """Whether ``text`` has the form of an account's id."""
+    """True if ``text`` has the form of an account id."""
     return _CONTRIBUTOR.fullmatch(text) is not None
 
 
@@ -55,7 +67,7 @@ def server_id(ledger_public_key: bytes) -> str:
 
 
 class SigningKey:
-    """A private key that signs canonical JSON, in the name of an account.
+    """An Ed25519 private key that signs canonical JSON for an account.
 
     Args:
         key: The private key.
@@ -100,20 +112,20 @@ class SigningKey:
 
     @property
     def public_key(self) -> bytes:
-        """32 raw bytes."""
+        """The 32-byte public key."""
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
     @property
     def contributor(self) -> str:
-        """Id of the account that it signs for: by its own hash, or by that of the account's first key."""
+        """The id of the account it signs for: from its own hash, or that of the account's first key."""
         return self._account or contributor_id(self.public_key)
 
     def of_account(self, contributor: str) -> SigningKey:
-        """The same key, signing for an account that had another one first."""
+        """The same key, signing for an account whose first key was another one."""
         return SigningKey(self._key, contributor)
 
     def sign(self, value: object) -> bytes:
-        """64-byte signature over ``canonical_json(value)``."""
+        """Sign ``canonical_json(value)``; 64 bytes."""
         return self._key.sign(canonical_json(value))
 
 
@@ -132,7 +144,7 @@ def verify_signature(public_key: bytes, value: object, signature: bytes) -> None
 
 
 def load_or_create(path: Path, passphrase: Passphrase | None = None) -> SigningKey:
-    """The key at ``path``, generated on first use."""
+    """Load the key at ``path``, or generate it on first use."""
     if not path.exists():
         make_folder(path.parent)
         os.chmod(path.parent, 0o700)
@@ -141,7 +153,7 @@ def load_or_create(path: Path, passphrase: Passphrase | None = None) -> SigningK
 
 
 def read_private_key(pem: bytes, what: str, passphrase: Passphrase | None) -> Ed25519PrivateKey:
-    """An Ed25519 key from PEM; raises as ``SigningKey.load``."""
+    """Read an Ed25519 key from PEM; raises as ``SigningKey.load``."""
     secret: bytes | None = None
     if is_encrypted(pem):
         if passphrase is None:
@@ -158,3 +170,58 @@ def read_private_key(pem: bytes, what: str, passphrase: Passphrase | None) -> Ed
     if not isinstance(key, Ed25519PrivateKey):
         raise GymError(ErrorCode.STATE_CORRUPT, f"{what} is not an Ed25519 key")
     return key
+
+
+SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 17, 8, 1
+KEY_DERIVATION = f"scrypt N={SCRYPT_N} r={SCRYPT_R} p={SCRYPT_P}, AES-256-CBC"
+_PBES2 = bytes.fromhex("06092a864886f70d01050d")
+_SCRYPT = bytes.fromhex("06092b06010401da47040b")
+_AES_256_CBC = bytes.fromhex("060960864801650304012a")
+_HEADER = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
+
+
+def is_encrypted(pem: bytes) -> bool:
+    """True if a PEM file holds a key under a passphrase."""
+    return _HEADER in pem
+
+
+def plain_pem(key: PrivateKeyTypes) -> bytes:
+    """Serialise a key as unencrypted PKCS#8."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def encrypted_pem(key: PrivateKeyTypes, passphrase: bytes) -> bytes:
+    """Serialise a key as PKCS#8 under a passphrase, with a fresh salt and initialisation vector."""
+    salt, iv = secrets.token_bytes(16), secrets.token_bytes(16)
+    secret = Scrypt(salt=salt, length=32, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P).derive(passphrase)
+    padder = PKCS7(128).padder()
+    inner = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+    encryptor = Cipher(algorithms.AES(secret), modes.CBC(iv)).encryptor()
+    hidden = encryptor.update(padder.update(inner) + padder.finalize()) + encryptor.finalize()
+    numbers = b"".join(_integer(n) for n in (SCRYPT_N, SCRYPT_R, SCRYPT_P))
+    derivation = _sequence(_SCRYPT, _sequence(_octets(salt), numbers))
+    cipher = _sequence(_AES_256_CBC, _octets(iv))
+    der = _sequence(_sequence(_PBES2, _sequence(derivation, cipher)), _octets(hidden))
+    body = base64.b64encode(der)
+    lines = [body[start : start + 64] for start in range(0, len(body), 64)]
+    return b"\n".join([_HEADER, *lines, b"-----END ENCRYPTED PRIVATE KEY-----", b""])
+
+
+def _tagged(tag: int, content: bytes) -> bytes:
+    size = len(content)
+    if size < 0x80:
+        return bytes((tag, size)) + content
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes((tag, 0x80 | len(length))) + length + content
+
+
+def _sequence(*parts: bytes) -> bytes:
+    return _tagged(0x30, b"".join(parts))
+
+
+def _octets(content: bytes) -> bytes:
+    return _tagged(0x04, content)
+
+
+def _integer(value: int) -> bytes:
+    return _tagged(0x02, value.to_bytes(value.bit_length() // 8 + 1, "big"))

@@ -1,4 +1,4 @@
-"""What a contributor signs to enrol and to log in.
+"""The claims that a contributor signs to enrol and to log in, and proof of work.
 
 Both claims name the hub's id and the TLS key that the contributor's own connection shows. A hub that copies another
 one's id cannot copy its TLS key, so a claim that was made to it is of no use elsewhere.
@@ -22,7 +22,7 @@ PLAIN_TEXT = ""
 
 
 def enrolment_claim(name: str, invite: str, server: str, tls_fingerprint: str) -> dict[str, object]:
-    """What the key that enrols signs.
+    """The claim that an enrolling key signs.
 
     Args:
         name: Shown to the coordinator and in the ledger.
@@ -36,7 +36,7 @@ def enrolment_claim(name: str, invite: str, server: str, tls_fingerprint: str) -
 def login_claim(
     contributor: str, instance: str, issued_at: int, nonce: str, server: str, tls_fingerprint: str
 ) -> dict[str, object]:
-    """What the account's key signs to open a session; ``issued_at`` in Unix seconds, the rest as above."""
+    """The claim that an account's key signs to open a session; ``issued_at`` in Unix seconds."""
     return {
         "authenticate": contributor,
         "instance": instance,
@@ -49,7 +49,7 @@ def login_claim(
 
 
 def work_is_done(server: str, public_key: bytes, work: bytes, bits: int) -> bool:
-    """Whether ``sha256(server, public_key, work)`` begins with ``bits`` zero bits (Hashcash, Back 2002)."""
+    """True if ``sha256(server, public_key, work)`` begins with ``bits`` zero bits (Hashcash, Back 2002)."""
     digest = hashlib.sha256(server.encode() + public_key + work).digest()
     return int.from_bytes(digest, "big") >> (256 - bits) == 0
 
@@ -57,7 +57,7 @@ def work_is_done(server: str, public_key: bytes, work: bytes, bits: int) -> bool
 def do_work(
     server: str, public_key: bytes, bits: int, should_stop: Callable[[], bool] = lambda: False
 ) -> bytes:
-    """Some ``work`` that ``work_is_done`` accepts; takes 2**bits hashes on average.
+    """Find ``work`` that ``work_is_done`` accepts; takes 2**bits hashes on average.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for more than ``MAX_WORK_BITS``; ``INTERRUPTED`` once ``should_stop`` says so.

@@ -1,4 +1,4 @@
-"""The signed manifest of an update: what a contributor vouches for, field by field."""
+"""The signed manifest of an update."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class UpdateManifest(StrictModel):
-    """What is signed, and what the ledger names. One manifest, one delta, one round."""
+    """The signed content of an update, which the ledger names: one manifest, one delta, one round."""
 
     format: Literal["gym-update-1"] = "gym-update-1"
     contributor: str = Field(max_length=64)
@@ -47,7 +47,7 @@ class UpdateManifest(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what was not agreed to, so that the digest is that of the release before."""
+        """Omit a consent that was not given, so that the digest does not depend on the field."""
         data: dict[str, Any] = handler(self)
         if not self.publish_name:
             data.pop("publish_name")
@@ -55,19 +55,19 @@ class UpdateManifest(StrictModel):
 
     @property
     def digest(self) -> str:
-        """Hex sha256 of the canonical bytes: the update's name."""
+        """The hex sha256 of the canonical bytes, which names the update."""
         return canonical_digest(self.model_dump(mode="json"))
 
     def sign(self, key: SigningKey) -> bytes:
         return key.sign(self.model_dump(mode="json"))
 
     def verify(self, public_key: bytes, signature: bytes) -> None:
-        """Raises ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key`` over this manifest."""
+        """Raise ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key`` over this manifest."""
         verify_signature(public_key, self.model_dump(mode="json"), signature)
 
     @classmethod
     def parse(cls, text: str) -> UpdateManifest:
-        """From JSON.
+        """Parse a manifest from JSON.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` naming the first field that is off.
@@ -86,5 +86,5 @@ def new_nonce() -> str:
 
 
 def lifetime(now: float) -> tuple[int, int]:
-    """Issue and expiry time of a manifest that is signed at ``now``, the hub's time in Unix seconds."""
+    """Issue and expiry time of a manifest signed at ``now``, the hub's time in Unix seconds."""
     return int(now), int(now) + _LIFETIME_SECONDS

@@ -1,4 +1,4 @@
-"""Where a passphrase comes from: a file, an environment variable, or the person at the terminal; never an argument.
+"""Read a passphrase from a file, an environment variable or the terminal; never from an argument.
 
 Asked once for each folder of keys and process, and kept in memory only.
 """
@@ -28,7 +28,7 @@ def ask_on_terminal(question: str) -> str:
 
 @dataclass
 class PassphraseSource:
-    """Gives the passphrase of one folder's keys.
+    """The source of the passphrase for one folder's keys.
 
     Args:
         variable: Environment variable that may hold it.
@@ -42,7 +42,7 @@ class PassphraseSource:
     _known: bytes | None = field(default=None, repr=False)
 
     def get(self, what: str) -> bytes:
-        """The passphrase of keys that exist.
+        """Return the passphrase of existing keys.
 
         Raises:
             GymError: ``KEY_LOCKED`` naming the variable when nobody can be asked.
@@ -52,7 +52,7 @@ class PassphraseSource:
         return self._known
 
     def create(self, what: str) -> bytes:
-        """A passphrase for keys that get their first or another one; typed twice.
+        """Return a new passphrase, typed twice.
 
         Raises:
             GymError: ``USAGE`` when it is too short, or typed differently; ``KEY_LOCKED`` as ``get``.

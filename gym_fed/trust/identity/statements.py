@@ -1,4 +1,4 @@
-"""What an owner signs about an account: its key is replaced, its key is lost, its credits go to somebody.
+"""Signed statements of an account's owner: key rotation, revocation, transfer of credits.
 
 A statement names the hub that it is for, the TLS key of that hub, when it was made, and a nonce, so that it counts once
 and in one place: a hub that copies another one's id cannot pass a statement on to it. Its canonical JSON is signed,
@@ -28,7 +28,7 @@ PublicKeyHex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Statement(StrictModel):
-    """Base of all statements."""
+    """The base class of all statements."""
 
     model_config = ConfigDict(populate_by_name=True, strict=True)
 
@@ -40,7 +40,7 @@ class Statement(StrictModel):
     """The hub's TLS key, as in ``gym_fed.trust.identity.login``. None only in ledger statements made by 0.1."""
 
     def signed(self) -> dict[str, Any]:
-        """The plain data that is signed."""
+        """The data that is signed."""
         data = self.model_dump(mode="json", by_alias=True)
         if self.tls is None:
             del data["tls"]
@@ -57,11 +57,11 @@ class Statement(StrictModel):
         return key.sign(self.signed())
 
     def verify(self, public_key: bytes, signature: bytes) -> None:
-        """Raises ``SIGNATURE_INVALID``."""
+        """Raise ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key``."""
         verify_signature(public_key, self.signed(), signature)
 
     def check_fresh(self, server: str, tls: str, now: float) -> None:
-        """Whether it is for this hub, under the TLS key that this hub has, and was made about now.
+        """Check that the statement is recent, and for this hub and its TLS key.
 
         Raises:
             GymError: ``STALE``; ``CLOCK_SKEWED`` for another time; ``PROTOCOL_MISMATCH`` for a statement of gym-fed
@@ -81,7 +81,7 @@ class Statement(StrictModel):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From JSON.
+        """Parse a statement from JSON.
 
         Raises:
             GymError: ``USAGE`` naming the first field that is off.
@@ -95,14 +95,16 @@ class Statement(StrictModel):
 
 
 class Rotation(Statement):
-    """``rotate`` has ``new_key`` from now on. Signed by the key that it has and by the new one."""
+    """Replace the key of account ``rotate`` by ``new_key``. Signed by both keys."""
 
     rotate: ContributorId
     new_key: PublicKeyHex
 
 
 class Revocation(Statement):
-    """``key`` of the account ``revoke`` is lost or stolen. Signed by that key, or by one that it replaced lately."""
+    """Revoke ``key`` of account ``revoke``, which is lost or stolen. Signed by that key, or by one that it replaced
+    recently.
+    """
 
     revoke: ContributorId
     key: PublicKeyHex
@@ -110,7 +112,7 @@ class Revocation(Statement):
 
 
 class TransferOrder(Statement):
-    """``amount`` credits go from one account to another."""
+    """Transfer ``amount`` credits from one account to another."""
 
     transfer: Literal["credits"] = "credits"
     sender: ContributorId = Field(alias="from")
@@ -119,7 +121,7 @@ class TransferOrder(Statement):
 
 
 def require_fresh(what: str, issued_at: float, now: float) -> None:
-    """Raise ``CLOCK_SKEWED`` unless ``what`` was signed about now.
+    """Raise ``CLOCK_SKEWED`` unless ``what`` was signed recently.
 
     Args:
         what: Names it in the message.

@@ -1,4 +1,4 @@
-"""The hub's TLS certificate, and the fingerprint by which contributors know it.
+"""The hub's TLS certificate, and the fingerprint that contributors pin.
 
 A contributor trusts the hub's *key*, not its address. The fingerprint is sha256 over the DER SubjectPublicKeyInfo, so
 that another certificate of the same key keeps it: a renewed one, or one that an authority signed. The hub's own is
@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
-from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted, plain_pem
-from gym_fed.trust.identity.keys import Passphrase
+from gym_fed.trust.identity.keys import Passphrase, encrypted_pem, is_encrypted, plain_pem
 
 TLS_NAME = "gym-fed-hub"  # the name in every hub's certificate; clients override the target name with it
 _FIRST_DATE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -44,7 +43,7 @@ def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes
 
 
 def self_signed(key_pem: bytes) -> bytes:
-    """A certificate over a hub's own key, PEM, under the name that every hub has.
+    """Create a self-signed PEM certificate for a hub's key, under the name that every hub has.
 
     It is valid at all times: contributors trust the pinned key, and a date would only shut out wrong clocks.
     """
@@ -66,7 +65,7 @@ def self_signed(key_pem: bytes) -> bytes:
 
 
 def certificate_request(key_pem: bytes, host: str) -> bytes:
-    """What an authority signs to vouch that a host has a hub's key: a PKCS #10 request (RFC 2986), PEM.
+    """Create a PKCS #10 request (RFC 2986) in PEM, for an authority to certify the hub's key for a host.
 
     Args:
         key_pem: The hub's private key, unencrypted.
@@ -89,7 +88,7 @@ def certificate_request(key_pem: bytes, host: str) -> bytes:
 
 
 def certificate_host(certificate_pem: bytes) -> str:
-    """The first host that a certificate names: what TLS is to compare where the key is what is trusted.
+    """The first host name in a certificate, for TLS to compare when the key itself is pinned.
 
     Raises:
         GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
@@ -108,7 +107,7 @@ def certificate_host(certificate_pem: bytes) -> str:
 
 
 def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.datetime]:
-    """When a certificate begins and ends.
+    """The validity period of a certificate.
 
     Raises:
         GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
@@ -118,7 +117,7 @@ def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.dateti
 
 
 def certificates_in(pem: bytes) -> bytes:
-    """The certificates of a PEM file in their order, and nothing else that is in it, such as a private key.
+    """Read the certificates of a PEM file in order, and nothing else, such as a private key.
 
     Raises:
         GymError: ``STATE_CORRUPT`` where there is none.
@@ -131,7 +130,7 @@ def certificates_in(pem: bytes) -> bytes:
 
 
 def trusting_context() -> ssl.SSLContext:
-    """A client's TLS context that trusts the authorities of this machine, alike on every Python.
+    """A client TLS context that trusts this machine's authorities, the same on every Python version.
 
     From 3.13 on Python's default context refuses authorities whose certificates lack extensions that RFC 5280 wants
     (``VERIFY_X509_STRICT``). Those of companies often do, and other programs of the machine, gRPC included, accept
@@ -143,7 +142,7 @@ def trusting_context() -> ssl.SSLContext:
 
 
 def read_certificate(certificate_pem: bytes) -> x509.Certificate:
-    """The first certificate of a PEM file, which in a chain is the server's own.
+    """Read the first certificate of a PEM file; in a chain it is the server's own.
 
     Raises:
         GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
@@ -155,7 +154,7 @@ def read_certificate(certificate_pem: bytes) -> x509.Certificate:
 
 
 def private_pem(path: Path, passphrase: Passphrase) -> bytes:
-    """A private key as TLS takes it, unencrypted; only ever in memory.
+    """Decrypt a private key for TLS; only ever in memory.
 
     Raises:
         GymError: ``KEY_LOCKED`` when the passphrase does not open it.
@@ -179,7 +178,7 @@ def fingerprint(certificate_pem: bytes) -> str:
 
 
 def key_fingerprint(key_pem: bytes) -> str:
-    """The same, of a private key that is unencrypted."""
+    """The fingerprint of an unencrypted private key."""
     return _fingerprint(_signing_key(key_pem).public_key())
 
 

@@ -1,16 +1,101 @@
-"""What the owner of a variant signs: its name, the base it belongs to, and the sha256 of its delta."""
+"""Signed documents of a variant's owner: its manifest, and the receipt of its removal."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN
-from gym_fed.trust.identity.signed import Signed, SignedFile
+from gym_fed.config.schema.problems import first_problem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.canonical import canonical_json
+from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature
+
+DocumentT = TypeVar("DocumentT", bound=StrictModel)
+
+
+class SignedFile(StrictModel):
+    """Base class of the JSON of a signed file; a subclass adds the document under its own name."""
+
+    model_config = ConfigDict(strict=True)
+
+    public_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+@dataclass(frozen=True)
+class Signed(Generic[DocumentT]):
+    """A document with its signing key and signature; subclasses define the kind of document.
+
+    What is signed is ``{SIGNED_AS: document}``, so that a signature of one kind never passes for another.
+    """
+
+    WHAT: ClassVar[str]
+    """The kind, in errors."""
+
+    SIGNED_AS: ClassVar[str]
+    FIELD: ClassVar[str]
+    """The document's key in the file."""
+
+    FILE: ClassVar[type[SignedFile]]
+    MAX_CHARACTERS: ClassVar[int]
+
+    document: DocumentT
+    public_key: bytes
+    signature: bytes
+
+    @classmethod
+    def sign(cls, document: DocumentT, key: SigningKey) -> Self:
+        """Sign a document."""
+        return cls(document, key.public_key, key.sign(cls._to_sign(document)))
+
+    def verify(self) -> None:
+        """Verify the signature by ``public_key``. The caller must know whose key that is.
+
+        Raises:
+            GymError: ``SIGNATURE_INVALID``.
+        """
+        verify_signature(self.public_key, self._to_sign(self.document), self.signature)
+
+    @property
+    def signed_by(self) -> str:
+        """The id of the key."""
+        return contributor_id(self.public_key)
+
+    def to_json(self) -> str:
+        """The canonical JSON of the file."""
+        return canonical_json(
+            {
+                self.FIELD: self.document.model_dump(mode="json"),
+                "public_key": self.public_key.hex(),
+                "signature": self.signature.hex(),
+            }
+        ).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse JSON without verifying it.
+
+        Raises:
+            GymError: ``TOO_LARGE``, or ``USAGE`` naming the first field that is off.
+        """
+        if len(text) > cls.MAX_CHARACTERS:
+            raise GymError(ErrorCode.TOO_LARGE, f"{cls.WHAT}: more than {cls.MAX_CHARACTERS:,} characters")
+        try:
+            found = cls.FILE.model_validate_json(text)
+        except ValidationError as error:
+            raise GymError(ErrorCode.USAGE, f"{cls.WHAT}: {first_problem(error)}") from error
+        key, signature = bytes.fromhex(found.public_key), bytes.fromhex(found.signature)
+        return cls(getattr(found, cls.FIELD), key, signature)
+
+    @classmethod
+    def _to_sign(cls, document: DocumentT) -> dict[str, Any]:
+        return {cls.SIGNED_AS: document.model_dump(mode="json")}
+
 
 MAX_MANIFEST_BYTES = 4096
 
@@ -22,7 +107,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class VariantManifest(StrictModel):
-    """A variant, as its owner describes it."""
+    """A variant, as described by its owner."""
 
     model_config = ConfigDict(strict=True)
 
@@ -53,17 +138,119 @@ class _VariantFile(SignedFile):
 
 
 class SignedVariant(Signed[VariantManifest]):
-    """A manifest, its owner's key, and the signature, as they are kept beside a delta and travel."""
+    """A variant's manifest with its owner's key and signature, stored and sent with a delta."""
 
     WHAT, SIGNED_AS, FIELD = "variant manifest", "variant_manifest", "manifest"
     FILE, MAX_CHARACTERS = _VariantFile, MAX_MANIFEST_BYTES
 
     @property
     def manifest(self) -> VariantManifest:
-        """What is signed."""
+        """The signed manifest."""
         return self.document
 
     @property
     def digest(self) -> str:
-        """Hex sha256 of the JSON, by which a hub's ledger names it; it cannot be guessed, for the signature in it."""
+        """The hex sha256 of the JSON, its name in a hub's ledger; unpredictable, since it covers the signature."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+MAX_RECEIPT_BYTES = 4 << 20
+NOT_COVERED = (
+    "the rows themselves",
+    "folders of gym variant create --output, and of gym export",
+    "records of gym eval",
+    "backups",
+    "copies that others have pulled",
+)
+"""What no removal looks for, since no store knows of it."""
+
+
+class RemovedRevision(StrictModel):
+    """A removed revision."""
+
+    model_config = ConfigDict(strict=True)
+
+    revision: int
+    sha256: Sha256
+    size_bytes: int
+    base_model: str
+    base_digest: str
+    made_at: int
+    """Unix seconds."""
+
+    signed_by: str | None
+    """Id of the key that had signed it."""
+
+    document: Sha256 | None
+    """Digest of what was signed, as a hub's ledger names it."""
+
+
+class HubRemoval(StrictModel):
+    """The outcome of the removal at one hub."""
+
+    model_config = ConfigDict(strict=True)
+
+    address: str
+    server: str
+    status: Literal["removed", "absent", "another's", "not asked"]
+    receipt: dict[str, Any] | None = None
+    """The hub's own receipt of the removal: the entry of its signed ledger, and the proof of it."""
+
+
+class VariantRemoval(StrictModel):
+    """The receipt of a removed variant: what was deleted, where and when."""
+
+    model_config = ConfigDict(strict=True)
+
+    variant: VariantName
+    owner: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]{0,127})?$")]
+    """An account's id, or a plain user id; empty where the row was damaged."""
+
+    removed_at: int = Field(default_factory=lambda: int(time.time()), ge=0, lt=2**53)
+    """Unix seconds."""
+
+    store: str
+    """The folder, on the machine where it was removed."""
+
+    revisions: list[RemovedRevision]
+    unlinked: list[Sha256]
+    """Files that are deleted."""
+
+    shared: list[Sha256]
+    """Files that stay, since another variant of the store has the same bytes."""
+
+    work: list[str]
+    """Unfinished work that was deleted, below the store's folder."""
+
+    hubs: list[HubRemoval]
+    not_covered: list[str]
+    """What was not looked for."""
+
+
+class _RemovalFile(SignedFile):
+    removal: VariantRemoval
+
+
+class SignedRemoval(Signed[VariantRemoval]):
+    """A removal receipt with the key of who removed it and the signature; ``is_owners`` checks whose key it is.
+
+    The signer writes the rest, so that a signature by another key proves nothing of the owner's variant.
+    """
+
+    WHAT, SIGNED_AS, FIELD = "receipt of a removal", "variant_removal", "removal"
+    FILE, MAX_CHARACTERS = _RemovalFile, MAX_RECEIPT_BYTES
+
+    @property
+    def removal(self) -> VariantRemoval:
+        """The signed receipt."""
+        return self.document
+
+    @property
+    def is_owners(self) -> bool:
+        """True if the key is the owner's, whose id follows from the key."""
+        return self.signed_by == self.removal.owner
+
+    @property
+    def is_variants(self) -> bool:
+        """True if the receipt itself claims that this key signed the newest revision."""
+        return bool(self.removal.revisions) and self.removal.revisions[0].signed_by == self.signed_by

@@ -1,1 +1,1 @@
-"""What anyone needs to check a hub's ledger: hashes of entries, signed heads, and proofs of what is under a head."""
+"""Everything needed to verify a hub's ledger: entry hashes, signed heads, and inclusion proofs."""

@@ -1,4 +1,4 @@
-"""Entries of a ledger: hash-chained, and demanded in the one canonical form, so that every byte counts.
+"""Ledger entries: hash-chained, in canonical form only, so that every byte is covered.
 
 ``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is kept as the text that was hashed, so a
 verifier hashes what is stored; that the text *is* canonical is checked too, since two spellings of one JSON value would
@@ -33,7 +33,7 @@ _encode = json.JSONEncoder(
 
 
 def corrupt(message: str) -> GymError:
-    """What every failed check of a ledger raises."""
+    """The error for every failed check of a ledger."""
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"ledger: {message}",
@@ -61,7 +61,7 @@ class Entry:
 
     @classmethod
     def following(cls, previous: tuple[int, str] | None, kind: str, body: dict[str, Any]) -> Entry:
-        """The entry after the one with this sequence number and hash; None before the first.
+        """The entry after the one with this sequence number and hash; None means the first.
 
         Raises:
             ValueError: For a body that canonical JSON does not have.
@@ -72,14 +72,14 @@ class Entry:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body, parsed anew at every call."""
+        """The parsed body; a new object on every call."""
         found = json.loads(self.body_json)
         if not isinstance(found, dict):
             raise corrupt(f"entry {self.sequence} ({self.kind}): its body is no JSON object")
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """With the body as data."""
+        """The entry as a dict, with the body as data."""
         return {
             "sequence": self.sequence,
             "kind": self.kind,
@@ -90,7 +90,7 @@ class Entry:
 
     @classmethod
     def from_dict(cls, found: Any) -> Entry:
-        """The opposite of ``to_dict``.
+        """The inverse of ``to_dict``.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for anything but an entry's five fields, or one whose hash is not its content's.
@@ -105,7 +105,7 @@ class Entry:
         return entry
 
     def check_hash(self) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hash is the content's."""
+        """Raise ``STATE_CORRUPT`` unless the hash matches the content."""
         if self.hash != entry_hash(self.sequence, self.kind, self.body_json, self.previous_hash):
             raise corrupt(
                 f"entry {self.sequence} ({self.kind}) was altered: its hash does not match its content"
@@ -113,7 +113,7 @@ class Entry:
 
 
 class Chain:
-    """Checks entry after entry; what it has seen is ``size`` and ``hash``.
+    """Check entries one by one; ``size`` and ``hash`` describe those seen so far.
 
     Args:
         size: How many entries were checked before.
@@ -125,7 +125,7 @@ class Chain:
         self.hash = hash
 
     def add(self, entry: Entry) -> dict[str, Any]:
-        """Check the next entry; returns its body.
+        """Check the next entry and return its body.
 
         Raises:
             GymError: ``STATE_CORRUPT`` naming the entry that does not follow, was altered or is not canonical.
@@ -141,7 +141,7 @@ class Chain:
 
 
 def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> str:
-    """Hex sha256 of an entry's canonical JSON, put together around the body's text."""
+    """The hex sha256 of an entry's canonical JSON, built around the body's text."""
     text = (
         f'{{"body":{body_json},"kind":{encode_basestring(kind)},'
         f'"previous_hash":{encode_basestring(previous_hash)},"sequence":{sequence}}}'
@@ -150,7 +150,7 @@ def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> 
 
 
 def canonical_text(value: Any) -> str:
-    """Canonical JSON of data that came out of a JSON parser.
+    """The canonical JSON of data from a JSON parser.
 
     Raises:
         ValueError: For NaN and infinities.
@@ -159,7 +159,7 @@ def canonical_text(value: Any) -> str:
 
 
 def parsed(text: str) -> Any:
-    """The value of canonical JSON, or ``NotImplemented`` for a text that is not the canonical one of its value."""
+    """Parse canonical JSON; ``NotImplemented`` for text that is not canonical."""
     try:
         value = json.loads(text)
         return value if _encode(value) == text else NotImplemented
@@ -168,17 +168,17 @@ def parsed(text: str) -> Any:
 
 
 def is_hash(text: object) -> bool:
-    """Whether a value is a sha256 in lower-case hex."""
+    """True if a value is a sha256 in lower-case hex."""
     return isinstance(text, str) and _HASH.fullmatch(text) is not None
 
 
 def subjects(body_json: str) -> set[str]:
-    """Ids of the contributors in an entry's body, wherever they stand in it."""
+    """The ids of the contributors at any place in an entry's body."""
     return set(_CONTRIBUTOR.findall(body_json))
 
 
 def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
-    """What the ledger holds of a verdict at admission in a private round: a seal that only the contributor can open.
+    """The ledger's commitment to an admission verdict in a private round, which only the contributor can open.
 
     A verdict that names its contributor says when somebody sent an update, and after whom. The entry of kind ``sealed``
     holds a digest instead, over the update's manifest and the verdict. The manifest has 128 secret random bits, so that

@@ -1,4 +1,4 @@
-"""Evaluations in the ledger: the secret seed of a round is committed to before the round, and revealed after it.
+"""Evaluations in the ledger: a round's secret seed is committed to before the round, and revealed after it.
 
 Entries of kind ``evaluation-seed`` hold ``commitment`` of a round before anybody works on it; one of kind ``evaluated``
 holds the ``seed``, and for every task how many rows it has, which of them the seed draws (as a digest) and what came
@@ -22,12 +22,12 @@ _MOST_ROWS = 1_000_000
 
 
 def commitment(seed: bytes, server_round: int) -> str:
-    """What the ledger holds of a seed while it is secret: hex sha256 of seed and round."""
+    """The commitment to a secret seed: hex sha256 of seed and round."""
     return canonical_digest({"gym-evaluation-seed-1": {"seed": seed.hex(), "server_round": server_round}})
 
 
 def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
-    """The rows of a task that a seed draws: the ``limit`` smallest by their sha256 with seed and task.
+    """Draw rows of a task by a seed: the ``limit`` smallest sha256 over seed, task and row.
 
     Args:
         seed: Of the round.
@@ -49,12 +49,12 @@ def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
 
 
 def rows_digest(rows: list[int]) -> str:
-    """Digest of row numbers, for the entry."""
+    """The digest of row numbers, for the entry."""
     return canonical_digest(rows)
 
 
 class EvaluationCheck:
-    """Shown every entry of a ledger, it checks that seeds were revealed as promised and rows drawn by them.
+    """Check through all entries that seeds were revealed as committed and rows drawn by them.
 
     Attributes:
         late: Rounds whose seed was drawn after they had begun, although the hub had drawn one for the round before. A
@@ -68,7 +68,7 @@ class EvaluationCheck:
         self._begun: set[int] = set()
 
     def add(self, entry: Entry, body: dict[str, Any]) -> None:
-        """The next entry.
+        """Process the next entry.
 
         Raises:
             GymError: ``STATE_CORRUPT`` naming the entry and what is wrong with it.

@@ -1,4 +1,4 @@
-"""A ledger as a file of lines that anyone can check without the hub: a first line, entries, and signed heads.
+"""A ledger as a file of lines that anyone can verify without the hub: a header, entries, and signed heads.
 
     {"format":"gym-ledger-1","public_key":HEX,"server":ID}
     {"body":{...},"hash":HEX,"kind":TEXT,"previous_hash":HEX,"sequence":N}
@@ -34,7 +34,7 @@ Visit = Callable[[Entry, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Checked:
-    """What a verification went through.
+    """The result of a verification.
 
     Attributes:
         entries: How many entries.
@@ -50,8 +50,8 @@ class Checked:
 
 
 class LedgerCheck:
-    """Verifies entries and heads in their order: chain, canonical form, roots, the hub's signatures and the
-    owners', that versions follow from each other, and that secret seeds of evaluations were revealed as promised.
+    """Verify entries and heads in order: hash chain, canonical form, Merkle roots, signatures of hub and owners, the
+    lineage of versions, and revealed seeds.
 
     Args:
         public_key: Of the hub.
@@ -70,7 +70,7 @@ class LedgerCheck:
         self._last: SignedHead | None = None
 
     def entry(self, entry: Entry) -> None:
-        """The next entry."""
+        """Check the next entry."""
         body = self._chain.add(entry)
         if (before := body.get(HEADS_BEFORE, self._heads)) != self._heads:
             raise corrupt(
@@ -94,7 +94,7 @@ class LedgerCheck:
             raise corrupt(f"entry {entry.sequence} says that the ledger goes on from another entry {at}")
 
     def head(self, signed: SignedHead) -> None:
-        """A head, after the entry of its size and before the next one."""
+        """Check a head, after the entry of its size and before the next one."""
         signed.verify(self._key)
         head, before = signed.head, self._last.head if self._last else None
         if head.size != self._chain.size:
@@ -108,18 +108,18 @@ class LedgerCheck:
         self._heads, self._last = self._heads + 1, signed
 
     def done(self) -> Checked:
-        """What was checked."""
+        """Finish, and return what was checked."""
         return Checked(self._chain.size, self._heads, self._last, tuple(self._evaluations.late))
 
 
 def first_line(public_key: bytes) -> str:
-    """The file's first line, without the line feed."""
+    """The first line of the file, without the line feed."""
     header = {"format": FORMAT, "public_key": public_key.hex(), "server": server_id(public_key)}
     return canonical_text(header)
 
 
 def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str]:
-    """Entries with the heads between them, as the lines of a file; both in the order of their sizes."""
+    """The lines of a file: entries with the heads between them, both sorted by size."""
     waiting = iter(heads)
     head = next(waiting, None)
     for entry in entries:
@@ -135,7 +135,7 @@ def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str
 def verify_file(
     path: Path, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
 ) -> tuple[bytes, Checked]:
-    """Check an exported ledger.
+    """Verify an exported ledger.
 
     Args:
         path: The file.
@@ -159,7 +159,7 @@ def verify_file(
 def verify_lines(
     rows: Iterable[bytes], name: str, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
 ) -> tuple[bytes, Checked]:
-    """``verify_file`` over lines that are in memory, each with its line feed; ``name`` stands in what is refused."""
+    """Verify lines in memory, each with its line feed; errors name them ``name``."""
     check: LedgerCheck | None = None
     last_is_head, key = False, b""
     for number, raw in enumerate(rows, 1):

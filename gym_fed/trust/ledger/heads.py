@@ -1,4 +1,4 @@
-"""Signed heads: one signature of the hub over everything that its ledger holds, and how two of them contradict.
+"""Signed heads: the hub's signature over its whole ledger, and proofs that two heads contradict each other.
 
 A hub signs at most one head for a size, always that of its newest entry, and with a time that never goes back. So two
 heads of one hub prove a fork when they have one size and differ, or when the shorter one was signed later; and a head
@@ -25,7 +25,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}", re.ASCII)
 
 @dataclass(frozen=True)
 class Head:
-    """What is signed: the ledger as it was at one size.
+    """The signed content: the state of the ledger at one size.
 
     Attributes:
         format: ``gym-head-1``.
@@ -65,12 +65,12 @@ class SignedHead:
         return {"head": dict(vars(self.head)), "signature": self.signature}
 
     def to_json(self) -> str:
-        """Canonical JSON."""
+        """Serialise as canonical JSON."""
         return canonical_text(self.to_dict())
 
     @classmethod
     def from_dict(cls, found: Any) -> SignedHead:
-        """The opposite of ``to_dict``.
+        """The inverse of ``to_dict``.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for anything that is not of a head's form.
@@ -94,7 +94,7 @@ class SignedHead:
 
     @classmethod
     def from_json(cls, text: str) -> SignedHead:
-        """From canonical JSON, and no other spelling of it.
+        """Parse canonical JSON; other spellings are refused.
 
         Raises:
             GymError: ``STATE_CORRUPT``.
@@ -102,7 +102,7 @@ class SignedHead:
         return cls.from_dict(parsed(text))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub of this key signed the head."""
+        """Raise ``STATE_CORRUPT`` unless the hub with this key signed the head."""
         where = f"head {self.size}"
         if self.head.server != server_id(public_key):
             raise corrupt(f"{where} is of {self.head.server}, not of {server_id(public_key)}")
@@ -115,7 +115,7 @@ class SignedHead:
 
 @dataclass(frozen=True)
 class EntryProof:
-    """An entry, a signed head, and the Merkle path that proves the one to be under the other.
+    """An entry, a signed head, and the Merkle path that proves the entry is included under the head.
 
     The head of the entry's own size names the entry's hash itself; it needs no path.
     """
@@ -129,7 +129,7 @@ class EntryProof:
 
     @classmethod
     def from_dict(cls, found: Any) -> EntryProof:
-        """The opposite of ``to_dict``.
+        """The inverse of ``to_dict``.
 
         Raises:
             GymError: ``STATE_CORRUPT``.
@@ -142,7 +142,7 @@ class EntryProof:
         return cls(Entry.from_dict(found["entry"]), SignedHead.from_dict(found["head"]), tuple(path))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub signed a head that this entry is under."""
+        """Raise ``STATE_CORRUPT`` unless the hub signed a head that includes this entry."""
         self.entry.check_hash()
         self.head.verify(public_key)
         size, sequence = self.head.size, self.entry.sequence
@@ -155,7 +155,7 @@ class EntryProof:
 
 
 def contradiction(one: SignedHead, other: SignedHead, proof: EntryProof | None = None) -> str | None:
-    """What two heads of one hub, both verified, prove against it; None when they can both be true.
+    """The contradiction between two verified heads of one hub; None if both can be true.
 
     Args:
         one: A head.
@@ -178,7 +178,7 @@ def contradiction(one: SignedHead, other: SignedHead, proof: EntryProof | None =
 def fork_document(
     public_key: bytes, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None
 ) -> dict[str, Any]:
-    """What is handed on to others as the proof of a fork; ``check_fork`` reads it."""
+    """The proof of a fork, to be passed to others; ``check_fork`` reads it."""
     return {
         "format": FORK_FORMAT,
         "public_key": public_key.hex(),
@@ -188,7 +188,7 @@ def fork_document(
 
 
 def check_fork(found: Any, public_key: bytes) -> str:
-    """Check what somebody hands on as the proof of a fork.
+    """Verify a proof of a fork that somebody passed on.
 
     Returns:
         What it proves.

@@ -1,4 +1,4 @@
-"""Versions in the ledger: each follows from the current one, and a coordinator may make an earlier one current again.
+"""Check the lineage of versions in a ledger: each follows the current one, and rollbacks restore an earlier one.
 
 An entry of kind ``version`` names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions that were
 ever made. One of kind ``rolled-back`` says which version was current (``from``) and which is now (``to``); the next
@@ -17,7 +17,7 @@ VERSION, ROLLED_BACK = "version", "rolled-back"
 
 
 class LineageCheck:
-    """Shown every entry of a ledger, it follows which version is the current one.
+    """Follow the current version through all entries of a ledger.
 
     Attributes:
         current: Digest of the current version; None until an entry says it.
@@ -28,7 +28,7 @@ class LineageCheck:
         self._digests: dict[int, str] = {}
 
     def add(self, entry: Entry, body: Mapping[str, Any]) -> None:
-        """The next entry.
+        """Process the next entry.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a version that does not follow from the current one, or a rollback that is

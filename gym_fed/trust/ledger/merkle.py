@@ -1,4 +1,4 @@
-"""The Merkle tree over a ledger's entries (RFC 6962, section 2.1): roots, and proofs of logarithmic length.
+"""The Merkle tree over a ledger's entries (RFC 6962, section 2.1): roots and inclusion proofs.
 
 A leaf is ``sha256(0x00 || hash)`` of an entry's 32-byte hash, a node ``sha256(0x01 || left || right)``. With *n*
 leaves the left subtree of a node has the largest power of two below *n*; so every size's tree is made of complete
@@ -18,17 +18,17 @@ EMPTY_ROOT = hashlib.sha256(b"").hexdigest()
 
 
 def leaf_hash(entry_hash: str) -> bytes:
-    """The leaf of an entry's hash."""
+    """Hash a leaf from an entry's hash."""
     return hashlib.sha256(b"\x00" + bytes.fromhex(entry_hash)).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """The node over two subtrees."""
+    """Hash a node over two subtrees."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 class Frontier:
-    """The complete subtrees of a growing tree, largest first: all that the next root needs, O(log n) of it."""
+    """The complete subtrees of a growing tree, largest first: the O(log n) state that the next root needs."""
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         self.size = size
@@ -44,7 +44,7 @@ class Frontier:
         self.size += 1
 
     def root(self) -> str:
-        """The tree's root, hex."""
+        """The root of the tree, hex."""
         if not self._peaks:
             return EMPTY_ROOT
         node = self._peaks[-1]
@@ -53,12 +53,12 @@ class Frontier:
         return node.hex()
 
     def to_text(self) -> str:
-        """The peaks in hex, with a blank between them."""
+        """The peaks in hex, separated by spaces."""
         return " ".join(peak.hex() for peak in self._peaks)
 
     @classmethod
     def from_text(cls, size: int, text: str) -> Frontier:
-        """The opposite of ``to_text``.
+        """The inverse of ``to_text``.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a text that is not of a tree of this size.
@@ -70,7 +70,7 @@ class Frontier:
 
 
 class Tree:
-    """All complete subtrees of a growing tree, 64 bytes a leaf, for proofs of any entry under any earlier size."""
+    """All complete subtrees of a growing tree (64 bytes per leaf), for proofs under any earlier size."""
 
     def __init__(self, entry_hashes: Iterable[str] = ()) -> None:
         self._levels: list[bytearray] = [bytearray()]
@@ -93,11 +93,11 @@ class Tree:
             self._levels[level] += node
 
     def root(self, size: int) -> str:
-        """Root of the tree as it was with ``size`` leaves, hex."""
+        """The root of the tree when it had ``size`` leaves, hex."""
         return self._range(0, size).hex() if size else EMPTY_ROOT
 
     def inclusion(self, index: int, size: int) -> list[str]:
-        """Audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), hex, from the leaf up."""
+        """The audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), hex, leaf first."""
         path, start, end = list[str](), 0, size
         while end - start > 1:
             middle = start + _split(end - start)
@@ -110,7 +110,7 @@ class Tree:
         return path[::-1]
 
     def _range(self, start: int, end: int) -> bytes:
-        """Hash of a subtree of the tree: complete, or at its right edge."""
+        """Hash a subtree that is complete or at the tree's right edge."""
         size = end - start
         if size & (size - 1) == 0 and start % size == 0:
             level = size.bit_length() - 1
@@ -123,7 +123,7 @@ class Tree:
 
 
 def verify_inclusion(entry_hash: str, index: int, size: int, path: Sequence[str], root: str) -> bool:
-    """Whether the entry is leaf ``index`` of the tree of ``size`` leaves with this root (RFC 9162, 2.1.3.2)."""
+    """True if the entry is leaf ``index`` of the tree of ``size`` leaves with this root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size or not is_hash(entry_hash) or not all(is_hash(node) for node in path):
         return False
     steps, is_at_the_top = _climb(entry_hash, index, size, path)
@@ -134,14 +134,14 @@ def verify_inclusion(entry_hash: str, index: int, size: int, path: Sequence[str]
 def inclusion_steps(
     entry_hash: str, index: int, size: int, path: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """The way from a leaf up: for each sibling its side (``left`` or ``right``), it, and the node over both."""
+    """The steps from a leaf to the root: each sibling with its side (``left`` or ``right``), and the node over both."""
     return _climb(entry_hash, index, size, path)[0]
 
 
 def _climb(
     entry_hash: str, index: int, size: int, path: Sequence[str]
 ) -> tuple[list[tuple[str, str, str]], bool]:
-    """The steps of a path, and whether it is as long as the tree is high."""
+    """Follow a path, and check that it is as long as the tree is high."""
     node, first, last = leaf_hash(entry_hash), index, size - 1
     steps = list[tuple[str, str, str]]()
     for sibling in path:

@@ -1,4 +1,4 @@
-"""The signed statement of a hub that it was restored from a backup: what it goes on from, and what is lost.
+"""A hub's signed statement that it was restored from a backup: where it resumes, and what is lost.
 
 A hub that goes on from an older state signs other entries than those that it signed before, which is a fork. The
 statement is in the ledger as an entry of kind ``restored``, and is shown to everybody who holds a head of what is lost.
@@ -25,7 +25,7 @@ _KINDS = {"format": str, "server": str, "restored_at_entry": int, "hash": str, "
 
 @dataclass(frozen=True)
 class Restored:
-    """What is signed.
+    """The signed content.
 
     Attributes:
         format: ``gym-restored-1``.
@@ -47,13 +47,13 @@ class Restored:
 
     @property
     def lost_head(self) -> SignedHead | None:
-        """``lost``, parsed."""
+        """The parsed ``lost`` head."""
         return None if self.lost is None else SignedHead.from_dict(self.lost)
 
 
 @dataclass(frozen=True)
 class SignedRestored:
-    """A statement and the signature of the hub's ledger key over ``{"hub_restored": statement}``."""
+    """A statement and the hub's ledger-key signature over ``{"hub_restored": statement}``."""
 
     statement: Restored
     signature: str
@@ -66,12 +66,12 @@ class SignedRestored:
         return {"statement": dict(vars(self.statement)), "signature": self.signature}
 
     def to_json(self) -> str:
-        """Canonical JSON."""
+        """Serialise as canonical JSON."""
         return canonical_text(self.to_dict())
 
     @classmethod
     def from_dict(cls, found: Any) -> SignedRestored:
-        """The opposite of ``to_dict``; what else stands in the document is passed over.
+        """The inverse of ``to_dict``; extra keys are ignored.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for anything that has not the form of a statement.
@@ -95,11 +95,11 @@ class SignedRestored:
 
     @classmethod
     def from_json(cls, text: str) -> SignedRestored:
-        """From canonical JSON, and no other spelling of it; raises as ``from_dict``."""
+        """Parse canonical JSON, refusing other spellings; raises as ``from_dict``."""
         return cls.from_dict(parsed(text))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub of this key signed the statement, and the lost head in it."""
+        """Raise ``STATE_CORRUPT`` unless the hub with this key signed the statement and the lost head in it."""
         said = self.statement
         if said.server != server_id(public_key):
             raise corrupt(
@@ -113,12 +113,12 @@ class SignedRestored:
             said.lost_head.verify(public_key)
 
     def covers(self, head: SignedHead) -> bool:
-        """Whether a head is of what this restore lost: beyond the entry, and signed before the statement."""
+        """True if this restore lost a head: it is beyond the entry, and signed before the statement."""
         return head.size > self.statement.restored_at_entry and head.head.at <= self.statement.at
 
 
 class HubRestored(GymError):
-    """A hub says that it was restored, and what this contributor holds of it is beyond that.
+    """The error for a hub that was restored to a state before what this contributor holds.
 
     Args:
         signed: The statement; its signature was checked.

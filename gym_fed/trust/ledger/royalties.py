@@ -1,4 +1,4 @@
-"""Royalties: credits for the use of a version, split back over the rounds it is made of and whom they credited.
+"""Royalties: split credits for the use of a version over its rounds and their credited contributors.
 
 A version is the chain of all rounds up to it, so those are paid and no later one. A round's weight is how much it
 lowered the held-out loss (``improvement``) or one (``equal``); inside a round the credits of that round decide, and an
@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass
 class PaidVersion:
-    """A version and what its round credited.
+    """A version and the credits of its round.
 
     Attributes:
         height: From 1 on.
@@ -41,7 +41,7 @@ class PaidVersion:
 
 @dataclass(frozen=True)
 class RoundShare:
-    """What one round gets of an amount, and whom it goes to."""
+    """One round's share of an amount, and its recipients."""
 
     height: int
     server_round: int
@@ -58,7 +58,7 @@ class RoundShare:
 
 
 def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PaidVersion]:
-    """The versions of a ledger, oldest first, from the kinds and bodies of its entries."""
+    """The versions of a ledger, oldest first, from kinds and bodies of its entries."""
     found: list[PaidVersion] = []
     paid: dict[int, dict[str, int]] = {}
     without: dict[int, set[str]] = {}
@@ -81,7 +81,7 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
 
 
 def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = "") -> int:
-    """Height of the version with this height or digest.
+    """The height of the version with this height or digest.
 
     Raises:
         GymError: ``NOT_FOUND``; the base itself was made by nobody here.
@@ -136,7 +136,7 @@ def attribute(
 
 
 def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersion]:
-    """The versions from the base to one, oldest first; abandoned ones are not among them."""
+    """The versions from the base to one, oldest first, without abandoned ones."""
     by_digest = {version.digest: version for version in versions}
     by_height = {version.height: version for version in versions}
     found, at = list[PaidVersion](), by_height.get(height)
@@ -147,7 +147,7 @@ def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersio
 
 
 def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
-    """What each contributor gets in all."""
+    """The total of each contributor."""
     found: dict[str, int] = {}
     for one in rounds:
         for who, amount in one.shares.items():
@@ -156,7 +156,7 @@ def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
 
 
 def split(amount: int, weights: Mapping[K, Fraction]) -> dict[K, int]:
-    """Whole parts of an amount, by weights of which one is positive (largest remainders, ties in order)."""
+    """Split an amount into whole parts by weights, one of them positive (largest remainders, ties in order)."""
     total = sum(weights.values())
     exact = {key: amount * weight / total for key, weight in weights.items()}
     parts = {key: int(value) for key, value in exact.items()}

@@ -1,1 +1,1 @@
-"""Generated gRPC stubs and the conversions to and from them."""
+"""The gRPC messages of the wire contract, and conversions to and from them."""

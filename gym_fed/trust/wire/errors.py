@@ -1,4 +1,4 @@
-"""GymError over gRPC: the status code from the error's code, the whole error in the trailer ``gym-error-bin``."""
+"""Send a ``GymError`` over gRPC: status code from its code, the full error in the trailer ``gym-error-bin``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TRAILER = "gym-error-bin"
 
 
 def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """What a server aborts a call with: status, details, trailing metadata."""
+    """The status, details and trailing metadata with which a server aborts a call."""
     message, hint = (
         harmless(error.message[:4000]),
         harmless(error.hint[:1000]),
@@ -28,7 +28,7 @@ def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, b
 
 
 def from_rpc_error(error: Any, target: str) -> GymError:
-    """The ``GymError`` that a failed call carried, or one that describes the transport's own failure."""
+    """The ``GymError`` of a failed call, or one that describes a transport failure."""
     for key, value in error.trailing_metadata() or ():
         if key == TRAILER:
             body = pb.Error.FromString(value)

@@ -1,4 +1,4 @@
-"""Sizes and times that both ends of the wire agree on."""
+"""Limits and timeouts that both ends of the wire share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ IDLE_CONNECTION_SECONDS = 300
 
 
 def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[str, int], ...]:
-    """What a hub's gRPC server is made with.
+    """The gRPC options of a hub's server.
 
     Args:
         handshake_seconds: A connection that has not finished its TLS handshake by then is closed.

@@ -1,4 +1,4 @@
-"""Whether both ends speak the same version of the wire contract, and what to do where they do not."""
+"""Check that both ends speak the same version of the wire contract."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOW = "docs/install.md"
 
 
 def require_hub(protocol: int, software_version: str) -> None:
-    """What a contributor requires of a hub before anything else.
+    """Refuse a hub with another protocol version.
 
     Args:
         protocol: As the hub's status says it; 0 where it says none.
@@ -43,7 +43,7 @@ def require_hub(protocol: int, software_version: str) -> None:
 
 
 def require_contributor(protocol: int) -> None:
-    """What a hub requires of a contributor that enrols or logs in; raises as ``require_hub``."""
+    """Refuse a contributor with another protocol version at enrolment or login; raises as ``require_hub``."""
     theirs = protocol or UNNUMBERED
     if theirs == PROTOCOL:
         return

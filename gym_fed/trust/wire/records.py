@@ -1,4 +1,4 @@
-"""Flower's ``RecordDict`` to and from the wire's ``Records``, array data left out as references.
+"""Convert Flower's ``RecordDict`` to and from the wire's ``Records``, with array data as references.
 
 The only module of the wire that touches Flower; public API only.
 """
@@ -26,12 +26,12 @@ _FIELDS = {bool: "boolean", int: "integer", float: "number", str: "text", bytes:
 
 
 def reference(sha256: str, size_bytes: int) -> Array:
-    """A Flower array that stands for a ``.gymdelta`` object: no data, the size as its shape."""
+    """A Flower array that stands for a ``.gymdelta`` object: no data, and the size as its shape."""
     return Array(dtype="uint8", shape=(size_bytes,), stype=DELTA_STYPE, data=b"")
 
 
 def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
-    """Convert, handing every array's bytes to ``put``.
+    """Convert to the wire, passing every array's bytes to ``put``.
 
     An array of type ``gym.delta.v1`` without data is a reference already: its name is the object's sha256.
     """
@@ -47,7 +47,7 @@ def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
 
 
 def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
-    """Convert back; deltas stay references, other arrays get their bytes from ``get``.
+    """Convert from the wire; deltas stay references, other arrays get their bytes from ``get``.
 
     Raises:
         GymError: ``USAGE`` when the record names are inconsistent, ``TOO_LARGE`` for more of them than ``check_counts``

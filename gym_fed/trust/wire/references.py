@@ -1,4 +1,4 @@
-"""What the wire's ``Records`` hold, without Flower: the objects that they name, and how much they are."""
+"""Count and list the objects that the wire's ``Records`` refer to, without Flower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_VALUES = 65_536
 
 
 def check_counts(wire: pb.Records) -> None:
-    """Bound what records take once they are Python objects, before the first of them is made.
+    """Bound the memory of records before the first of them becomes a Python object.
 
     Raises:
         GymError: ``TOO_LARGE`` for more records, references, entries or values than the module's limits.
@@ -36,7 +36,7 @@ def check_counts(wire: pb.Records) -> None:
 
 
 def references(wire: pb.Records) -> list[pb.ArrayRef]:
-    """Every object that the records name; a record that the order has twice counts once."""
+    """List every object that the records name; repeated records count once."""
     return [
         ref for name in dict.fromkeys(wire.order) if name in wire.arrays for ref in wire.arrays[name].arrays
     ]
@@ -49,7 +49,7 @@ def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
 
 
 def _length(value: pb.Value) -> int:
-    """How many objects a value becomes."""
+    """The number of Python objects that a value becomes."""
     kind = value.WhichOneof("value")
     found: Any = None if kind is None else getattr(value, kind)
     return len(found.values) if hasattr(found, "values") else 1

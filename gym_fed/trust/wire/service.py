@@ -1,4 +1,4 @@
-"""The service ``gym.fed.v1.Hub`` over gRPC, as proto/ describes it: the side that calls, and the side that answers."""
+"""Client stub and server handlers of the gRPC service ``gym.fed.v1.Hub``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HUB = hub_pb2.DESCRIPTOR.services_by_name["Hub"]
 
 
 class HubStub:
-    """The calls of the service over one channel, plain or asyncio's: ``stub.Status(request, timeout=...)``."""
+    """Stub of the service over a sync or asyncio channel: ``stub.Status(request, timeout=...)``."""
 
     def __init__(self, channel: Any) -> None:
         for method in HUB.methods:
@@ -30,7 +30,7 @@ class HubStub:
 
 
 def add_hub(hub: Any, server: Any) -> None:
-    """Let ``server``, plain or asyncio's, answer each call by the method of ``hub`` that has its name.
+    """Register the methods of ``hub`` on a sync or asyncio ``server``, by name.
 
     Calls that ``hub`` has no method for are answered UNIMPLEMENTED, by gRPC.
     """
@@ -47,6 +47,6 @@ def add_hub(hub: Any, server: Any) -> None:
 
 
 def _shape(method: MethodDescriptor) -> str:
-    """gRPC's word for what a call takes and gives, such as ``unary_stream``."""
+    """The gRPC name of a method's shape, such as ``unary_stream``."""
     kinds = ("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
     return "_".join(kinds)

@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted, plain_pem
-from gym_fed.trust.identity.keys import read_private_key
+from gym_fed.trust.identity.keys import encrypted_pem, is_encrypted, plain_pem, read_private_key
 from gym_fed.trust.identity.passphrase import PassphraseSource
 
 NAME = "session.key"

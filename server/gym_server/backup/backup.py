@@ -23,7 +23,7 @@ from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256
-from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted
+from gym_fed.trust.identity.keys import encrypted_pem, is_encrypted
 from gym_fed.trust.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name

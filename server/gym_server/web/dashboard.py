@@ -7,7 +7,7 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from gym_fed.core.addresses import is_loopback
-from gym_fed.trust.identity.encryption import is_encrypted
+from gym_fed.trust.identity.keys import is_encrypted
 from gym_fed.web.app import Face
 from gym_fed.web.events import PageEvent
 from gym_fed.web.keys import KEYS_NAME, WebKeys

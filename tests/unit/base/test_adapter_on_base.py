@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gym_fed.base.modeling.adapter_base import BASE_RECORD, record_base
 from gym_fed.base.modeling.adapters import merged
-from gym_fed.base.modeling.tensor_digest import folder_digest
+from gym_fed.base.modeling.tensor_files import folder_digest
 from gym_fed.base.models import load_adapted, load_model, load_tuned
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError

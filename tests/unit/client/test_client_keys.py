@@ -22,7 +22,7 @@ from gym_client.identity.pins import enrolled, key_at
 from gym_client.identity.trust import establish
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity import encryption
+from gym_fed.trust.identity import keys
 from gym_fed.trust.identity.keys import SigningKey, verify_signature
 from gym_fed.trust.identity.passphrase import PassphraseSource
 from gym_fed.trust.identity.statements import Revocation, Rotation
@@ -65,7 +65,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def quick_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
+    monkeypatch.setattr(keys, "SCRYPT_N", 1 << 10)
 
 
 def client_of(home: Home, hub: TinyHub) -> HubClient:

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from gym_fed.config.hub.sections import LimitsConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity import encryption
+from gym_fed.trust.identity import keys as identity_keys
 from gym_fed.trust.identity.history import History, key_at
 from gym_fed.trust.identity.keys import SigningKey, verify_signature
 from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
@@ -286,7 +286,7 @@ def test_a_statement_of_no_time_at_all_is_refused(hub: Hub, owner: SigningKey) -
 def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
+    monkeypatch.setattr(identity_keys, "SCRYPT_N", 1 << 10)
     folder = tmp_path / "hub"
     server, _ = init_hub(folder, HubChoices(str(tiny_base), "n", "open"), lambda: b"some long words")
     for name in ("ledger.pem", "tls.key", "session.key"):
@@ -305,7 +305,7 @@ def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
 def test_a_plain_session_key_goes_under_the_passphrase_of_the_ledger_key_and_sessions_go_on(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encryption, "SCRYPT_N", 1 << 10)
+    monkeypatch.setattr(identity_keys, "SCRYPT_N", 1 << 10)
     monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "some long words")
     folder, secret = tmp_path / "hub", bytes(range(32))
     init_hub(folder, HubChoices(str(tiny_base), "n", "open"), lambda: b"some long words")

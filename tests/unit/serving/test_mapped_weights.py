@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gym_fed.base.modeling.checkpoint import Checkpoint
-from gym_fed.base.modeling.mapped import release_pages
+from gym_fed.base.modeling.checkpoint import Checkpoint, release_pages
 from gym_fed.serving.base import load_base
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.unit.serving.test_base_loaded import saved

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gym_fed.base.modeling.mapped import mapped_tensor
+from gym_fed.base.modeling.checkpoint import mapped_tensor
 from gym_fed.serving.forward import base_weights
 
 

@@ -1,1 +1,1 @@
-"""GGUF files as model folders: header, config, tensors and tokenizer, one page each."""
+"""Read GGUF files: header, config, tensors and tokenizer."""

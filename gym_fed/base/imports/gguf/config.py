@@ -1,7 +1,7 @@
-"""The config of a GGUF file's model: one function an architecture, from llama.cpp's keys to those of transformers.
+"""Convert a GGUF header to a transformers config, with one function per architecture.
 
-The names of the keys are those of ggml's ``docs/gguf.md``; what the file leaves out (llama.cpp has it in code) stands
-here beside its reason. A key that is not read is refused, never dropped.
+Key names follow ggml's ``docs/gguf.md``. Values that llama.cpp has in code and not in the file are given here with the
+reason. A key that is not read is refused, never dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from gym_fed.base.imports.gguf.header import Header, StoredTensor, invalid
-from gym_fed.base.imports.gguf.keys import ArchitectureKeys
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 
@@ -31,7 +30,7 @@ RopeFactors = Callable[[str], np.ndarray]
 
 
 def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
-    """The config of ``header``'s model, as ``config.json`` holds it.
+    """Convert a header to the contents of ``config.json``.
 
     Raises:
         GymError: ``UNAVAILABLE`` for an architecture that is not read; ``MODEL_INVALID`` for values that are not.
@@ -52,7 +51,7 @@ def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
 
 
 def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
-    """What all of them have."""
+    """Keys that all architectures have."""
     if (embeddings := header.tensors.get("token_embd.weight")) is None:
         raise invalid(header.file, "has no tensor token_embd.weight")
     layers = keys.integer("block_count")
@@ -86,7 +85,7 @@ def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
 
 
 def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values_of: RopeFactors) -> None:
-    """Rotary positions: base, width, and how they are stretched."""
+    """Rotary embedding: base, width and scaling."""
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": keys.number("rope.freq_base", config.pop("rope_theta", 10000.0)),
@@ -127,7 +126,7 @@ def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values
 
 
 def _llama3(keys: ArchitectureKeys, factors: np.ndarray, theta: float, width: int) -> dict[str, Any]:
-    """Llama 3's stretching, found again: the file has only what it makes of each frequency."""
+    """Recover Llama 3's RoPE scaling from the per-frequency factors in the file."""
     frequencies = 1.0 / theta ** (np.arange(0, width, 2) / width)
     factor, low, high = float(factors.max()), _LLAMA3_LOW, _LLAMA3_HIGH
     waves = 2 * math.pi / frequencies
@@ -150,7 +149,7 @@ Tensors = Mapping[str, StoredTensor]
 
 
 def _llama(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
-    """Llama and Mistral, which llama.cpp calls Llama too: Mistral's class has the window."""
+    """Llama and Mistral, both ``llama`` in llama.cpp; Mistral's class has the sliding window."""
     config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
@@ -193,7 +192,7 @@ def _gemma2(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) ->
 
 
 def _gemma3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
-    """Five layers of a window, with positions of their own, between those that see everything."""
+    """Gemma 3: five sliding-window layers, with their own RoPE, between full-attention layers."""
     config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
     every = 6
     if keys.has("attention.sliding_window_pattern"):
@@ -219,7 +218,7 @@ def _gemma3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) ->
 
 
 def _query_scalar(config: dict[str, Any], *, of_27b: int) -> int:
-    """llama.cpp scales queries by the head's width, but the largest model's by width over heads."""
+    """Query scale: llama.cpp uses the head's width, but for the largest model width over heads."""
     if config["num_hidden_layers"] == of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
@@ -237,3 +236,78 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any], ArchitectureKeys, Tensors], N
 """By ``general.architecture``."""
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
 """What transformers calls their models."""
+
+
+class ArchitectureKeys:
+    """The keys of one architecture (``llama.*``) as typed values; keys that were not read can be refused."""
+
+    def __init__(self, header: Header, architecture: str) -> None:
+        self._header, self._prefix = header, f"{architecture}."
+        self._left = {key for key in header.values if key.startswith(self._prefix)}
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """Read a count of at least 1 that is the same for all layers."""
+        found = self._found(key, default)
+        if isinstance(found, np.ndarray) and found.size and (found == found[0]).all():
+            found = found[0].item()
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 1 << 31:
+            raise self.refused(key, found)
+        return found
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Read a positive number, in the shortest digits that round to the file's float32."""
+        found = self._found(key, default)
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise self.refused(key, found)
+        with np.errstate(over="ignore"):
+            rounded = float(str(np.float32(found)))
+        if not (math.isfinite(rounded) and rounded > 0):
+            raise self.refused(key, found)
+        return rounded
+
+    def text(self, key: str, default: str) -> str:
+        """Read a word."""
+        found = self._found(key, default)
+        if not isinstance(found, str):
+            raise self.refused(key, found)
+        return found
+
+    def has(self, key: str) -> bool:
+        """True if the file has the key."""
+        return self._prefix + key in self._header.values
+
+    def must_be(self, key: str, *allowed: Any) -> None:
+        """Refuse any value but these; a missing key is allowed."""
+        if self.has(key) and (found := self._found(key, None)) not in allowed:
+            raise self.refused(key, found)
+
+    def ignore(self, *keys: str) -> None:
+        """Mark a key as read that does not affect the computation, or repeats the tensors' shapes."""
+        self._left.difference_update(self._prefix + key for key in keys)
+
+    def require_all_taken(self) -> None:
+        """Refuse unread keys, since the model would compute something else.
+
+        Raises:
+            GymError: ``MODEL_INVALID``.
+        """
+        if self._left:
+            shown = ", ".join(plain(key, 80) for key in sorted(self._left)[:5])
+            raise invalid(
+                self._header.file,
+                f"has settings that are not read here: {shown}",
+                "give the model folder that it was made of",
+            )
+
+    def refused(self, key: str, found: Any) -> GymError:
+        """The error for an unusable value."""
+        shown = "is missing" if found is None else f"is {plain(str(found), 80)}"
+        return invalid(
+            self._header.file,
+            f"{self._prefix}{key} {shown}, which is not read here",
+            "give the model folder that it was made of",
+        )
+
+    def _found(self, key: str, default: Any) -> Any:
+        self._left.discard(self._prefix + key)
+        return self._header.values.get(self._prefix + key, default)

@@ -1,4 +1,4 @@
-"""The header of a GGUF file: its values and where its tensors are. Everything in it is checked against the file's size.
+"""Read the header of a GGUF file, its values and tensor locations, checked against the file's size.
 
 The layout is that of ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian: magic, version, counts, key-value
 pairs, tensor infos, padding, data. Numbers of an array are kept as numpy arrays, so that memory stays in proportion
@@ -43,7 +43,7 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor is.
+    """The location of a tensor.
 
     Attributes:
         name: As in the file, ``blk.0.attn_q.weight``.
@@ -64,7 +64,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself.
+    """The contents of a file's header.
 
     Attributes:
         file: It.
@@ -91,12 +91,12 @@ def read_header(file: Path) -> Header:
 
 
 def invalid(file: Path, why: str, hint: str = "fetch the file again, or give another one") -> GymError:
-    """That a GGUF file cannot be read."""
+    """The error for an unreadable GGUF file."""
     return GymError(ErrorCode.MODEL_INVALID, f"{file}: {why}", hint)
 
 
 class _HeaderCursor:
-    """A position in the file that only moves forward, and never behind its end."""
+    """A position in the file that moves forward only, and never past its end."""
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self._file, self._data, self._size, self._at = file, data, size, 4

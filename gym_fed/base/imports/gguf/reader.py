@@ -1,15 +1,15 @@
-"""``.gguf`` files as model folders: one file, or the first of several parts."""
+"""Import ``.gguf`` files, single or split into parts, as model folders."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.imports.gguf.files import is_gguf, parts_of
 from gym_fed.base.imports.importer import Importer, Report
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import is_panic, system_error
@@ -22,7 +22,7 @@ _MOST_LICENCE = 200
 
 
 class GgufImporter(Importer):
-    """Reads the architectures of ``config.ARCHITECTURES``, in every type that the ``gguf`` package dequantises."""
+    """Import the architectures of ``config.ARCHITECTURES``, in every type that the ``gguf`` package dequantises."""
 
     name = "gguf"
     version = 1
@@ -80,7 +80,7 @@ class GgufImporter(Importer):
         _write_card(header.values, source.name, folder)
 
     def _header(self, source: Path) -> Header:
-        """One header of all parts.
+        """Merge the headers of all parts into one.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY``; ``MODEL_INVALID``; ``UNAVAILABLE`` for a file that is no language model.
@@ -122,7 +122,7 @@ class GgufImporter(Importer):
 
 @contextmanager
 def _refused_by_name(source: Path) -> Iterator[None]:
-    """Refuse a file over whose values a library stumbles: one that names a list where a number is expected, say.
+    """Refuse a file whose values make a library fail, such as a list where a number is expected.
 
     Raises:
         GymError: ``MODEL_INVALID``; errors of the system pass.
@@ -152,7 +152,7 @@ def _transformers_config(header: Header) -> Any:
 
 
 def _write_card(values: Mapping[str, Any], name: str, folder: Path) -> None:
-    """A model card with the licence that the file states."""
+    """Write a model card with the licence in the file."""
     lines = []
     for key, own in (("general.license", "license"), ("general.license.name", "license_name")):
         if isinstance(said := values.get(key), str) and said:
@@ -163,3 +163,56 @@ def _write_card(values: Mapping[str, Any], name: str, folder: Path) -> None:
     title = plain(str(values.get("general.name") or name), 200)
     text = f"{matter}# {title}\n\nRead from the GGUF file {plain(name, 200)} by gym-fed.\n"
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+SUFFIX = ".gguf"
+_PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})", re.DOTALL)
+_SHOWN = 8
+
+
+def is_gguf(path: Path) -> bool:
+    """True if a path has the GGUF suffix."""
+    return path.suffix.lower() == SUFFIX
+
+
+def only_gguf(folder: Path) -> Path | None:
+    """Return the first part of the only GGUF model in a folder; None if there is none.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` where there are several.
+    """
+    found = sorted(file for file in folder.iterdir() if is_gguf(file) and file.is_file() and _is_first(file))
+    if len(found) > 1:
+        shown = ", ".join(plain(file.name, 80) for file in found[:_SHOWN])
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{folder}: holds {len(found)} GGUF files: {shown}",
+            f"name one of them: {folder / found[0].name}",
+        )
+    return found[0] if found else None
+
+
+def parts_of(file: Path) -> list[Path]:
+    """List the files of a model: ``NAME-00001-of-00003.gguf`` and the others, or the single file.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming a part that is missing.
+    """
+    found = _PART.fullmatch(file.stem)
+    if found is None or not int(found[3]):
+        return [file]
+    stem, count = found[1], int(found[3])
+    parts = [
+        file.with_name(f"{stem}-{number:05}-of-{found[3]}{file.suffix}") for number in range(1, count + 1)
+    ]
+    for part in parts:
+        if not part.is_file():
+            raise GymError(
+                ErrorCode.MODEL_INVALID, f"{part}: no such file", f"fetch all {count} parts of the model"
+            )
+    return parts
+
+
+def _is_first(file: Path) -> bool:
+    found = _PART.fullmatch(file.stem)
+    return found is None or int(found[2]) == 1

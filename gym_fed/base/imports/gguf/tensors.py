@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under transformers' names, dequantised, in shards of safetensors.
+"""Write the tensors of a GGUF file under transformers' names, dequantised, as safetensors shards.
 
 Plain numbers keep their type: what was exported as f32, f16 or bf16 comes back bit by bit. Quantised ones become
 float16, whose rounding (2^-12 of a value) is far below what they lost; a tensor beyond float16's range, float32.
@@ -36,7 +36,7 @@ _PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A parameter and where it is stored."""
+    """A parameter and the tensor that stores it."""
 
     name: str
     stored: StoredTensor
@@ -44,12 +44,12 @@ class MappedTensor:
 
     @property
     def bytes(self) -> int:
-        """In memory."""
+        """Size in memory."""
         return int(np.prod(self.stored.shape)) * (4 if self.dtype == "float32" else 2)
 
 
 def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
-    """Each parameter of the model with its tensor, in the order of the model.
+    """Pair each parameter of the model with its tensor, in the model's order.
 
     Args:
         header: Of the file, or of all of its parts.
@@ -77,7 +77,7 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
 
 
 def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> str:
-    """Write ``model.safetensors``, or shards and their index; memory holds one shard.
+    """Write ``model.safetensors``, or shards and their index, with one shard in memory at a time.
 
     Returns:
         The type that most values have.
@@ -109,24 +109,24 @@ def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> 
 
 
 def values_of(stored: StoredTensor) -> np.ndarray:
-    """A tensor in float32, in torch's order of dimensions."""
+    """Read a tensor as float32, in torch's order of dimensions."""
     return np.concatenate(list(_rows(stored))).reshape(stored.shape)
 
 
 def stored_values(one: MappedTensor, config: Any) -> torch.Tensor:
-    """A parameter as the file has it: float32, in transformers' order of rows, with ``offset_of`` still in it."""
+    """Read a parameter as stored: float32, in transformers' row order, including ``offset_of``."""
     import torch
 
     return _in_transformers_order(torch.from_numpy(values_of(one.stored)), one, config)
 
 
 def offset_of(one: MappedTensor, config: Any) -> int:
-    """What llama.cpp adds to a parameter: Gemma's norms multiply by one more than their weight."""
+    """The offset that llama.cpp adds to a parameter: Gemma's norms multiply by one plus the weight."""
     return int(str(config.model_type).startswith("gemma") and one.stored.name.endswith("norm.weight"))
 
 
 def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
-    """``[rows, columns] float32`` of a tensor, a part at a time."""
+    """Read a tensor as ``[rows, columns]`` float32, in parts."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -165,7 +165,7 @@ def _as_in_transformers(one: MappedTensor, config: Any) -> torch.Tensor:
 
 
 def _in_transformers_order(whole: torch.Tensor, one: MappedTensor, config: Any) -> torch.Tensor:
-    """Its rows as transformers has them: Llama's queries and keys are in another order in a file."""
+    """Reorder rows to transformers' order: GGUF permutes Llama's queries and keys."""
     if config.model_type in ("llama", "mistral") and ".attn_" in one.stored.name:
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         count = heads.get(one.stored.name.split(".")[2])
@@ -175,13 +175,13 @@ def _in_transformers_order(whole: torch.Tensor, one: MappedTensor, config: Any) 
 
 
 def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp rotates neighbours, transformers the halves of a head: rows 0 1 2 3 here are 0 2 1 3 there."""
+    """Undo llama.cpp's RoPE permutation: it rotates neighbours, transformers halves; rows 0 1 2 3 become 0 2 1 3."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape).contiguous()
 
 
 def _dtype(header: Header, stored: StoredTensor) -> str:
-    """What a tensor becomes.
+    """The dtype that a tensor is converted to.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a type that is not dequantised.
@@ -208,7 +208,7 @@ def _not_read(header: Header, stored: StoredTensor, kind: str) -> GymError:
 
 
 def _parameters(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of what a checkpoint of the model holds; a head that is the embeddings is left out."""
+    """Names and shapes of the model's checkpoint, without a head tied to the embeddings."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -219,7 +219,7 @@ def _parameters(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _names(header: Header, config: Any) -> Mapping[str, str]:
-    """transformers' name by that in the file."""
+    """Map names in the file to transformers' names."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     wanted = header.values["general.architecture"]

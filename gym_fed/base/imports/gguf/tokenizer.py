@@ -1,4 +1,9 @@
-"""The tokenizer and chat template in a GGUF file, as ``tokenizer.json`` and what stands beside it."""
+"""Convert the tokenizer and chat template of a GGUF file to ``tokenizer.json`` and its companions.
+
+Byte-level tokenizers split text before their merges, by the name in ``tokenizer.ggml.pre``. llama.cpp has the
+expressions in ``llama-vocab.cpp``; transformers' reader has some of them and falls back to GPT-2's, which changes every
+number in a text. A name that neither knows is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from gym_fed.base.imports.gguf.header import Header, invalid
-from gym_fed.base.imports.gguf.pre_tokenizers import WHOLE_WORDS, set_pre_tokenizer
 from gym_fed.core.errors import GymError
 from gym_fed.core.text import plain
 
@@ -55,14 +59,14 @@ def write_tokenizer(header: Header, folder: Path, max_length: int) -> None:
 
 
 def end_tokens(header: Header) -> list[int]:
-    """Ids that end an answer: of the text, of a turn, of a message."""
+    """Ids of the tokens that end a text, a turn or a message."""
     named = [header.values.get(f"{_PREFIX}{key}_token_id") for key in ("eos", "eot", "eom")]
     count = len(header.values.get(f"{_PREFIX}tokens") or [])
     return list(dict.fromkeys(one for one in named if isinstance(one, int) and 0 <= one < count))
 
 
 def _backend(header: Header, tokens: list[str]) -> Any:
-    """A ``tokenizers.Tokenizer``."""
+    """Build a ``tokenizers.Tokenizer``."""
     from tokenizers import Tokenizer
 
     try:
@@ -77,7 +81,7 @@ def _backend(header: Header, tokens: list[str]) -> Any:
 
 
 def _built(header: Header, tokens: list[str]) -> Any:
-    """From the vocabulary: byte-level BPE, or pieces as SentencePiece has them."""
+    """Build it from the vocabulary: byte-level BPE, or SentencePiece pieces."""
     kinds = header.values.get(f"{_PREFIX}token_type")
     if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
         raise invalid(header.file, f"has {len(tokens)} tokens without a type for each")
@@ -122,7 +126,7 @@ def _byte_level(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
 
 
 def _pieces(header: Header, tokens: list[str]) -> Any:
-    """By transformers, which finds the merges again from the scores."""
+    """Convert SentencePiece pieces with transformers, which recovers the merges from the scores."""
     from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
 
     values = {
@@ -139,7 +143,7 @@ def _pieces(header: Header, tokens: list[str]) -> Any:
 
 
 def _spaces(backend: Any, *, put_before: bool) -> None:
-    """As SentencePiece: every space is a piece's, and one more stands before a text, even before one with spaces."""
+    """Treat spaces as SentencePiece does: every space belongs to a piece, and texts get a leading one."""
     from tokenizers import decoders, normalizers
 
     backend.pre_tokenizer = None
@@ -150,7 +154,7 @@ def _spaces(backend: Any, *, put_before: bool) -> None:
 
 
 def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -> None:
-    """Put beginning and end tokens around a text, where the file says so."""
+    """Add BOS and EOS tokens around a text, if the file says so."""
     from tokenizers.processors import TemplateProcessing
 
     if isinstance(header.values.get(WHOLE), str):
@@ -193,3 +197,45 @@ def _token(header: Header, tokens: list[str], key: str) -> str | None:
 
 def _plain_list(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+GPT2 = ("gpt-2", "phi-2", "gigachat", "mellum", "olmo", "mpt", "jais")
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Each digit alone, then as GPT-2."""
+WHOLE_WORDS = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "tekken",
+)
+"""A part of the text that is a token is that token, whatever the merges are."""
+NORMALISED = ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "qwen35")
+"""Composed first (NFC), as their published tokenizers do and llama.cpp does not."""
+
+
+def set_pre_tokenizer(backend: Any, pre: str, *, needed: bool) -> bool:
+    """Set the pre-tokenizer named ``pre``.
+
+    Args:
+        backend: Changed.
+        pre: The name.
+        needed: Whether there are merges; without them every byte is a token, however the text is cut.
+    """
+    from tokenizers import Regex, normalizers, pre_tokenizers
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    if pre in NORMALISED:
+        backend.normalizer = normalizers.NFC()
+    split = GGUF_PRE_TOKENIZER_SPLITS.get(pre)
+    cut: list[Any] = [] if split is None else [pre_tokenizers.Split(Regex(split), behavior="isolated")]
+    if pre in DIGITS:
+        cut = [pre_tokenizers.Digits(individual_digits=True)]
+    by_gpt2 = pre in DIGITS or pre in GPT2
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_gpt2)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cut, last]) if cut else last
+    return bool(cut) or by_gpt2 or not needed

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.base.imports.digests import source_digest
-from gym_fed.base.imports.folder import _progress, imported, imported_models
+from gym_fed.base.imports.folder import _progress, imported, imported_models, source_digest
 from gym_fed.base.imports.importer import Importer, Report
 from gym_fed.core.console import TextConsole
 from gym_fed.core.errors import ErrorCode, GymError
@@ -91,9 +90,9 @@ def test_the_digest_of_a_file_is_remembered_until_it_changes(
     from gym_fed.core.files import file_sha256
 
     hashed: list[Path] = []
-    monkeypatch.setattr("gym_fed.base.imports.digests._SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr("gym_fed.base.imports.folder._SETTLED_SECONDS", -1.0)
     monkeypatch.setattr(
-        "gym_fed.base.imports.digests.file_sha256", lambda file: hashed.append(file) or file_sha256(file)
+        "gym_fed.base.imports.folder.file_sha256", lambda file: hashed.append(file) or file_sha256(file)
     )
     first = imported(source)
     assert imported(source) == first
@@ -116,7 +115,7 @@ def test_names_and_digests_of_several_files_are_not_mistaken_for_others(tmp_path
 def test_a_source_of_another_kind_is_refused_before_it_is_hashed(
     letters: Letters, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_fed.base.imports.digests.file_sha256", lambda _: pytest.fail("it was hashed"))
+    monkeypatch.setattr("gym_fed.base.imports.folder.file_sha256", lambda _: pytest.fail("it was hashed"))
     source.write_text("# one")
     with pytest.raises(GymError, match="begins as no letters"):
         imported(source)
@@ -125,7 +124,7 @@ def test_a_source_of_another_kind_is_refused_before_it_is_hashed(
 def test_hashing_is_said_of_large_files_once(
     letters: Letters, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gym_fed.base.imports.digests._SETTLED_SECONDS", -1.0)
+    monkeypatch.setattr("gym_fed.base.imports.folder._SETTLED_SECONDS", -1.0)
     imported(source)
     assert f"hashing {source}" not in capsys.readouterr().err
     source.write_text("four")
