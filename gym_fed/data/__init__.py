@@ -1,4 +1,4 @@
-"""Datasets: formats, the generated text tasks, and what a trainer sees. Names are imported on first use."""
+"""Datasets: formats, generated text tasks, and encoding for training. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes out the nulls that Arrow fills in: its tables give every object the keys of all others.
+"""Remove the nulls that Arrow adds to objects to give them all the same keys.
 
 A tool call ``{"x": 1}`` beside ``{"t": 2}`` comes back from Parquet, from a hub dataset or from a ``datasets.Dataset``
 as ``{"x": 1, "t": None}``, and would be trained so. A null of the row itself looks the same there, and is
@@ -36,7 +36,7 @@ def without_filled_nulls(value: Any, feature: Any = None, *, json_is_text: bool 
 
 
 def memory_rows(rows: Iterable[Any]) -> Iterable[Any]:
-    """Return rows in memory as they are; those of a ``datasets.Dataset`` without the nulls that Arrow filled in."""
+    """Return rows in memory as they are; rows of a ``datasets.Dataset`` without the nulls that Arrow added."""
     if type(rows).__module__.partition(".")[0] != "datasets":
         return rows
     features = getattr(rows, "features", None) or {}

@@ -1,4 +1,4 @@
-"""Reads lines and lists of JSON from a stream in bounded memory: a row is refused before it is held whole.
+"""Read lines and JSON lists from a stream in bounded memory: oversized rows are refused before they are loaded.
 
 A packed file of a few megabytes may unpack to gigabytes, so what a file on disk weighs says nothing of its rows.
 """
@@ -30,7 +30,7 @@ _HEAD_BYTES = 256
 
 
 class _Unbuffered(io.RawIOBase):
-    """A stream that only has ``read``, for ``io.BufferedReader``."""
+    """A stream with ``read`` only, for ``io.BufferedReader``."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -45,7 +45,7 @@ class _Unbuffered(io.RawIOBase):
 
 
 def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
-    """Wrap a stream of text, so that its lines can be read up to a length.
+    """Wrap a text stream so that its lines can be read up to a maximum length.
 
     Raises:
         GymError: ``DATA_INVALID`` for UTF-16 and UTF-32.
@@ -65,7 +65,7 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
 
 
 def bounded_lines(name: str, reader: io.BufferedReader) -> Iterator[bytes]:
-    """Lines with their ends.
+    """Yield lines with their line ends.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the line that is longer than ``MAX_ROW_BYTES``.
@@ -79,7 +79,7 @@ def bounded_lines(name: str, reader: io.BufferedReader) -> Iterator[bytes]:
 
 
 def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
-    """All of a file that is one row.
+    """Read a whole file that is one row.
 
     Raises:
         GymError: ``DATA_INVALID`` where it is larger than ``MAX_ROW_BYTES``.
@@ -93,12 +93,12 @@ def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
 def too_long(
     what: str, remedy: str = "shorten or drop the row; a list of rows belongs into a .json file"
 ) -> GymError:
-    """The refusal of a row that is too long."""
+    """The error for a row that is too long."""
     return GymError(ErrorCode.DATA_INVALID, f"{what} is longer than {MAX_ROW_BYTES >> 20} MiB", remedy)
 
 
 class JsonItems:
-    """The items of one JSON list, parsed as they are read.
+    """Items of one JSON list, parsed while reading.
 
     Args:
         name: How messages call the file.
@@ -113,7 +113,7 @@ class JsonItems:
         self._counted, self._line, self._column, self._bytes = 0, 1, 1, 0
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Items, each with the line on which it begins.
+        """Yield each item with the line on which it begins.
 
         Raises:
             GymError: ``DATA_INVALID`` for bytes that are not UTF-8, no list, and an item that is too long.
@@ -142,7 +142,7 @@ class JsonItems:
             raise self._error("Extra data", self._at)
 
     def _item(self, number: int) -> Any:
-        """The value at the front of the text; more is read while it may not be complete."""
+        """Parse the value at the front of the text, reading more while it may be incomplete."""
         step = _CHUNK_BYTES
         while True:
             try:
@@ -163,7 +163,7 @@ class JsonItems:
             step *= 2  # a long item is parsed again each time: few times
 
     def _next(self) -> str:
-        """The next character that is no blank, left in place; empty at the end."""
+        """Peek at the next character that is not whitespace; empty at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in _BLANK:
                 self._at += 1
@@ -173,7 +173,7 @@ class JsonItems:
             self._read(_CHUNK_BYTES)
 
     def _drop(self) -> None:
-        """Forget the text before the current place."""
+        """Drop the text before the current position."""
         self._count_lines()
         self._text, self._at, self._counted = self._text[self._at :], 0, 0
 
@@ -193,7 +193,7 @@ class JsonItems:
         self._bytes += len(data)
 
     def _place(self, at: int) -> tuple[int, int]:
-        """Line and column of a place at or after the one that is counted already."""
+        """Line and column of a position at or after the one counted so far."""
         lines = self._text.count("\n", self._counted, at)
         if lines:
             return self._line + lines, at - self._text.rindex("\n", self._counted, at)
@@ -206,7 +206,7 @@ class JsonItems:
 
 
 def not_utf8(problem: str) -> GymError:
-    """The refusal of bytes in another encoding."""
+    """The error for bytes in another encoding."""
     remedy = (
         "save the file as UTF-8; text of older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
     )

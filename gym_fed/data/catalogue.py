@@ -1,4 +1,4 @@
-"""The catalogue: data sets of the Hugging Face hub by the names that people use, ``data: [{name: gsm8k}]``.
+"""The catalogue of Hugging Face datasets under their common names: ``data: [{name: gsm8k}]``.
 
 The entries are facts in ``assets/catalogue.yaml``. What is not certain of a set is left out there, and shown as not
 stated: a licence is never guessed.
@@ -32,7 +32,7 @@ _MAY_LACK = ("input", "system", "tools", "images")
 
 
 class CatalogueEntry(StrictModel):
-    """One data set."""
+    """One dataset of the catalogue."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
     """Where it lies on the Hugging Face hub, ``owner/name``."""
@@ -92,24 +92,24 @@ class CatalogueEntry(StrictModel):
 
     @property
     def read_columns(self) -> dict[str, str]:
-        """The columns that are read, by the names of the format."""
+        """The columns to read, under the format's names."""
         return self.columns or {name: name for name in _OWN_NAMES[self.format]}
 
     @property
     def place(self) -> str:
-        """Where it lies, for people."""
+        """Its location, for display."""
         return self.hub or f"LLaMA-Factory's data/{self.llamafactory}"
 
 
 @cache
 def catalogue() -> dict[str, CatalogueEntry]:
-    """Every entry, by name, in the order of the file."""
+    """Every entry by name, in file order."""
     values = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return {str(name): CatalogueEntry.model_validate(value) for name, value in values.items()}
 
 
 def catalogue_entry(name: str) -> CatalogueEntry:
-    """The entry of that name, or with that other name.
+    """Return the entry of that name or alias.
 
     Raises:
         GymError: ``NOT_FOUND`` with the names that are near.
@@ -127,7 +127,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow]:
-    """Rows of a data set of the catalogue.
+    """Yield the rows of a dataset in the catalogue.
 
     Args:
         name: In the catalogue.
@@ -161,7 +161,7 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
 
 
 def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iterator[PlacedRow]:
-    """Raw rows with the columns of ``entry`` as rows of ``gym_fed.data.rows``."""
+    """Convert raw rows with the columns of ``entry`` to rows of ``gym_fed.data.rows``."""
     columns = entry.read_columns
 
     def rename(value: Any) -> Raw:

@@ -1,4 +1,4 @@
-"""Guesses which columns of a file are the question and the answer, by their names and, last, by their texts."""
+"""Guess which columns of a file hold questions and answers, by their names, then by their contents."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _SPACED_TEXT = 0.5
 
 @dataclass(frozen=True)
 class ColumnGuess:
-    """Columns of a file by the names that formats expect.
+    """Guessed columns, by the names that formats expect.
 
     Attributes:
         columns: Names in the file, by ours.
@@ -103,7 +103,7 @@ class ColumnGuess:
 
     @property
     def option(self) -> str:
-        """The option that names these columns, quoted for a shell."""
+        """The ``--columns`` option for these columns, quoted for a shell."""
         return columns_option(self.columns)
 
 
@@ -140,7 +140,7 @@ def guess_columns(sample: Sequence[Raw], kind: str = "any") -> ColumnGuess | Non
 def _by_length(
     prompt: str | None, answer: str | None, texts: list[str], names: list[str], sample: Sequence[Raw]
 ) -> ColumnGuess | None:
-    """Fill in what names do not say: the longest texts are the answer.
+    """Complete a guess by text length: the longest texts are the answer.
 
     A column that is named as a question or context is never the answer, and one named as an answer never the prompt.
     """
@@ -168,7 +168,7 @@ def _guess(columns: dict[str, str], names: Iterable[str], *, by_length: bool = F
 
 
 def _best(names: Sequence[str], tables: Sequence[tuple[str, ...]], *, any_word: bool = False) -> str | None:
-    """The name that matches an earlier table, first as it is, then without filler words, then by any of its words."""
+    """Match a name in the order of the table: exactly, then without filler words, then by any of its words."""
     ranked = []
     for position, name in enumerate(names):
         words = _words(name)
@@ -188,7 +188,7 @@ def _words(name: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    """The singular of a word whose plural is not known itself."""
+    """The singular of a word whose plural is not in the table."""
     if word in _KNOWN:
         return word
     singulars = (word.removesuffix(end) + last for end, last in _PLURALS if word.endswith(end))
@@ -197,7 +197,7 @@ def _singular(word: str) -> str:
 
 
 def _turns(values: Iterable[Any]) -> str | None:
-    """``messages`` or ``conversations`` where a column holds lists of turns."""
+    """``messages`` or ``conversations``, if a column holds lists of turns."""
     for value in values:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return next((ours for key, ours in _TURN_KEYS.items() if key in value[0]), None)
@@ -225,7 +225,7 @@ def columns_option(columns: Mapping[str, str]) -> str:
 
 
 def columns_text(columns: Mapping[str, str]) -> str:
-    """Return what ``parse_columns`` reads as these columns."""
+    """Format columns for ``parse_columns``."""
     text = ",".join(f"{ours}={theirs}" for ours, theirs in columns.items())
     if any("," in theirs or theirs != theirs.strip() for theirs in columns.values()):
         return json.dumps(dict(columns), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Confirms guessed columns on a terminal; elsewhere refuses the file and names the option."""
+"""Confirm guessed columns on a terminal; without one, refuse the file and name the option."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def agreed_columns(
     kind: RowKind = "any",
     yes: bool = False,
 ) -> dict[str, str]:
-    """Return the columns to read a file with: those given, or a guess that the user agrees to.
+    """Return the columns to read a file with: those given, or a guess that the user confirms.
 
     Args:
         path: A file, folder, pattern or URL.
@@ -108,7 +108,7 @@ def agreed_columns(
 
 
 def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
-    """Return the config with agreed columns for each file of ``data`` and ``eval_data`` whose layout is unknown.
+    """Return the config with confirmed columns for each file of ``data`` and ``eval_data`` of unknown layout.
 
     Raises:
         GymError: As ``agreed_columns``.
@@ -131,7 +131,7 @@ def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
 
 
 def _say_delimiter(file: DataFile) -> None:
-    """Report, once for each file, that the columns of a ``.csv`` file are not separated by commas."""
+    """Report once per file that a ``.csv`` file is not separated by commas."""
     delimiter = delimiter_in(file)
     if file.suffix == ".tsv" or delimiter in (None, ",") or not _is_new(f"{file.name} {delimiter}"):
         return
@@ -141,14 +141,14 @@ def _say_delimiter(file: DataFile) -> None:
 
 
 def _is_new(key: str) -> bool:
-    """Note what was said or agreed to; False if it was noted before, by this process or the one that started it."""
+    """Record a report or confirmation; False if this process or its parent recorded it before."""
     agreed = json.loads(os.environ.get(_AGREED, "{}"))
     os.environ[_AGREED] = json.dumps({**agreed, key: True})
     return key not in agreed
 
 
 def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
-    """The sample under the names that are given, without rows that lack one of them.
+    """Rename the columns of a sample, dropping rows that lack one of them.
 
     Raises:
         BadRow: If the first row lacks one.
@@ -164,7 +164,7 @@ def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
 
 
 def _is_known(row: Raw, kind: RowKind) -> bool:
-    """True if a format reads the row; a prompt beside other columns is not enough where answers are needed."""
+    """True if a format reads the row; a prompt alone is not enough if answers are needed."""
     try:
         found = format_of(row)
     except BadRow:
@@ -173,7 +173,7 @@ def _is_known(row: Raw, kind: RowKind) -> bool:
 
 
 def _texts_beside(sample: Sequence[Raw]) -> str | None:
-    """The first column of texts that would be left out of rows that are read by their column ``text``.
+    """The first text column that would be ignored in rows read by their ``text`` column.
 
     Labels, codes, links and metadata in JSON are no such texts.
     """

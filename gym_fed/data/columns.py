@@ -18,7 +18,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
-    """Parse the value of ``--columns``: names of the file's columns, by the names that the format expects.
+    """Parse ``--columns``: the file's column names by the names that the format expects.
 
     Two spellings: ``ours=theirs`` pairs with a comma between them, and a JSON object for names that hold a comma or
     begin or end with a space.

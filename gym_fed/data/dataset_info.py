@@ -42,7 +42,7 @@ def reservoir(items: Iterable[T], count: int, seed: int) -> Iterator[T]:
 
 
 class Columns(StrictModel):
-    """What the columns are called in the data."""
+    """Column names in the data."""
 
     prompt: str | None = None
     query: str | None = None
@@ -60,7 +60,7 @@ class Columns(StrictModel):
 
 
 class Tags(StrictModel):
-    """What the keys and speakers of a conversation are called."""
+    """Keys and speaker names of a conversation."""
 
     role_tag: str = "from"
     content_tag: str = "value"
@@ -72,7 +72,7 @@ class Tags(StrictModel):
 
 
 class DatasetEntry(StrictModel):
-    """One dataset of the file."""
+    """One dataset in the file."""
 
     file_name: str | None = None
     """A file or folder, from the folder of dataset_info.json."""
@@ -100,7 +100,7 @@ _NEEDED = ("prompt", "messages", "response", "chosen", "rejected", "kto_tag")
 
 
 def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
-    """Every dataset of the file, by name.
+    """Read every dataset in the file, by name.
 
     Args:
         path: The file, or the folder it lies in.
@@ -123,7 +123,7 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
 
 
 def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]:
-    """Rows of one dataset of ``info``.
+    """Yield the rows of one dataset of ``info``.
 
     Raises:
         GymError: ``NOT_FOUND`` for a name that is not in the file; ``CONFIG_INVALID`` for places that are not read;
@@ -142,7 +142,7 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
 
 
 def _require_here(name: str, info: Path) -> None:
-    """Say where LLaMA-Factory's own demo sets lie, where its list is not here."""
+    """Name the location of LLaMA-Factory's demo datasets if its list is missing."""
     from gym_fed.data.catalogue import catalogue
 
     theirs = catalogue().get(name)
@@ -202,7 +202,7 @@ def _format(entry: DatasetEntry) -> str:
 
 
 def _renamed(raw: Raw, entry: DatasetEntry) -> Raw:
-    """A row with the keys of our formats."""
+    """Rename a row's keys to those of our formats."""
     columns = entry.columns or _DEFAULT_COLUMNS
     format = _format(entry)
     keys = {key: key for key in _SHARED}
@@ -242,7 +242,7 @@ def _turns(value: Any) -> list[Any]:
 
 
 def _retagged(turn: Any, tags: Tags) -> Raw:
-    """A turn as ShareGPT writes it."""
+    """Convert a turn to ShareGPT's keys."""
     turn = as_object(turn)
     if tags.role_tag not in turn:
         raise BadRow(f"a turn has no {tags.role_tag!r}", "dataset_info.json names it under tags")

@@ -1,4 +1,4 @@
-"""Encoded rows on disk, named by a digest of everything that made them: sources' bytes, steps, tokenizer, settings.
+"""Cache encoded rows on disk, keyed by a digest of sources, steps, tokenizer and settings.
 
 A folder per digest holds shards of safetensors and, written last, ``index.json``; a folder without it is not there::
 
@@ -33,7 +33,7 @@ _SHARD_ROWS = 4096
 
 
 class EncodedCache:
-    """The place of one set of encoded rows.
+    """One cache entry of encoded rows.
 
     Args:
         folder: The cache; several sets share it.
@@ -49,11 +49,11 @@ class EncodedCache:
         return (self._folder / "index.json").is_file()
 
     def counts(self) -> RowCounts:
-        """What became of the rows when they were encoded."""
+        """The row counts of the encoding."""
         return RowCounts(**json.loads((self._folder / "index.json").read_text(encoding="utf-8"))["counts"])
 
     def read(self) -> Iterator[Encoded]:
-        """The rows, a shard in memory at a time.
+        """Yield the rows, one shard in memory at a time.
 
         Raises:
             GymError: ``STATE_CORRUPT`` when a shard is missing or does not match the index.
@@ -82,7 +82,7 @@ class EncodedCache:
     def fill(
         self, rows: Iterable[Encoded], recipe_now: Callable[[], Any], counts: RowCounts
     ) -> Iterator[Encoded]:
-        """Pass ``rows`` on while writing them; they count as cached once the last one has been taken.
+        """Pass ``rows`` through while writing them; the entry is valid once the last one was read.
 
         They do not when ``recipe_now`` then differs from what it was: a source was changed while it was read.
         ``counts`` are of the rows, and complete by then.
@@ -124,7 +124,7 @@ def _write_shard(file: Path, rows: list[Encoded]) -> None:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Digest of what decides how a tokenizer encodes: vocabulary, merges, rules, special tokens, chat template."""
+    """Digest of everything that affects encoding: vocabulary, merges, rules, special tokens, chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     parts = [type(tokenizer).__name__, rules, tokenizer.chat_template or "", str(tokenizer.eos_token_id)]

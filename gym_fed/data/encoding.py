@@ -1,4 +1,4 @@
-"""Rows to token ids and labels: what a trainer sees. Labels of tokens that teach nothing are -100."""
+"""Encode rows to token ids and labels; tokens that are not learned have label -100."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def iter_encoded(
     mask_history: bool = False,
     reasoning: Reasoning = "learn",
 ) -> Iterator[Encoded]:
-    """``encode_rows`` for a stream: no more than a thousand rows are held. It may end without having given any.
+    """Stream ``encode_rows``, holding at most a thousand rows. May yield nothing.
 
     ``counts`` is filled while rows are taken.
     """
@@ -93,7 +93,7 @@ def iter_encoded(
 def _teaching(
     encoded: Iterable[Encoded], max_length: int, packing: bool, counts: RowCounts
 ) -> Iterator[Encoded]:
-    """The rows that teach something within ``max_length``; what happens to each is counted."""
+    """Yield the rows with something to learn within ``max_length``, counting the outcome of each row."""
     if packing:
         before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
@@ -122,7 +122,7 @@ def encode_one(
     mask_history: bool = False,
     reasoning: Reasoning = "learn",
 ) -> Encoded:
-    """One row, neither cut nor left out."""
+    """Encode one row without truncating or dropping it."""
     return _encode_chunk(ChatRenderer(tokenizer, assistant_only, mask_history, reasoning), [row], 1)[0]
 
 
@@ -135,7 +135,7 @@ def _stream(renderer: ChatRenderer, rows: Iterable[dict[str, Any]]) -> Iterator[
 
 
 def _encode_chunk(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first: int) -> list[Encoded]:
-    """``first`` is the number of the first row, for messages."""
+    """Encode a chunk of rows; ``first`` is the number of the first row, for messages."""
     with tokenizer_errors(renderer.tokenizer):
         return _each_encoded(renderer, rows, first)
 
@@ -178,7 +178,7 @@ def _encoded_before(tokenizer: Any, row: dict[str, Any], number: int) -> Encoded
 
 
 def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: bool) -> Encoded:
-    """Both in one piece, as they are met; where a token spans the border, it counts as the completion's."""
+    """Encode prompt and completion as one text; a token across the boundary belongs to the completion."""
     text = row["prompt"] + row["completion"]
     prompt, ids = text_ids(tokenizer, [row["prompt"], text])
     ids = ended(tokenizer, ids, text)
@@ -187,12 +187,12 @@ def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: boo
 
 
 def _shared(part: list[int], whole: list[int]) -> int:
-    """How many tokens two texts begin with in common."""
+    """Number of leading tokens that two texts share."""
     return next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), len(part))
 
 
 def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, Any]]]) -> list[Encoded]:
-    """Conversations, each with its row's number."""
+    """Encode conversations, each with its row number."""
     tokenizer = renderer.tokenizer
     require_chat_template(tokenizer)
     written = render_rows(renderer, [(row, place_of(row, number)) for number, row in numbered])
@@ -210,7 +210,7 @@ def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, An
 def _labels(
     ids: list[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]
 ) -> list[int]:
-    """Tokens of which any character is to be learned."""
+    """Label the tokens that contain any learned character."""
     labels, waiting = [IGNORED] * len(ids), deque(spans)
     for at, (start, end) in enumerate(offsets):
         while waiting and waiting[0][1] <= start:
@@ -221,7 +221,7 @@ def _labels(
 
 
 def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Encoded:
-    """For tokenizers without character offsets: by the tokens of the text so far."""
+    """Encode for tokenizers without character offsets, by tokenising prefixes."""
     ids = tokenizer(conversation.text, add_special_tokens=False)["input_ids"]
     labels = [IGNORED] * len(ids)
     for span in conversation.spans:
@@ -233,7 +233,7 @@ def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Enco
 
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[int]:
-    """Token ids of a text, or of a conversation up to where the assistant's answer begins."""
+    """Token ids of a text, or of a conversation up to the start of the assistant's answer."""
     with tokenizer_errors(tokenizer):
         if isinstance(prompt, str):
             return without_second_bos(tokenizer, list(tokenizer(prompt)["input_ids"]))
@@ -245,7 +245,7 @@ def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[i
 
 
 def require_chat_template(tokenizer: Any) -> str:
-    """The tokenizer's chat template.
+    """Return the tokenizer's chat template, or raise.
 
     Raises:
         GymError: ``DATA_INVALID`` when it has none.
@@ -261,7 +261,7 @@ def require_chat_template(tokenizer: Any) -> str:
 
 
 def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
-    """One long row after the other, cut every ``max_length`` tokens; the last may be shorter."""
+    """Concatenate rows and cut them every ``max_length`` tokens; the last may be shorter."""
     rest: Encoded = {"input_ids": [], "labels": []}
     for row in encoded:
         rest = {key: rest[key] + row[key] for key in rest}

@@ -1,4 +1,4 @@
-"""Reads raw rows from JSON, JSONL, CSV, Parquet and text files, each with the words that name its place.
+"""Read raw rows from JSON, JSONL, CSV, Parquet and text files, each with its place for messages.
 
 Rows are read as they are consumed, and none may be longer than ``bounded.MAX_ROW_BYTES``.
 """
@@ -46,7 +46,7 @@ _TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")
 
 
 def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
-    """Rows as they stand in the file, in order.
+    """Yield rows in file order.
 
     Args:
         file: Its suffix decides how it is read; what is unknown is read as JSONL.
@@ -96,7 +96,7 @@ def _read_text(name: str, reader: io.BufferedReader, lines: bool) -> Iterator[Pl
 
 
 def _lines(name: str, reader: io.BufferedReader) -> Iterator[tuple[str, str]]:
-    """Lines that hold something, with ``file:line``."""
+    """Yield non-empty lines with ``file:line``."""
     start = 0
     for number, line in enumerate(bounded_lines(name, reader), start=1):
         text = _decoded(name, line, start)
@@ -114,7 +114,7 @@ def _decoded(name: str, data: bytes, start: int = 0) -> str:
 
 
 def _begins_a_list(reader: io.BufferedReader) -> bool:
-    """True if a ``.jsonl`` file is one list. Its first lines may be empty."""
+    """True if a ``.jsonl`` file is one JSON list. Its first lines may be empty."""
     return reader.peek(_PEEKED_BYTES).removeprefix(_BOM).lstrip()[:1] == b"["
 
 
@@ -135,7 +135,7 @@ def _read_jsonl(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
 
 
 def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
-    """Items of one list, each with its line."""
+    """Yield the items of a JSON list, each with its line."""
     try:
         for number, (line, value) in enumerate(JsonItems(name, reader), start=1):
             yield f"{name}:{line}: row {number}", value
@@ -152,14 +152,14 @@ def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
 
 
 def after_space(text: str, at: int) -> int:
-    """Where the next character of a JSON text stands."""
+    """Offset of the next character of a JSON text that is not whitespace."""
     while text[at : at + 1] in (" ", "\t", "\n", "\r"):
         at += 1
     return at
 
 
 def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[Placed]:
-    """Rows under a header line; empty cells are absent, and cells that are lists elsewhere are read as JSON."""
+    """Yield rows under a header line; empty cells are omitted, and cells of list columns are parsed as JSON."""
     csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
     taken = 0
@@ -201,7 +201,7 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
 
 
 def cell_value(key: str, value: str) -> Any:
-    """What a CSV cell of a column stands for: lists and messages are JSON in it, everything else is text."""
+    """Parse a CSV cell: lists and messages are JSON, everything else is text."""
     if key in ("label", "kto_tag", "forget") and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
@@ -214,7 +214,7 @@ def cell_value(key: str, value: str) -> Any:
 
 
 def _is_messages(value: Any) -> bool:
-    """Whether JSON in a cell is a conversation, and not a text that happens to be JSON."""
+    """True if JSON in a cell is a conversation, rather than text that happens to be JSON."""
     turns = value if isinstance(value, list) else [value]
     return bool(turns) and all(
         isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns

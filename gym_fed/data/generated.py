@@ -1,4 +1,4 @@
-"""Rows of the generated text tasks: a fixed split, and rows that a seed decides.
+"""Draw rows of the generated text tasks, deterministic per seed, with a fixed held-out split.
 
 Whether a prompt is held out is decided by the sha256 of its text, so no seed can leak a held-out prompt into training.
 """
@@ -21,7 +21,7 @@ _CONVERSATION_SHARE = 0.2
 
 
 def is_heldout(prompt: str) -> bool:
-    """Whether a prompt belongs to the held-out split (one in ten, by sha256)."""
+    """True if a prompt is in the held-out split (one in ten, by sha256)."""
     return int.from_bytes(hashlib.sha256(prompt.encode("utf-8")).digest()[:4], "big") % HELDOUT_ONE_IN == 0
 
 
@@ -60,7 +60,7 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
 def generate_mix(
     names: list[str], num: int, *, seed: int = 0, split: Split = "train", max_turns: int = 1
 ) -> list[Row]:
-    """``num`` rows in total, the tasks in equal shares and in turn.
+    """Draw ``num`` rows in total, alternating between the tasks.
 
     Args:
         names: Of ``gym_fed.core.registries.TASKS``.
@@ -86,7 +86,7 @@ def generate_mix(
 def generate_with_rehearsal(
     names: list[str], num: int, rehearse: float, *, seed: int = 0, split: Split = "train"
 ) -> list[Row]:
-    """``num`` rows, of which the share ``rehearse`` is of the base tasks instead, spread evenly.
+    """Draw ``num`` rows, of which the share ``rehearse`` is from the base tasks, spread evenly.
 
     A model that sees one new task alone learns to do it whatever the prompt, and forgets the others; old tasks among
     the rows teach it to look at the prompt, and make what several contributors learnt add up.

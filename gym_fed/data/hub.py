@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face hub: from this machine's cache, else streamed; no code that comes with them is run."""
+"""Read datasets of the Hugging Face Hub from the local cache or by streaming; their code is never run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hub_rows(
     folder: str | None = None,
     files: Sequence[str] = (),
 ) -> Iterator[Placed]:
-    """Raw rows of a hub dataset, one after the other; streamed ones at the commit that was agreed to.
+    """Yield the raw rows of a Hub dataset; streamed ones at the commit that the user agreed to.
 
     Args:
         name: ``owner/name``.
@@ -80,7 +80,7 @@ def hub_rows(
 
 @contextmanager
 def _plain_requests() -> Iterator[None]:
-    """Have small files fetched by the client whose answers are bounded, not by a library of its own (hf_xet)."""
+    """Download small files with the client whose responses are bounded, not with hf_xet."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_DISABLE_XET
@@ -92,7 +92,7 @@ def _plain_requests() -> Iterator[None]:
 
 
 def _require_own_files(name: str, source: str | None, data_files: Any) -> None:
-    """Refuse a data set whose card names files of this machine, of another data set or of another host.
+    """Refuse a dataset whose card refers to local files, another dataset or another host.
 
     Raises:
         GymError: ``DATA_INVALID``.

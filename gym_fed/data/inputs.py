@@ -37,7 +37,7 @@ class Input:
         )
 
     def rows(self) -> Iterator[PlacedRow]:
-        """From the first one on."""
+        """Yield the rows from the first one."""
         if isinstance(self.source, DataConfig):
             return source_rows(self.source)
         return ((f"row {number}", row) for number, row in enumerate(self.source, 1))
@@ -83,7 +83,7 @@ class Input:
 
 
 def as_input(source: Any) -> Input:
-    """A path, config or list of rows, alone or in a pair with its weight.
+    """Parse an input: a path, config or list of rows, alone or in a pair with its weight.
 
     Raises:
         GymError: ``USAGE`` for anything else.
@@ -111,7 +111,7 @@ def as_input(source: Any) -> Input:
 
 
 def _mark(file: DataFile) -> Any:
-    """The sha256 of a file's bytes; of a remote one the mark of its store, where that changes with the bytes."""
+    """The sha256 of a local file; for a remote one, the store's version mark if it changes with the bytes."""
     stamp = file.stamp()
     if file.folder is None and len(stamp) > 2:
         return stamp

@@ -1,4 +1,4 @@
-"""Licences of datasets, by their SPDX identifiers (spdx.org/licenses): those that datasets are commonly under."""
+"""Common dataset licences by SPDX identifier (spdx.org/licenses)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _OWN = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
 
 
 def checked_licence(text: str | None) -> str:
-    """``text`` as SPDX writes it; several may be joined by AND or OR.
+    """Normalise ``text`` to SPDX identifiers, which may be joined by AND or OR.
 
     Raises:
         GymError: ``USAGE`` for none and for one that is not known.

@@ -1,4 +1,4 @@
-"""From what a user names (file, folder, pattern, URL) to the data files behind it, in sorted order."""
+"""Resolve a file, folder, pattern or URL to a sorted list of data files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file, on this machine or behind fsspec.
+    """One file, local or remote through fsspec.
 
     Attributes:
         name: How messages call it: the path, or the URL.
@@ -32,20 +32,20 @@ class DataFile:
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Its bytes, unpacked where it ends in ``.gz``."""
+        """Open the file, decompressing ``.gz``."""
         compression = "gzip" if self._path.lower().endswith(".gz") else None
         with self._fs.open(self._path, "rb", compression=compression) as stream:
             yield stream
 
     def stamp(self) -> dict[str, Any]:
-        """Name, size, and a mark of the store that changes when the bytes do (nothing, for local files)."""
+        """Name, size and the store's version mark, which change with the bytes (empty for local files)."""
         info = self._fs.info(self._path)
         marks = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated")
         return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}
 
 
 def find_files(path: str | Path) -> list[DataFile]:
-    """The files that ``path`` stands for.
+    """List the files that ``path`` stands for.
 
     Args:
         path: A file of any name; a folder, all of whose data files are meant, those in folders below too; a pattern
@@ -80,7 +80,7 @@ def find_files(path: str | Path) -> list[DataFile]:
 
 
 def filesystem(path: str | Path) -> tuple[Any, str, str]:
-    """The fsspec filesystem of a path or URL, the path in it, and what stands before paths in messages.
+    """Return the fsspec filesystem of a path or URL, the path in it, and the prefix of paths in messages.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` when the protocol's package is absent, ``USAGE`` for an unknown protocol.
@@ -110,7 +110,7 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
 
 
 def _s3(url: str) -> tuple[Any, str, str] | None:
-    """S3 by obstore; None where it is not installed, so that another package may read the URL.
+    """S3 by obstore; None if it is not installed, so that another package may read the URL.
 
     Credentials, region and endpoint come from AWS's environment variables; ``AWS_ALLOW_HTTP`` allows plain HTTP.
     """
@@ -140,7 +140,7 @@ def _data_file(name: str, path: str | Path, fs: Any, prefix: str, *, alone: bool
 
 
 def _as_written(name: str) -> str:
-    """Relative where it lies below the working directory."""
+    """The path relative to the working directory, if it is below it."""
     absolute = Path(name)
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else name
 

@@ -1,4 +1,4 @@
-"""Near-duplicate search by MinHash and locality-sensitive hashing (``datasketch``): texts whose shingles overlap.
+"""Near-duplicate detection by MinHash and locality-sensitive hashing (``datasketch``).
 
 Broder 1997, "On the resemblance and containment of documents": the share of hash functions under which two sets have
 the same minimum estimates their Jaccard similarity. Banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
@@ -22,7 +22,7 @@ _BLOCK = 4096  # shingles at once: their hashes take 2 MiB
 
 
 class NearDuplicates:
-    """Texts seen so far; the first of each group of near-duplicates is the one that is kept.
+    """An index of texts; the first text of each group of near-duplicates is kept.
 
     Holds 512 bytes of minima and the bands' keys for each text, never the texts.
 
@@ -40,7 +40,7 @@ class NearDuplicates:
         self._minima: list[Any] = []
 
     def find_or_add(self, text: str) -> tuple[int, float] | None:
-        """The earlier text that this one nearly repeats, counted from 0 among those added, and the similarity.
+        """Return an earlier near-duplicate, by its index among the added texts, and the similarity; else add the text.
 
         None when there is none; the text is added then.
         """
@@ -55,7 +55,7 @@ class NearDuplicates:
 
 
 def rows_per_band(threshold: float) -> int:
-    """The most rows a band may have for a pair at the threshold to be compared with 99% probability."""
+    """The most rows per band with which a pair at the threshold is compared with probability 99%."""
     for rows in range(NUM_HASHES, 1, -1):
         if 1 - (1 - threshold**rows) ** (NUM_HASHES // rows) >= _RECALL:
             return rows
@@ -63,12 +63,12 @@ def rows_per_band(threshold: float) -> int:
 
 
 def folded(text: str) -> str:
-    """A text in which case and the width of spaces do not count."""
+    """Normalise case and whitespace."""
     return " ".join(text.casefold().split())
 
 
 def signature(text: str) -> Any:
-    """Minima of the text's runs of five characters, a ``LeanMinHash``; case and the width of spaces do not count."""
+    """MinHash of a text's 5-character shingles (``LeanMinHash``), ignoring case and whitespace."""
     from datasketch import LeanMinHash
 
     said = folded(text)
@@ -83,7 +83,7 @@ def signature(text: str) -> Any:
 
 @functools.cache
 def _empty() -> Any:
-    """The hash functions, drawn once a process."""
+    """The hash functions, drawn once per process."""
     from datasketch import MinHash
 
     return MinHash(NUM_HASHES, hashfunc=zlib.crc32, scheme=SCHEME)

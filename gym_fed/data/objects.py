@@ -1,4 +1,4 @@
-"""Bytes on an object store, named by their sha256: sent whole or not at all, fetched with resume and verified."""
+"""Store objects by sha256 in a folder or object store: atomic uploads, resumable and verified downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_READ_BYTES = 32 << 20
 
 
 class Objects:
-    """A folder or an fsspec URL.
+    """A content-addressed store in a folder or at an fsspec URL.
 
     Args:
         url: Where it lies; a plain path is a local folder, which is made when something is written.
@@ -35,11 +35,11 @@ class Objects:
 
     @property
     def place(self) -> str:
-        """The store's address, the same however its folder was named."""
+        """The store's address, independent of how its folder was spelled."""
         return self._root if self._is_local else self.url
 
     def is_there(self) -> bool:
-        """Whether the folder exists, or anything under the URL."""
+        """True if the folder exists, or anything is stored under the URL."""
         return bool(self._fs.exists(self._root))
 
     def put(self, file: Path, sha256: str) -> None:
@@ -68,7 +68,7 @@ class Objects:
         _require(digest, sha256, file)
 
     def fetch(self, sha256: str, num_bytes: int, target: Path) -> None:
-        """Write an object to ``target``, which must not exist; a part that an earlier try left is continued.
+        """Download an object to ``target``, which must not exist; a partial file is resumed.
 
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for what is no regular file; ``HASH_MISMATCH`` when its bytes are
@@ -104,7 +104,7 @@ class Objects:
         fsync_folder(target.parent)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Write a small file that must not exist yet; False when it does."""
+        """Write a small file; False if it exists already."""
         target = f"{self._root}/{path}"
         self._fs.makedirs(self._fs._parent(target), exist_ok=True)
         if not self._is_local:
@@ -142,7 +142,7 @@ class Objects:
         return True
 
     def read(self, path: str, limit: int = _MOST_READ_BYTES) -> bytes:
-        """The bytes of a small file.
+        """Read a small file.
 
         Raises:
             GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` for what is no regular file.
@@ -162,12 +162,12 @@ class Objects:
         return data
 
     def has(self, sha256: str, num_bytes: int) -> bool:
-        """Whether an object is there with its size; its bytes are not read."""
+        """True if an object of the right size exists; its bytes are not read."""
         target = f"{self._root}/{_object(sha256)}"
         return bool(self._fs.exists(target)) and int(self._fs.info(target)["size"]) == num_bytes
 
     def digest(self, sha256: str, num_bytes: int) -> str | None:
-        """The sha256 that an object's bytes have, read to ``num_bytes`` and one; None where it is not there.
+        """The sha256 of a stored object, reading at most ``num_bytes`` and one; None if it is missing.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for what is no regular file.
@@ -183,7 +183,7 @@ class Objects:
         return found.hexdigest()
 
     def _open(self, path: str) -> IO[bytes]:
-        """A file to read. Of a local store a regular one alone: a named pipe would be waited for, for ever."""
+        """Open a file. Local files must be regular ones, since a named pipe would block forever."""
         if not self._is_local:
             return self._fs.open(path, "rb")  # type: ignore[no-any-return]
         descriptor = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
@@ -193,11 +193,11 @@ class Objects:
         return os.fdopen(descriptor, "rb")
 
     def names(self, folder: str) -> list[str]:
-        """Names of the files in a folder; none when it is not there."""
+        """List the file names in a folder; empty if it does not exist."""
         return [path for path in self.tree(folder) if "/" not in path]
 
     def tree(self, folder: str) -> list[str]:
-        """Paths of all files below a folder, from there."""
+        """List the paths of all files below a folder, relative to it."""
         root = f"{self._root}/{folder}"
         self._fs.invalidate_cache()
         if not self._fs.exists(root):

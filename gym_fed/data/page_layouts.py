@@ -1,4 +1,4 @@
-"""How each kind of data file is read from a place within it on, for ``gym_fed.data.paging``."""
+"""Readers that resume a data file at a mark, one per file type, for ``gym_fed.data.paging``."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _Record = tuple[str, int, str, Callable[[], Any]]
 
 
 class PageLayout(ABC):
-    """How a kind of file is read; a mark is whatever it needs to begin at a row."""
+    """A reader of one file type; a mark is the state it needs to resume at a row."""
 
     first: Any
 
     @abstractmethod
     def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
-        """Rows from a mark on, each with the mark of the next."""
+        """Yield rows from a mark, each with the mark of the next."""
 
 
 class LinesRows(PageLayout):
-    """A row a line; a mark is byte and line."""
+    """One row per line; a mark is byte and line."""
 
     first = (0, 1)
 
@@ -84,7 +84,7 @@ def _json_line(place: str, line: bytes, offset: int) -> Callable[[], Any]:
 
 
 class CsvRows(PageLayout):
-    """Rows under a header; a mark is byte and line, since a quoted cell may hold line ends."""
+    """Rows under a header; a mark is byte and line, since quoted cells may contain line ends."""
 
     first = (0, 1)
 
@@ -140,7 +140,7 @@ class CsvRows(PageLayout):
 
 
 class JsonListRows(PageLayout):
-    """Items of one list; a mark is character, line and item."""
+    """Items of one JSON list; a mark is character, line and item."""
 
     first = None
 
@@ -182,7 +182,7 @@ class JsonListRows(PageLayout):
 
 
 class TextRows(PageLayout):
-    """A text is one row."""
+    """A text file as one row."""
 
     first = None
 
@@ -196,7 +196,7 @@ class TextRows(PageLayout):
 
 
 class ParquetRows(PageLayout):
-    """Columns in groups of rows; a mark is the row's number."""
+    """Row groups of a Parquet file; a mark is the row number."""
 
     first = 0
 
@@ -204,7 +204,7 @@ class ParquetRows(PageLayout):
         self._name = name
 
     def num_rows(self, path: Path) -> int:
-        """As the file says at its end."""
+        """The number of rows in the file's footer."""
         import pyarrow
         from pyarrow import parquet
 
@@ -258,7 +258,7 @@ def _same(value: Any) -> Any:
 
 
 def _head_of(row: dict[str, Any]) -> str:
-    """The first characters of a row that is too large."""
+    """The first characters of an oversized row."""
     size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
     return (
         str({key: str(value)[:200] for key, value in row.items()})[:HEAD_BYTES]

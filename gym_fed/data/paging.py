@@ -1,4 +1,4 @@
-"""Rows of a large file by their number, without reading what lies before them twice.
+"""Random access to rows of a large file by number, without reading earlier parts twice.
 
 A file is read from the nearest place that is known, every 128th row's. Places become known as rows are read, so that
 the first page of a file of gigabytes costs no more than that of a small one.
@@ -32,7 +32,7 @@ from gym_fed.data.page_layouts import (
 
 @dataclass(frozen=True)
 class PagedRow:
-    """One row as it stands in its file.
+    """One row in its file.
 
     Attributes:
         number: Counted from 0.
@@ -48,7 +48,7 @@ class PagedRow:
     _load: Callable[[], Any] = field(repr=False)
 
     def load(self) -> Any:
-        """Its value.
+        """Load its value.
 
         Raises:
             GymError: ``DATA_INVALID`` where it is not valid; ``TOO_LARGE``.
@@ -63,7 +63,7 @@ class PagedRow:
 
 
 class PagedFile:
-    """A data file on this machine, packed with gzip or not.
+    """A local data file, plain or gzip-compressed.
 
     Args:
         path: Its suffix decides how it is read, as in ``gym_fed.data.files``.
@@ -91,7 +91,7 @@ class PagedFile:
             self._marks = range(0, self.num_rows + 1, STRIDE)
 
     def rows(self, start: int = 0) -> Iterator[PagedRow]:
-        """Rows from the nearest known place before row ``start``, so that a caller can stop on the way to it.
+        """Yield rows from the nearest known mark before row ``start``, so that a caller can stop on the way.
 
         Raises:
             GymError: ``DATA_INVALID`` where the file cannot be read further.
@@ -112,7 +112,7 @@ class PagedFile:
         self.num_rows = number
 
     def about_rows(self) -> int | None:
-        """How many rows there are, by the bytes of those seen; None where nothing can be said."""
+        """Estimated number of rows from the bytes read so far; None if unknown."""
         if self.num_rows is not None:
             return self.num_rows
         if not self._bytes_seen or self.path.suffix.lower() == ".gz":
@@ -120,7 +120,7 @@ class PagedFile:
         return max(self.rows_seen, round(self.stamp[1] * self.rows_seen / self._bytes_seen))
 
     def open(self) -> BinaryIO:
-        """Its bytes, unpacked."""
+        """Open the file, decompressed."""
         if self.path.suffix.lower() == ".gz":
             return cast(BinaryIO, gzip.open(self.path, "rb"))
         return self.path.open("rb")
@@ -153,13 +153,13 @@ class PagedFile:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Changes when a file does: time, size and number of the file."""
+    """Modification time, size and inode, which change with the file."""
     found = path.stat()
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def is_data_file(path: Path) -> bool:
-    """Whether a file is one of rows, by its suffix; a ``.json`` file has to begin with a list."""
+    """True if a file holds rows, by its suffix; a ``.json`` file must begin with a list."""
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(SUFFIXES) or name.endswith(".txt"):
         return False

@@ -1,4 +1,4 @@
-"""The data pipeline: sources in, rows out; filtered, without duplicates, mixed, encoded, packed and cached.
+"""The data pipeline: filter, deduplicate, mix, encode, pack and cache rows of several sources.
 
 Nothing is read until rows are taken, and rows are read as they are taken::
 
@@ -34,7 +34,7 @@ Source = str | Path | DataConfig | Sequence[Row]
 
 
 class DataPipeline(ExpectedElsewhere):
-    """Rows of several sources. Every method gives a new pipeline; iterating one starts from the first row again.
+    """An immutable pipeline of rows; methods return a new one, and iteration restarts from the first row.
 
     Iterating gives rows of ``gym_fed.data.rows``; with ``sequence_length``, it gives ``{"input_ids", "labels"}``, which
     ``sft`` and ``pretrain`` take as they are. What a pass did with the rows is in ``report`` (read, kept, dropped by a
@@ -103,7 +103,7 @@ class DataPipeline(ExpectedElsewhere):
         max_characters: int | None = None,
         max_repetition: float | None = None,
     ) -> DataPipeline:
-        """Keep rows for which ``function`` is true and whose size is in bounds.
+        """Keep rows for which ``function`` is true and whose size is within bounds.
 
         Args:
             function: Given each row.
@@ -122,7 +122,7 @@ class DataPipeline(ExpectedElsewhere):
         return self._with_step(FilterStep(function, key, *limits))
 
     def dedup(self, *, exact: bool = True, near: float | None = None) -> DataPipeline:
-        """Keep the first of rows that are equal, in all sources together.
+        """Keep the first of equal rows across all sources.
 
         Args:
             exact: Drop rows equal to an earlier one.
@@ -143,7 +143,7 @@ class DataPipeline(ExpectedElsewhere):
         seed: int | None = None,
         stopping: Stopping = "first_exhausted",
     ) -> DataPipeline:
-        """Mix the sources here: steps so far act on every source before, so that they do not change the shares.
+        """Mix the sources here: earlier steps act on each source separately, and do not change the proportions.
 
         Without this call the sources are mixed first. See ``interleave`` for ``stopping``.
         """
@@ -167,7 +167,7 @@ class DataPipeline(ExpectedElsewhere):
         return new
 
     def take(self, count: int) -> DataPipeline:
-        """Only the first ``count`` rows, before they are encoded."""
+        """Keep the first ``count`` rows, before encoding."""
         if count < 1:
             raise GymError(ErrorCode.USAGE, f"take: {count} is below 1")
         new = self._copy()
@@ -175,7 +175,7 @@ class DataPipeline(ExpectedElsewhere):
         return new
 
     def pack(self) -> DataPipeline:
-        """Join the encoded rows and cut them every ``sequence_length`` tokens."""
+        """Concatenate encoded rows and cut them every ``sequence_length`` tokens."""
         if self.sequence_length is None:
             raise GymError(ErrorCode.USAGE, "pack needs sequence_length")
         new = self._copy()
@@ -183,7 +183,7 @@ class DataPipeline(ExpectedElsewhere):
         return new
 
     def cache(self, folder: str | Path) -> DataPipeline:
-        """Keep encoded rows in ``folder`` and read them from there when nothing that they depend on has changed."""
+        """Cache encoded rows in ``folder``, and reuse them while nothing that they depend on has changed."""
         if self.sequence_length is None:
             raise GymError(ErrorCode.USAGE, "cache keeps encoded rows; give sequence_length")
         new = self._copy()
@@ -194,15 +194,15 @@ class DataPipeline(ExpectedElsewhere):
         return self.encoded() if self.sequence_length is not None else self.stream()
 
     def stream(self) -> Iterator[Row]:
-        """Rows as they are, never more in memory than the readers' buffers."""
+        """Yield rows with no more memory than the readers' buffers."""
         return (row for _, row in self.placed())
 
     def placed(self) -> Iterator[PlacedRow]:
-        """Rows with the places they come from. ``report`` is of the last pass that was begun."""
+        """Yield rows with their places. ``report`` describes the latest pass."""
         return (placed for _, placed in self._pass())
 
     def numbered(self) -> Iterator[tuple[int, Row]]:
-        """Rows, each with the index of the source it comes from."""
+        """Yield rows, each with the index of its source."""
         return ((index, row) for index, (_, row) in self._pass())
 
     def _pass(self) -> Iterator[tuple[int, PlacedRow]]:
@@ -225,7 +225,7 @@ class DataPipeline(ExpectedElsewhere):
             yield kept
 
     def encoded(self) -> Iterator[Row]:
-        """Token ids and labels, from the cache where one is set and filled.
+        """Yield token ids and labels, from the cache if it is set and filled.
 
         Raises:
             GymError: ``USAGE`` when a step or source that cannot be distinguished from another is to be cached.
@@ -241,7 +241,7 @@ class DataPipeline(ExpectedElsewhere):
         return cache.fill(self._encode(), self._recipe, self.counts)
 
     def is_cached(self) -> bool:
-        """Whether ``encoded`` will read from the cache."""
+        """True if ``encoded`` reads from the cache."""
         return self._cache is not None and EncodedCache(self._cache, self._recipe()).is_filled()
 
     def _encode(self) -> Iterator[Row]:
@@ -258,7 +258,7 @@ class DataPipeline(ExpectedElsewhere):
         )
 
     def _recipe(self) -> Any:
-        """All that the encoded rows depend on."""
+        """Everything that the encoded rows depend on."""
         steps = [[step.key() for step in steps] for steps in (self._before, self._after)]
         if any(key is None for part in steps for key in part):
             raise GymError(

@@ -1,4 +1,4 @@
-"""What a model sees of a row: its tokens as text, and which of them it learns."""
+"""Show a row as the model sees it: its tokens as text, and which of them are learned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_fed.data.text_tokens import text_ids
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of tokens that are all learnt, or all only read."""
+    """A run of tokens that are all learned, or all only read."""
 
     text: str
     learnt: bool
@@ -26,7 +26,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class PreviewedSequence:
-    """One sequence that the model is given.
+    """One encoded sequence.
 
     Attributes:
         name: ``row``, or ``chosen``, ``rejected``, ``liked``, ``disliked``, ``prompt``.
@@ -39,7 +39,7 @@ class PreviewedSequence:
     cut: int
 
     def segments(self, tokenizer: Any) -> list[Segment]:
-        """The sequence as it is seen, in order."""
+        """The sequence as segments, in order."""
         length = len(self.encoded["input_ids"]) - self.cut
         pairs = zip(self.encoded["input_ids"][:length], self.encoded["labels"][:length], strict=True)
         runs: list[tuple[bool, list[int]]] = []
@@ -53,7 +53,7 @@ class PreviewedSequence:
 
 @dataclass
 class Statistics:
-    """Of all sequences that were looked at."""
+    """Token statistics of the previewed sequences."""
 
     rows: int = 0
     lengths: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Statistics:
         self.counts.count(longest, cut=cut, tokens=learned, tokens_cut=lost)
 
     def summary(self) -> dict[str, Any]:
-        """Figures for people and JSON; lengths are in tokens, before cutting."""
+        """Figures for display and JSON; lengths are in tokens before truncation."""
         lengths = sorted(self.lengths)
         count = len(lengths)
         return {
@@ -123,7 +123,7 @@ def sequences_of(
     mask_history: bool = False,
     reasoning: Reasoning = "learn",
 ) -> list[PreviewedSequence]:
-    """Every sequence that a row becomes: one, or two for a pair.
+    """List the sequences of a row: one, or two for a preference pair.
 
     Raises:
         GymError: ``DATA_INVALID`` when the tokenizer cannot encode it; see ``encode_rows``.
@@ -158,7 +158,7 @@ def _of_prompt(tokenizer: Any, row: Row, kind: str, reasoning: Reasoning) -> Ite
 
 
 def _answered(tokenizer: Any, row: Row, answer: Any, reasoning: Reasoning) -> Encoded:
-    """Of a prompt and an answer, only the answer counts, whatever roles the prompt has; it begins where both differ."""
+    """Encode a prompt and an answer, of which only the answer is learned; it begins where both differ."""
     if isinstance(row["prompt"], str):
         return encode_one(tokenizer, {"prompt": row["prompt"], "completion": answer})
     whole, prompt = _ids(tokenizer, row, answer, reasoning), _ids(tokenizer, row, [], reasoning)

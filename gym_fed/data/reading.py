@@ -1,4 +1,4 @@
-"""Reads datasets into rows of ``gym_fed.data.rows``; a row that cannot be used is named by file and line."""
+"""Read datasets into rows of ``gym_fed.data.rows``; errors name file and line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_rows(
 def iter_rows(
     path: str | Path, format: str = "auto", *, rename: Rename | None = None, text_lines: bool = False
 ) -> Iterator[PlacedRow]:
-    """``load_rows`` one row at a time, each with its place.
+    """Stream ``load_rows``, each row with its place.
 
     Args:
         path: As for ``load_rows``.
@@ -70,7 +70,7 @@ def iter_rows(
 
 
 def iter_raw(path: str | Path, format: str = "auto") -> Iterator[tuple[str, Any, Row]]:
-    """``iter_rows`` with each row as it stands in the file, too: place, raw row, row."""
+    """Stream ``iter_rows`` with the raw row too: place, raw row, row."""
     for file in find_files(path):
         last: list[Any] = [None]
 
@@ -86,7 +86,7 @@ def iter_raw(path: str | Path, format: str = "auto") -> Iterator[tuple[str, Any,
 def converted(
     raw_rows: Iterable[Placed], format: str, rename: Rename | None = None, folder: Path | None = None
 ) -> Iterator[PlacedRow]:
-    """Raw rows as rows of one format; ``auto`` is settled by the first.
+    """Convert raw rows of one format; ``auto`` is decided by the first row.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the place; where that is a row of sound or film, how many there are.
@@ -119,7 +119,7 @@ def converted(
 def _other_empty_rows(
     reader: Format | None, rest: Iterator[Placed], rename: Rename | None, number: int
 ) -> str:
-    """Say how many rows have an empty cell, of row ``number`` and those after it, if there are several."""
+    """Report how many rows, from row ``number`` on, have an empty cell, if there are several."""
     empty, total = 1, number
     with suppress(GymError):  # a later place that cannot be read is reported once this row is fixed
         for total, (_, raw) in enumerate(islice(rest, _COUNTED_ROWS), start=number + 1):  # noqa: B007
@@ -136,7 +136,7 @@ def _other_empty_rows(
 def _media_rows(
     first: MediaRow, reader: Format, rest: Iterator[Placed], rename: Rename | None, number: int
 ) -> BadRow:
-    """``first``, with the count of all such rows: row ``number`` and those in ``rest``."""
+    """Return ``first`` with the count of all such rows: row ``number`` and those in ``rest``."""
     found = Counter(first.kinds)
     media, total = 1, number
     for total, (_, raw) in enumerate(rest, start=number + 1):  # noqa: B007
@@ -172,7 +172,7 @@ def format_of(row: Row) -> Format:
 
 
 def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
-    """Return the refusal of a row that no format reads, with the option that names its columns where one is guessed."""
+    """The error for a row that matches no format, with the ``--columns`` option if columns can be guessed."""
     names = [plain(str(name), _SHOWN_CHARACTERS) for name in row]
     shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", ..." if len(names) > _SHOWN_NAMES else "")
     needed = (
@@ -191,7 +191,7 @@ def _file_rows(file: DataFile, format: str, rename: Rename | None, text_lines: b
 
 
 def _image(image: Any, folder: Path | None) -> Any:
-    """Paths are looked for beside the data file, as LLaMA-Factory writes them; data URLs and bytes are kept."""
+    """Resolve an image: paths relative to the data file, as in LLaMA-Factory; data URLs and bytes are kept."""
     if not isinstance(image, str) or image.startswith("data:"):
         return image
     if "://" in image:
@@ -206,7 +206,7 @@ def _image(image: Any, folder: Path | None) -> Any:
 
 
 def _check_places_of_images(row: Row) -> None:
-    """As many places for images (``<image>`` or parts) as images; none at all means: before the first question."""
+    """Check that the number of images matches their placeholders; without any, they precede the first question."""
     turns = row.get("messages") or row.get("prompt")
     contents = [turn["content"] for turn in turns] if isinstance(turns, list) else [turns]
     places = sum(

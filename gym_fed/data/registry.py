@@ -1,4 +1,4 @@
-"""The dataset registry: named, versioned and licensed datasets on an object store, verified on the way in and out.
+"""The dataset registry: named, versioned, licensed datasets on an object store, verified on push and pull.
 
 The store is a folder or any fsspec URL. Objects are named by the sha256 of their bytes, as in the hub's store; a
 version of a dataset is a small manifest that names its objects. The manifest is written last and never replaced, so
@@ -50,7 +50,7 @@ class DatasetFile(StrictModel):
 
 
 class DatasetManifest(StrictModel):
-    """One version of a dataset: what a push publishes."""
+    """One version of a dataset, as published by a push."""
 
     name: str
     version: int = Field(ge=1)
@@ -62,7 +62,7 @@ class DatasetManifest(StrictModel):
     """Seconds since 1970."""
 
     def same_content(self, other: DatasetManifest) -> bool:
-        """Whether the two differ in number and time alone."""
+        """True if two versions differ in number and time only."""
         skipped = {"version", "created_at"}
         return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
 
@@ -72,12 +72,12 @@ Versions = list[int]  # named here, since a method below is called list
 
 
 def default_store() -> str:
-    """``$GYM_DATASETS``, else ``datasets`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
+    """The default store: ``$GYM_DATASETS``, else ``datasets`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
     return os.environ.get("GYM_DATASETS") or str(default_home() / "datasets")
 
 
 class DatasetRegistry:
-    """Datasets on one store.
+    """The datasets on one store.
 
     Args:
         url: A folder, or an fsspec URL such as ``s3://bucket/datasets``; by default ``default_store()``.
@@ -92,7 +92,7 @@ class DatasetRegistry:
     def push(
         self, name: str, path: str | Path, *, licence: str | None = None, description: str = ""
     ) -> DatasetManifest:
-        """Publish a file, or all files of a folder (hidden ones excepted), as the next version of ``name``.
+        """Publish a file, or all visible files of a folder, as the next version of ``name``.
 
         What the store has already is not sent again; pushing the newest version once more gives that version.
 
@@ -125,7 +125,7 @@ class DatasetRegistry:
 
     @on_class_too
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
-        """Fetch ``name`` (its newest version) or ``name@version`` into the folder ``dest``; a stopped pull continues.
+        """Download ``name`` (newest version) or ``name@version`` into the folder ``dest``; an interrupted pull resumes.
 
         Beside the files lies ``.gym-dataset.json``, the manifest with the licence.
 
@@ -153,7 +153,7 @@ class DatasetRegistry:
         return manifest
 
     def show(self, reference: str) -> DatasetManifest:
-        """The manifest of ``name`` or ``name@version``.
+        """Return the manifest of ``name`` or ``name@version``.
 
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a manifest that cannot be read.
@@ -189,11 +189,11 @@ class DatasetRegistry:
         return found
 
     def list(self) -> Manifests:
-        """The newest version of every dataset, by name."""
+        """List the newest version of every dataset, by name."""
         return [self.show(name) for name in sorted(self._all_names())]
 
     def versions(self, name: str) -> Versions:
-        """The versions of a dataset in rising order; none when there is no such dataset."""
+        """List the versions of a dataset, ascending; empty if there is none."""
         names = self._objects.names(f"{self._kind}/{name}")
         return sorted(int(match[1]) for file in names if (match := _MANIFEST.fullmatch(file)))
 
@@ -209,7 +209,7 @@ class DatasetRegistry:
 
 
 def is_dataset_name(reference: str) -> bool:
-    """Whether ``name`` or ``name@version`` could be of a dataset."""
+    """True if ``name`` or ``name@version`` is a valid dataset name."""
     name, at, version = reference.partition("@")
     return _NAME.fullmatch(name) is not None and (not at or version.isdecimal())
 

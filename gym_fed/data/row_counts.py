@@ -1,4 +1,4 @@
-"""Counts of the rows that were read: learned, cut, dropped. Every row is counted."""
+"""Count learned, truncated and dropped rows; every row is counted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _KEPT_WHOLE = 0.95
 
 
 def teaches(labels: Sequence[int]) -> bool:
-    """Whether a row has anything to learn: its first token is never predicted, so a later one must have a label."""
+    """True if a row has a label to learn. The first token is never predicted, so a later one must have a label."""
     return any(label != IGNORED for label in labels[1:])
 
 
 @dataclass
 class RowCounts:
-    """Counts of rows, and of tokens that have a label. ``rows == learned + dropped``; ``cut`` rows are among both."""
+    """Counts of rows and labelled tokens. ``rows == learned + dropped``; ``cut`` rows are among both."""
 
     rows: int = 0
     """All that were given."""
@@ -59,7 +59,7 @@ class RowCounts:
 
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
-        """Of rows that are all learned as they are; how many of their tokens are, nobody has counted."""
+        """Counts for rows that are all learned whole; their labelled tokens are not counted."""
         return cls(rows=rows, learned=rows)
 
     def add(self, whole: Sequence[int], kept: Sequence[int]) -> None:
@@ -69,7 +69,7 @@ class RowCounts:
         self.count(len(whole), cut=len(kept) < len(whole), tokens=learned, tokens_cut=lost)
 
     def count(self, length: int, *, cut: bool, tokens: int, tokens_cut: int) -> None:
-        """Count one row of ``length`` tokens; it is dropped where ``tokens`` is 0."""
+        """Count one row of ``length`` tokens; it is dropped if ``tokens`` is 0."""
         self.rows += 1
         self.cut += cut
         self.learned += tokens > 0
@@ -79,7 +79,7 @@ class RowCounts:
         self.lengths.append(length)
 
     def given(self, encoded: Iterable[dict[str, list[int]]]) -> Iterator[dict[str, list[int]]]:
-        """Rows that are joined before they are cut, counted as they pass: none of them is cut."""
+        """Count rows that are concatenated before they are cut; none of them is cut itself."""
         for row in encoded:
             self.add(row["labels"], row["labels"])
             yield row
@@ -110,7 +110,7 @@ class RowCounts:
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:
-        """What a person should know before the work, and the remedy; None where little is lost.
+        """A warning with its remedy if many rows are lost; None otherwise.
 
         Little is: at most a tenth of the rows dropped, and at most half of the labelled tokens cut.
         """
@@ -125,7 +125,7 @@ class RowCounts:
         return f"{' and '.join(problems)}; {self._remedy(max_length)}" if problems else None
 
     def nothing_learned(self, max_length: int | None) -> GymError:
-        """The refusal (``DATA_INVALID``) of rows of which none is learned: why that is, and the remedy."""
+        """The error (``DATA_INVALID``) for rows of which none is learned, with reason and remedy."""
         max_length = self.max_length or max_length
         problem = f"none of the {self.rows} rows has anything to learn"
         if not self.tokens_cut:
@@ -148,13 +148,13 @@ class RowCounts:
         return f"max_length: {enough} would keep {_KEPT_WHOLE:.0%} of the rows whole"
 
     def length_of_most(self) -> int:
-        """The ``max_length`` that 95 of 100 rows fit into."""
+        """The ``max_length`` that 95% of rows fit into."""
         ordered = sorted(self.lengths)
         return ordered[max(0, -(-int(100 * _KEPT_WHOLE) * len(ordered) // 100) - 1)] if ordered else 0
 
 
 class EncodedRows(list[dict[str, Any]]):
-    """Encoded rows, and what became of those that were given."""
+    """Encoded rows with the counts of their sources."""
 
     def __init__(self, rows: Iterable[dict[str, Any]], counts: RowCounts) -> None:
         super().__init__(rows)
@@ -162,7 +162,7 @@ class EncodedRows(list[dict[str, Any]]):
 
 
 def counts_of(encoded: Sequence[dict[str, Any]], given: int) -> RowCounts:
-    """The counts that an algorithm's ``encode`` gave, or, where it gave a bare list, its length."""
+    """The counts of an algorithm's ``encode``; for a plain list, its length."""
     if isinstance(encoded, EncodedRows):
         return encoded.counts
     learned = min(len(encoded), given)

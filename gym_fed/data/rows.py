@@ -44,7 +44,7 @@ _REMEDY = {
 
 
 class PlacedDict(dict[str, Any]):
-    """A row that remembers where it was read, so that a later refusal can name the place. Equal to a plain one."""
+    """A row that remembers where it was read, so that later errors can name the place. Equal to a plain dict."""
 
     place: str | None = None
     unread: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class PlacedDict(dict[str, Any]):
         unread: Iterable[str] = (),
         columns: Mapping[str, str] | None = None,
     ) -> PlacedDict:
-        """``row`` with ``place``."""
+        """Attach ``place`` to ``row``."""
         placed = cls(row)
         placed.place = place
         if columns:
@@ -71,18 +71,18 @@ class PlacedDict(dict[str, Any]):
 
     @classmethod
     def like(cls, row: Row, other: Row) -> PlacedDict:
-        """``row`` with the place of the row it was made of."""
+        """Give ``row`` the place of the row it was made from."""
         place, columns = getattr(other, "place", None), getattr(other, "columns", None)
         return cls.of(row, place, getattr(other, "unread", ()), columns)
 
 
 def unread_keys(rows: Iterable[Row]) -> Counter[str]:
-    """In how many of the rows each unread key stood."""
+    """Count the rows in which each unread key occurs."""
     return Counter(name for row in rows for name in getattr(row, "unread", ()))
 
 
 def unread_in_words(counts: Mapping[str, int]) -> str | None:
-    """The keys that nobody reads, for people; None where there are none."""
+    """The unread keys as text; None if there are none."""
     if not counts:
         return None
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -95,12 +95,12 @@ def unread_in_words(counts: Mapping[str, int]) -> str | None:
 
 
 def place_of(row: Row, number: int) -> str:
-    """What messages call a row: its place, or its number among those at hand."""
+    """The name of a row in messages: its place, or its number."""
     return getattr(row, "place", None) or f"row {number}"
 
 
 def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
-    """Rows of one kind, converted where nothing is lost that the kind needs.
+    """Convert rows to one kind, if nothing is lost that the kind needs.
 
     Conversations become prompts (the last answer is kept as ``answer``) and preference pairs become two unpaired rows,
     one prompts, or supervised rows of the chosen answer.
@@ -119,7 +119,7 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
 
 
 def kind_of(row: Row) -> RowKind | None:
-    """The kind a row has as it is, or None for what is no row."""
+    """The kind of a row; None if it is not a row."""
     if "messages" in row or "text" in row or "input_ids" in row:
         return "supervised"
     for kind, keys in _KEYS.items():
@@ -165,13 +165,13 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
 
 
 def _column_remedy(row: Row, kind: RowKind) -> str:
-    """Name the option for a row whose answer stands in a column of another name."""
+    """The option that names the columns of a row whose answer is under another name."""
     guess = guess_rest([row], kind)
     return "" if guess is None or "text" in guess.columns else f"; or, if this is right: {guess.option}"
 
 
 def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
-    """Rows may be made in memory, where nobody has looked at what stands under their keys."""
+    """Check the types of a row's values, since rows may be created in memory."""
     keys: Sequence[str] = _KEYS.get(str(kind), ())
     if kind == "supervised":
         whole = [key for key in ("messages", "text", "input_ids") if key in row]
@@ -201,7 +201,7 @@ def _is_text_or_turns(key: str, value: Any) -> bool:
 
 
 def _joined(row: Row) -> Row:
-    """The chosen answer as what is to be learnt."""
+    """The chosen answer, as text to learn."""
     context: Row = {key: row[key] for key in ("tools", "images", "forget") if key in row}
     prompt, answer = row["prompt"], row["chosen"]
     if isinstance(prompt, str):
@@ -214,7 +214,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def surrogate_in(row: dict[str, Any]) -> str | None:
-    """Return what is wrong with the first text that holds half a surrogate pair; None where no text does."""
+    """Describe the first unpaired surrogate in a row's texts, which no tokenizer accepts; None if there is none."""
     for key, value in row.items():
         if (found := _found(key)) is None:
             found = _found(value)
@@ -225,7 +225,7 @@ def surrogate_in(row: dict[str, Any]) -> str | None:
 
 
 def _found(value: Any) -> tuple[int, int] | None:
-    """The code and its place in its text."""
+    """The first unpaired surrogate in a value, and its position."""
     if isinstance(value, str):
         match = None if value.isascii() else _SURROGATE.search(value)
         return None if match is None else (ord(match[0]), match.start())

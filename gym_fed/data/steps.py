@@ -1,4 +1,4 @@
-"""Steps of a pipeline: each sees one row after the other and keeps it or not, and counts what it dropped and why."""
+"""Pipeline steps that keep or drop rows one by one, and count what they drop by reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Judge = Callable[[str, Row], str | None]
 
 @dataclass(frozen=True)
 class Duplicate:
-    """A row that was dropped, the earlier one it repeats, and how alike they are (1 for exact copies)."""
+    """A dropped row, the earlier row it repeats, and their similarity (1 for exact copies)."""
 
     place: str
     earlier: str
@@ -28,7 +28,7 @@ class Duplicate:
 
 @dataclass
 class Report:
-    """What happened to the rows of one pass: ``read``, ``kept``, and ``dropped`` by reason."""
+    """Outcome of one pass: ``read``, ``kept``, and ``dropped`` by reason."""
 
     read: int = 0
     kept: int = 0
@@ -39,20 +39,20 @@ class Report:
 
 
 class Step(ABC):
-    """What is done with rows, written down; ``start`` gives what does it, for one pass."""
+    """A step's configuration; ``start`` creates its state for one pass."""
 
     @abstractmethod
     def start(self, tokenizer: Any, report: Report) -> Judge:
-        """A judge with nothing seen yet."""
+        """Create the state of a pass."""
 
     @abstractmethod
     def key(self) -> Any:
-        """JSON that changes when the step's outcome does; None when that cannot be known."""
+        """JSON that changes with the step's outcome; None if that cannot be known."""
 
 
 @dataclass(frozen=True)
 class FilterStep(Step):
-    """Keeps rows that a function likes and whose size is in bounds."""
+    """Keep rows that a function accepts and whose size is within bounds."""
 
     function: Callable[[Row], bool] | None
     function_key: str | None
@@ -92,7 +92,7 @@ class FilterStep(Step):
 
 @dataclass(frozen=True)
 class DedupStep(Step):
-    """Keeps the first of rows that are equal, or nearly so."""
+    """Keep the first of equal or nearly equal rows."""
 
     exact: bool
     near: float | None
@@ -124,13 +124,13 @@ class DedupStep(Step):
 
 
 def row_digest(row: Row) -> bytes:
-    """16 bytes that name a row by its content."""
+    """A 16-byte digest of a row's content."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=repr)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def text_of(row: Row) -> str:
-    """All the words of a row, a turn a line."""
+    """All text of a row, one turn per line."""
     return "\n".join(_texts(row))
 
 
@@ -150,7 +150,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def repetition(text: str) -> float:
-    """Share of the characters that stand in runs of ten which occur more than once; 0 for short texts.
+    """Share of characters in 10-character runs that occur more than once; 0 for short texts.
 
     After the rules of Rae et al. 2021 (Gopher), table A1, on characters instead of words, so that it holds for any
     language.

@@ -1,4 +1,4 @@
-"""Turns rows whose prompts and answers are plain strings into chat turns, which is how the trained model is prompted.
+"""Convert rows with plain-string prompts and answers to chat turns, the form in which the model is prompted later.
 
 ``gym chat``, ``gym api`` and evaluations put a prompt into the tokenizer's chat template. A row that is trained without
 it teaches answers to prompts that never occur, so rows get the template wherever they meet a tokenizer that has one.
@@ -27,14 +27,14 @@ _QUESTION, _ANSWER, _NEXT = "first-question-5d1e", "first-answer-5d1e", "second-
 
 
 def is_string_row(row: Row) -> bool:
-    """Return True if the row has a prompt, and all its answers and the prompt are strings."""
+    """True if the row has a prompt, and the prompt and all answers are strings."""
     return isinstance(row.get("prompt"), str) and all(
         isinstance(row[key], str) for key in _ANSWERS if key in row
     )
 
 
 def as_turns(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Rewrite string rows as a user's turn and the assistant's turns.
+    """Convert string rows to user and assistant turns.
 
     Rows stay as they are where the tokenizer has no chat template, where they are conversations or ``text``, and where
     the prompt already holds the template's own marks (it was templated beforehand).
@@ -50,7 +50,7 @@ def as_turns(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
 
 
 def count_forms(tokenizer: Any, rows: Sequence[Row]) -> dict[str, int]:
-    """Count what string rows become: ``turns``, ``templated`` (left as they are) or, without a template, ``raw``."""
+    """Count the outcome for string rows: ``turns``, ``templated`` (unchanged) or, without a template, ``raw``."""
     strings = [row for row in rows if is_string_row(row)]
     if not strings or not getattr(tokenizer, "chat_template", None):
         counts = {"raw": len(strings)}
@@ -62,7 +62,7 @@ def count_forms(tokenizer: Any, rows: Sequence[Row]) -> dict[str, int]:
 
 
 def forms_in_words(forms: Mapping[str, int]) -> list[str]:
-    """Return the sentences that report ``count_forms``."""
+    """Describe ``count_forms`` in sentences."""
     return [
         f"{count:,} {'row' if count == 1 else 'rows'} of plain strings, {_WORDS[form]}"
         for form, count in forms.items()
@@ -72,7 +72,7 @@ def forms_in_words(forms: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Marks:
-    """The marks of a tokenizer's chat template.
+    """Strings that mark a text as already templated.
 
     Attributes:
         tokens: Special tokens that the template writes around turns.
@@ -117,14 +117,14 @@ def _turned(marks: _Marks, row: Row) -> Row:
 
 
 def _without_end(text: str, ends: tuple[str, ...]) -> str:
-    """Remove an end token that was written by hand, because the template writes it again."""
+    """Remove a hand-written end token, since the template adds it."""
     stripped = text.rstrip()
     end = next((end for end in ends if stripped.endswith(end)), None)
     return text if end is None else stripped.removesuffix(end)
 
 
 def _marks_of(tokenizer: Any) -> _Marks:
-    """Find what shows that a text was templated already.
+    """Collect the marks of a tokenizer's chat template.
 
     ``added_tokens_decoder`` is built on each read, which takes milliseconds where thousands of tokens were added. It is
     read once for a tokenizer, until its template or its tokens change.
@@ -149,7 +149,7 @@ def _marks_of(tokenizer: Any) -> _Marks:
 def _marks_in(
     template: Template, candidates: list[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return the special tokens, openings and end tokens of the turns that a template writes."""
+    """List the special tokens, openings and end tokens of the turns that a template writes."""
     from jinja2 import TemplateError
 
     turns = [

@@ -1,4 +1,4 @@
-"""Token ids of plain texts with one BOS and one end token, also where the text already holds them.
+"""Tokenise plain text with exactly one BOS and one EOS token, even if the text contains them already.
 
 A post-processor puts BOS before every text (Llama, Gemma, Mistral). Text that was templated beforehand begins with the
 same token, and a model that reads it twice is prompted with something it never saw.
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Tokenize texts with the tokenizer's own special tokens, and with at most one BOS.
+    """Tokenise texts with the tokenizer's special tokens, and at most one BOS.
 
     Args:
         tokenizer: A tokenizer of transformers.
@@ -23,7 +23,7 @@ def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
 
 
 def without_second_bos(tokenizer: Any, ids: list[int]) -> list[int]:
-    """Drop the first BOS while another one follows it."""
+    """Drop leading BOS tokens that are followed by another one."""
     bos = getattr(tokenizer, "bos_token_id", None)
     repeated = 0
     while bos is not None and ids[repeated : repeated + 2] == [bos, bos]:
@@ -32,7 +32,7 @@ def without_second_bos(tokenizer: Any, ids: list[int]) -> list[int]:
 
 
 def ended(tokenizer: Any, ids: list[int], text: str) -> list[int]:
-    """Append the end token to the ids of ``text``, unless the text ends with it already."""
+    """Append the EOS token, unless the text ends with it."""
     end = tokenizer.eos_token_id
     if end is None or ids[-1:] == [end] or text.rstrip().endswith(tokenizer.eos_token):
         return ids

@@ -1,4 +1,4 @@
-"""Writes rows to JSONL, JSON, CSV and Parquet files, whole or not at all; converts them where nothing is lost."""
+"""Write rows to JSONL, JSON, CSV and Parquet files atomically, converted if nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BATCH_ROWS = 10_000
 
 
 def check_output(file: Path, overwrite: bool) -> None:
-    """Refuse a file that exists or a suffix that is not written, before anything is read.
+    """Refuse an existing file or an unsupported suffix before anything is read.
 
     Raises:
         GymError: ``FILE_EXISTS`` or ``USAGE``.
@@ -40,7 +40,7 @@ def check_output(file: Path, overwrite: bool) -> None:
 
 
 def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> int:
-    """Write rows as they come; returns how many. Until the last is written, nothing stands at ``file``.
+    """Write rows as they arrive and return their number; ``file`` exists only once the last is written.
 
     Raises:
         GymError: ``FILE_EXISTS``; ``USAGE`` for another suffix; ``DATA_INVALID`` for rows that the kind of file cannot
@@ -60,7 +60,7 @@ def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> i
 
 
 def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]:
-    """A row as ``format`` writes it. Reading the result gives the row again, unless loss is allowed.
+    """Convert a row to ``format``. Reading the result must restore the row, unless loss is allowed.
 
     Args:
         row: One of ``gym_fed.data.rows``.
@@ -94,13 +94,13 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
 
 
 def _only_of_the_answer(row: Row) -> str:
-    """What the last message holds beside its words, which alone become ``answer``."""
+    """Keys of the last message that ``answer`` would lose."""
     last = row["messages"][-1] if "messages" in row else {}
     return ", ".join(repr(key) for key in last if key not in ("role", "content"))
 
 
 def _lost(row: Row, back: Row) -> Iterator[str]:
-    """Names of what is not in ``back`` as it was."""
+    """Names of the keys that ``back`` does not restore."""
     for key, value in row.items():
         found = back.get(key)
         if found == value:
@@ -113,7 +113,7 @@ def _lost(row: Row, back: Row) -> Iterator[str]:
 
 
 class _Counter:
-    """Counts rows as they pass."""
+    """Count rows as they pass."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = rows

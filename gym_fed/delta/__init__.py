@@ -1,1 +1,1 @@
-"""Delta = tuned - base: file format, diff, apply, digest."""
+"""Deltas (tuned - base): file format, encoding and application."""

@@ -1,4 +1,4 @@
-"""The base model of a delta: the names and shapes of its tensors, and the digest of their bytes."""
+"""Describe the base model of a delta: tensor names and shapes, and the digest of their bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 
 def model_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
-    """The parameters of a model by name, sorted; tied ones once, and no buffers, which are not trained."""
+    """The parameters of a model, sorted by name; tied ones once. Buffers are not trained, so not included."""
     named = model.items() if isinstance(model, Mapping) else model.named_parameters()
     return {name: tensor.detach() for name, tensor in sorted(named)}
 
 
 def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> dict[str, Tensor]:
-    """The parameters of ``model``, which must be those of ``spec``.
+    """The parameters of ``model``, checked against ``spec``.
 
     Args:
         model: A module, or its tensors by name.
@@ -52,7 +52,7 @@ def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> di
 def _require_tied_alike(
     model: nn.Module | Tensors, different: Sequence[str], shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> None:
-    """Explain the usual reason for a single tensor too many or too few: one of two heads is tied to the embeddings.
+    """Explain the usual cause of one missing or extra tensor: the head is tied in one of the models only.
 
     Raises:
         GymError: ``BASE_MISMATCH``.
@@ -77,7 +77,7 @@ def _require_tied_alike(
 
 
 def tensors_digest(model: nn.Module | Tensors) -> str:
-    """``sha256:<hex>`` over a model's parameters.
+    """Compute ``sha256:<hex>`` over a model's parameters.
 
     Hashed are, in order of name: the canonical JSON of ``[name, dtype, shape]``, its length before it as
     eight little-endian bytes, and the raw little-endian bytes of the tensor.
@@ -89,7 +89,7 @@ def tensors_digest(model: nn.Module | Tensors) -> str:
 
 
 def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
-    """Sixteen bytes a parameter, of the sha256 of what ``tensors_digest`` hashes of it: to find one that differs."""
+    """Sixteen bytes of sha256 per parameter, over what ``tensors_digest`` hashes of it, to find differences."""
     found = {}
     for name, tensor in model_tensors(model).items():
         digest = hashlib.sha256()
@@ -108,7 +108,7 @@ def _hash_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
 
 @dataclass(frozen=True)
 class BaseSpec:
-    """The base that a delta is checked against.
+    """The base model that a delta is checked against.
 
     Attributes:
         model_name: The base's name, for people.
@@ -128,7 +128,7 @@ class BaseSpec:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model, tied ones once."""
+        """Number of weights, counting tied ones once."""
         total = 0
         for shape in self.shapes.values():
             count = 1
@@ -138,13 +138,13 @@ class BaseSpec:
         return total
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         shapes = {name: list(shape) for name, shape in self.shapes.items()}
         return {"model_name": self.model_name, "digest": self.digest, "shapes": shapes}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BaseSpec:
-        """The reverse of ``to_dict``.
+        """The inverse of ``to_dict``.
 
         Raises:
             GymError: ``MODEL_INVALID`` when the data is not of that form.

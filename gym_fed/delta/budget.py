@@ -1,4 +1,4 @@
-"""Spends a byte budget for the whole file: chooses tensors and their codecs so that the least is lost.
+"""Choose tensors and codecs that minimise the error within a byte budget for the whole file.
 
 A tensor's options are its codecs and, where a residual keeps it for the next round, to be left out (a kind of top-k
 sparsification with whole tensors as the unit; Stich et al. 2018, "Sparsified SGD with Memory").
@@ -26,9 +26,9 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.layout import Layout, header_bytes
 from gym_fed.delta.manifest import Manifest
 from gym_fed.delta.policy import CodecChoice, choice_of, choose
+from gym_fed.delta.writer import Layout, header_bytes
 
 MENU = ("bitdelta", "bitdelta-row", "ternary", "int2", "int4", "int8", "dense")
 """Codecs that ``auto`` weighs for a matrix, unless others are given."""
@@ -43,7 +43,7 @@ _ATTEMPTS = 16
 
 @dataclass(frozen=True)
 class BudgetOption:
-    """A choice for a tensor and the error it leaves; no choice leaves the tensor in the residual."""
+    """A codec for a tensor and the error it leaves; without a codec the tensor stays in the residual."""
 
     choice: CodecChoice | None
     error: float
@@ -61,7 +61,7 @@ def candidates(
     sensitivity: Sensitivity | None = None,
     menu: Sequence[str] = MENU,
 ) -> list[BudgetOption]:
-    """Every way to write a tensor that the policy leaves open, with its error.
+    """List every encoding of a tensor that the policy allows, with its error.
 
     The first is to leave it out, where the policy has error feedback. A tensor whose codec is given counts as kept
     whole by it, but beside tensors whose codec is not.
@@ -107,7 +107,7 @@ def fit(
     max_bits_per_weight: float,
     version: int = MERGE_VERSION,
 ) -> list[CodecChoice]:
-    """One candidate of every tensor so that the whole file, header too, is within the budget.
+    """Choose one candidate per tensor so that the whole file, including its header, is within the budget.
 
     ``version`` is that of merging (``SoupRecipe.merge_version``): soups of version 1 are made again as they were.
 
@@ -148,7 +148,7 @@ def fit(
 def _fit_by_payload(
     options: Mapping[str, Sequence[BudgetOption]], spec: BaseSpec, extra: Mapping[str, str], budget: int
 ) -> list[CodecChoice]:
-    """As merging of version 1 did: payloads get what the header leaves, and less until both fit; [] when they do not.
+    """The allocation of merge version 1: payloads get what the header leaves, less until both fit; [] if they do not.
 
     It leaves some bytes of the budget unused.
     """
@@ -170,7 +170,7 @@ def _fit_by_payload(
 def require_budget(
     choices: Sequence[CodecChoice], spec: BaseSpec, extra: Mapping[str, str], max_bits_per_weight: float
 ) -> None:
-    """Refuse choices of which none may be left out when their file is over the budget.
+    """Refuse mandatory choices whose file exceeds the budget.
 
     Raises:
         GymError: ``CONFIG_INVALID`` with both sizes.
@@ -186,7 +186,7 @@ def require_budget(
 
 
 def estimated_bytes(names: Iterable[str], policy: CodecPolicy, spec: BaseSpec) -> int:
-    """Size of the file that a policy makes of changed tensors, at most: before there are any values."""
+    """Upper bound of the file size for a policy, before any values exist."""
     empty = ((name, torch.empty(spec.shapes[name], device="meta")) for name in names)
     size = file_bytes([choose(name, delta, policy) for name, delta in empty], spec, {})
     if policy.max_bits_per_weight is None:
@@ -196,14 +196,14 @@ def estimated_bytes(names: Iterable[str], policy: CodecPolicy, spec: BaseSpec) -
 
 
 def file_bytes(choices: Sequence[CodecChoice], spec: BaseSpec, extra: Mapping[str, str]) -> int:
-    """Exact size of the file that these choices make."""
+    """Exact size of the file for these choices."""
     manifest = Manifest.of(spec.model_name, spec.digest, [c.record for c in choices], extra)
     layout = Layout.of(manifest.tensors)
     return len(header_bytes(manifest, layout)) + layout.data_bytes
 
 
 def _decoded(delta: Tensor, way: CodecChoice, importance: Tensor | None) -> Tensor:
-    """The payload of a codec for ``[rows, cols]``."""
+    """Encode and decode ``[rows, cols]`` with a codec."""
     codec, params = get_codec(way.record.codec), way.record.params
     weighed = {"importance": importance} if codec.weighs_inputs else {}
     encoded = codec.encode(delta, **weighed, **params)
@@ -211,7 +211,7 @@ def _decoded(delta: Tensor, way: CodecChoice, importance: Tensor | None) -> Tens
 
 
 def _in_numbers(found: Sequence[BudgetOption], index: int) -> CodecChoice | None:
-    """The choice, with its reason in numbers where there was something to choose."""
+    """Add figures to the reason of a choice, if there was an alternative."""
     choice = found[index].choice
     if choice is None or choice.why != "auto":
         return choice

@@ -1,4 +1,4 @@
-"""Encodes a fine-tune: tuned minus base under a policy, with error feedback and a byte budget."""
+"""Encode a fine-tune, tuned minus base, under a policy, with error feedback and a byte budget."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class EncodeReport:
-    """The file that was written.
+    """The encoded file.
 
     Attributes:
         sha256: Lower-case hex sha256 of the file.
@@ -76,7 +76,7 @@ class EncodeReport:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Names of tensors that changed but did not fit the budget; they wait in the residual."""
+        """Names of changed tensors that did not fit the budget; they stay in the residual."""
         return tuple(t.name for t in self.tensors if t.codec is None and t.energy > 0.0)
 
 
@@ -133,7 +133,7 @@ def encode_source(
     menu: Sequence[str] = MENU,
     version: int = MERGE_VERSION,
 ) -> EncodeReport:
-    """``encode_delta`` for deltas that come from anywhere; holds one tensor at a time.
+    """Run ``encode_delta`` on deltas from any source, with one tensor in memory at a time.
 
     ``parts`` gives each tensor's part (``parts_of``; by default from its name). ``sensitivity`` measures what encoding
     costs, and ``menu`` names the codecs that ``auto`` weighs under a budget (``gym_fed.delta.budget``); ``version`` is
@@ -260,7 +260,7 @@ def lora_delta(
 
 
 def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
-    """A layer's second moments, in units of their mean over all layers; so a tensor without any counts as average."""
+    """A layer's second moments relative to their mean over all layers, so that a tensor without any counts as average."""
     if not importance or name not in importance:
         return None
     squares = [m.diagonal() if m.dim() == 2 else m for m in importance.values()]
@@ -269,7 +269,7 @@ def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | No
 
 
 def energy_of(name: str, delta: Tensor) -> float:
-    """Squared norm of a delta.
+    """The squared norm of a delta.
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor whose values are not finite.
@@ -284,7 +284,7 @@ def energy_of(name: str, delta: Tensor) -> float:
 
 
 def _coded(kept: Sequence[CodecChoice], corrected: DeltaSource, write: Write) -> Coded:
-    """All tensors at once, encoded: what ``Refine`` works on."""
+    """All tensors, encoded, as input of ``Refine``."""
     return {c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept}
 
 
@@ -310,7 +310,7 @@ def _entry(
     write: Write,
     refined: Mapping[str, Encoded],
 ) -> DeltaEntry:
-    """Encodes when the writer needs it, unless that is done, and notes norm and loss."""
+    """A lazy entry for the writer, which encodes on demand and records norm and loss."""
     record, codec = choice.record, get_codec(choice.record.codec)
 
     def payload() -> Payload:

@@ -1,4 +1,4 @@
-"""What a PEFT model changed: LoRA factors, named like the weights they change, and the tensors next to them."""
+"""Split a PEFT adapter's change into LoRA factors, named like their weights, and other tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class LoraChange:
-    """All that an adapter changed of its base.
+    """Everything that an adapter changed in its base.
 
     Attributes:
         factors: By weight, as ``lora_delta`` takes them: A ``[r, in]``, B ``[out, r]``, scaling.
@@ -32,7 +32,7 @@ class LoraChange:
 
 
 def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) -> LoraChange:
-    """Split what an adapter changed into factors and differences, so that nothing is left out.
+    """Split an adapter's change into factors and differences, without omissions.
 
     Args:
         model: A ``peft.PeftModel``.
@@ -61,7 +61,7 @@ def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) 
 
 
 def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """The factors of each weight whose change from ``base`` is one product; other tensors may have changed, too."""
+    """The factors of each weight whose change from ``base`` is one product; other tensors may have changed too."""
     import torch
 
     return {
@@ -72,7 +72,7 @@ def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:
 
 
 def lora_factors(model: Any) -> dict[str, Factors]:
-    """The factors of each adapted weight by name, of an adapter that changes nothing else.
+    """The factors of each adapted weight by name, for an adapter that changes nothing else.
 
     Args:
         model: A ``peft.PeftModel`` with one active LoRA adapter on linear layers.
@@ -97,7 +97,7 @@ def lora_factors(model: Any) -> dict[str, Factors]:
 
 
 def is_plain_lora(model: Any) -> bool:
-    """True if LoRA factors are all that was trained, and take less room than the weights they change."""
+    """True if only LoRA factors were trained, and they are smaller than the weights they change."""
     if not hasattr(model, "peft_config") or any(True for _ in _beyond_factors(model)):
         return False
     shapes = [(a.shape, b.shape) for _, (a, b, _), _ in _products(model)]
@@ -105,7 +105,7 @@ def is_plain_lora(model: Any) -> bool:
 
 
 def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
-    """Each weight whose change is one product: its name, its factors, and the weight without them."""
+    """Yield each weight whose change is one product: its name, its factors, and the weight without them."""
     for name, layer in model.get_base_model().named_modules():
         if _is_one_product(layer):
             active = layer.active_adapters[0]
@@ -115,7 +115,7 @@ def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
 
 
 def _beyond_factors(model: Any) -> Iterator[str]:
-    """What an adapter trains that is not two factors of a linear layer, in words."""
+    """Describe what an adapter trains besides two factors per linear layer."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 

@@ -1,4 +1,4 @@
-"""Error feedback: what one round's encoding lost is added to the next round's delta.
+"""Error feedback: add what one round's encoding lost to the next round's delta.
 
 Stich et al. 2018, "Sparsified SGD with Memory" (alg. 1, lines 4-6), and Karimireddy et al. 2019, "Error Feedback Fixes
 SignSGD and other Gradient Compression Schemes" (alg. 2, EF-SIGNSGD): with the true delta ``g_t`` and the residual
@@ -29,14 +29,14 @@ _FORMAT = 1
 
 
 class ErrorFeedback:
-    """One contributor's (or the server's) residual on disk, float32, by tensor name.
+    """A residual on disk, of a contributor or the server, float32 by tensor name.
 
     Two phases, because a residual may only change when the update it belongs to was acknowledged: ``record``
     gathers the next residual, ``stage`` writes it beside the current one, ``commit`` puts it in place.
     """
 
     def __init__(self, path: Path, lineage: str, current: dict[str, Tensor]) -> None:
-        """Use ``load``."""
+        """Use ``load`` instead."""
         self.path = path
         self.lineage = lineage
         self._current = current
@@ -44,7 +44,7 @@ class ErrorFeedback:
 
     @classmethod
     def load(cls, path: str | Path, lineage: str) -> ErrorFeedback:
-        """Read the committed residual; where there is no file yet, start from zero.
+        """Read the committed residual; start from zero if there is no file.
 
         Args:
             path: The safetensors file that holds it.
@@ -58,7 +58,7 @@ class ErrorFeedback:
         return cls(file, lineage, _read(file, lineage) if file.exists() else {})
 
     def compensated(self, name: str, delta: Tensor) -> Tensor:
-        """``delta`` plus the committed residual of this tensor, float32 on the CPU.
+        """Add the committed residual of this tensor to ``delta``; float32 on the CPU.
 
         Raises:
             GymError: ``BASE_MISMATCH`` when the shapes differ.
@@ -76,19 +76,19 @@ class ErrorFeedback:
         return exact + held
 
     def begin(self) -> None:
-        """Forget what an earlier encoding recorded but nobody committed; ``encode_delta`` calls this first."""
+        """Drop the uncommitted records of an earlier encoding; ``encode_delta`` calls this first."""
         self._next = {}
 
     def record(self, name: str, lost: Tensor) -> None:
-        """Note what encoding a tensor lost: compensated minus decoded. It counts after ``commit``."""
+        """Record what encoding a tensor lost, compensated minus decoded. Takes effect at ``commit``."""
         self._next[name] = lost.detach().to("cpu", torch.float32).contiguous()
 
     def residual(self, name: str) -> Tensor | None:
-        """The committed residual of a tensor; None stands for zero."""
+        """The committed residual of a tensor; None for zero."""
         return self._current.get(name)
 
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors with a committed residual, sorted."""
+        """Sorted names of the tensors with a committed residual."""
         return tuple(sorted(self._current))
 
     def norm(self) -> float:
@@ -96,7 +96,7 @@ class ErrorFeedback:
         return math.sqrt(math.fsum(sum_of_squares(t) for t in self._current.values()))
 
     def staged_path(self) -> Path:
-        """Where ``stage`` writes by default."""
+        """The default path of ``stage``."""
         return self.path.with_name(f"{self.path.name}.staged")
 
     def stage(self, path: str | Path | None = None) -> Path:
@@ -109,7 +109,7 @@ class ErrorFeedback:
         return target
 
     def commit(self, path: str | Path | None = None) -> None:
-        """Put a staged residual in the committed one's place; after a crash, ``load`` and ``commit`` do it.
+        """Replace the committed residual by the staged one; after a crash, call ``load`` and ``commit``.
 
         Raises:
             GymError: ``STATE_CORRUPT`` when nothing was staged or the staged file is broken.
@@ -126,17 +126,17 @@ class ErrorFeedback:
         self._current, self._next = fresh, {}
 
     def save(self) -> None:
-        """``stage`` and ``commit`` at once, for those who have nobody to wait for."""
+        """Run ``stage`` and ``commit``, if there is nothing to wait for."""
         self.stage()
         self.commit()
 
     def discard(self) -> None:
-        """Drop what was recorded and staged: the update was refused, the committed residual stands."""
+        """Drop records and the staged residual after a refused update; the committed residual stays."""
         self._next = {}
         self.staged_path().unlink(missing_ok=True)
 
     def reset(self) -> None:
-        """Forget the residual, on disk too."""
+        """Delete the residual, also on disk."""
         self.discard()
         self._current = {}
         self.path.unlink(missing_ok=True)

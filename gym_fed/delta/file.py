@@ -1,4 +1,4 @@
-"""Read a ``.gymdelta``: mapped into memory, everything checked before anything is decoded."""
+"""Read a ``.gymdelta``: memory-mapped, and fully validated before anything is decoded."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch import Tensor
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK, read_at
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.layout import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
 from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
+from gym_fed.delta.writer import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
 
 _CHUNK = 1 << 20
 _DROP_FROM = 1 << 18
@@ -32,7 +32,7 @@ _DROP_FROM = 1 << 18
 
 @dataclass(frozen=True)
 class DeltaLimits:
-    """Caps that hold before anything is read or allocated.
+    """Limits that are checked before anything is read or allocated.
 
     Attributes:
         max_header_bytes: Size of the safetensors header.
@@ -46,7 +46,7 @@ class DeltaLimits:
 
 
 class DeltaFile:
-    """A delta on disk, open and valid. Use as a context manager, or ``close`` it.
+    """An open, valid delta file. Use as a context manager, or ``close`` it.
 
     Tensors of the base that the file leaves out are zero deltas: they are not in ``names``.
     """
@@ -54,7 +54,7 @@ class DeltaFile:
     def __init__(
         self, path: Path, view: mmap.mmap, manifest: Manifest, layout: Layout, spec: BaseSpec | None
     ) -> None:
-        """Use ``open``."""
+        """Use ``open`` instead."""
         self.path = path
         self.manifest = manifest
         self._map: mmap.mmap | None = view
@@ -106,16 +106,16 @@ class DeltaFile:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tensors in the file, sorted."""
+        """Sorted names of the tensors in the file."""
         return tuple(self._records)
 
     def __contains__(self, name: object) -> bool:
-        """Whether the file holds this tensor."""
+        """True if the file has this tensor."""
         return name in self._records
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of the whole file, header too, for each weight of the base (without one: of the file)."""
+        """Bits of the whole file per weight of the base (without a base: of the file's tensors)."""
         return 8.0 * self.size_bytes / max(1, self._num_parameters)
 
     def record(self, name: str) -> TensorRecord:
@@ -123,43 +123,43 @@ class DeltaFile:
         return self._records[name]
 
     def payload(self, name: str) -> Payload:
-        """The tensor's payload as views of the mapped file; valid until ``close``, not to be written to."""
+        """A tensor's payload as read-only views of the mapped file, valid until ``close``."""
         return {field.name: self._view(field) for field in self._layout.fields[name]}
 
     def payload_bytes(self, name: str) -> int:
-        """Size of the tensor's payload in the file."""
+        """Payload size of a tensor."""
         return sum(field.size for field in self._layout.fields[name])
 
     def decode(self, name: str) -> Tensor:
-        """The tensor's delta, float32 in its own shape; the memory is the caller's."""
+        """Decode a tensor's delta to float32 in its own shape, in new memory."""
         record = self._records[name]
         return get_codec(record.codec).decode(self.payload(name), record.shape, record.params)
 
     def decode_rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows of the delta seen as ``[rows, cols]`` (``cols`` its last dimension), float32."""
+        """Decode rows of the delta as ``[rows, cols]`` (``cols`` is its last dimension), float32."""
         record = self._records[name]
         codec = get_codec(record.codec)
         return codec.decode_rows(self.payload(name), record.shape, record.params, start, stop)
 
     def decode_block(self, name: str, rows: slice, cols: slice) -> Tensor:
-        """Some columns of some rows of it, float32; ``cols`` begins at a multiple of ``gym_quant.codec.ALIGNED``."""
+        """Decode some columns of some rows, float32; ``cols`` begins at a multiple of ``gym_quant.codec.ALIGNED``."""
         record = self._records[name]
         codec = get_codec(record.codec)
         return codec.decode_block(self.payload(name), record.shape, record.params, rows, cols)
 
     def tensor_norm(self, name: str) -> float:
-        """L2 norm of the tensor's delta."""
+        """L2 norm of a tensor's delta."""
         record = self._records[name]
         norm = get_codec(record.codec).norm(self.payload(name), record.shape, record.params)
         self.release(name)
         return norm
 
     def norm(self) -> float:
-        """L2 norm of the whole delta; for sign deltas it comes from the scales alone."""
+        """L2 norm of the whole delta; for sign deltas computed from the scales alone."""
         return math.sqrt(math.fsum(self.tensor_norm(name) ** 2 for name in self.names))
 
     def sha256(self) -> str:
-        """Lower-case hex sha256 of the file's bytes."""
+        """The hex sha256 of the file."""
         digest = hashlib.sha256()
         view = self._open_map()
         for start in range(0, len(view), _CHUNK):
@@ -168,7 +168,7 @@ class DeltaFile:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Unmap the file. Views from ``payload`` that still live keep the memory, not the file."""
+        """Unmap the file. Live views from ``payload`` keep the memory, not the file."""
         if self._map is not None:
             view, self._map = self._map, None
             _unmap(view)
@@ -187,7 +187,7 @@ class DeltaFile:
         return self._map
 
     def _view(self, field: Field) -> Tensor:
-        """Through numpy, which keeps the map from being unmapped under a living view; torch alone does not."""
+        """View a field through numpy, which keeps the map alive under a live view; torch alone does not."""
         offset = self._starts[field.dtype] + field.start
         raw = np.frombuffer(self._open_map(), np.uint8, field.size, offset)
         return torch.from_numpy(raw).view(field.dtype).reshape(field.shape)
@@ -199,13 +199,13 @@ class DeltaFile:
             self.release(name)
 
     def release(self, name: str) -> None:
-        """Drop a tensor's pages after a scan, so that the whole file does not end up resident."""
+        """Release a tensor's pages after a scan, so that the file does not become resident."""
         for field in self._layout.fields[name]:
             start = self._starts[field.dtype] + field.start
             self._drop(start, start + field.size)
 
     def _drop(self, start: int, stop: int) -> None:
-        """Give back the whole pages between two offsets; they are read again from the file when needed."""
+        """Release the whole pages between two offsets; they are read again when needed."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (min(stop, self.size_bytes) - first) // mmap.PAGESIZE * mmap.PAGESIZE
         if length >= _DROP_FROM and hasattr(mmap, "MADV_DONTNEED"):
@@ -213,7 +213,7 @@ class DeltaFile:
 
 
 def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]]:
-    """Map the file (private, copy-on-write, so that torch gets a writable buffer) and parse its header."""
+    """Map the file (private, copy-on-write, since torch needs a writable buffer) and parse its header."""
     try:
         handle = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
@@ -245,7 +245,7 @@ def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any
 
 
 def _unmap(view: mmap.mmap) -> None:
-    """Close a map; while a payload view still lives somewhere, the map goes with the last of them instead."""
+    """Close a map; if a payload view is still alive, the map is closed with the last of them."""
     with suppress(BufferError):
         view.close()
 
@@ -299,7 +299,7 @@ def _check_codecs(manifest: Manifest) -> None:
 
 
 def _check_sections(header: dict[str, Any], layout: Layout, data_bytes: int) -> None:
-    """The header must list exactly the sections that follow from the manifest, up to the last byte."""
+    """Check that the header lists exactly the sections that follow from the manifest, to the last byte."""
     starts = layout.section_starts()
     expected: dict[str, Any] = {}
     for name, label, dtype in SECTIONS:

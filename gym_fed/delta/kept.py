@@ -1,4 +1,4 @@
-"""How much of a delta is left in a written model: rounding to 16 bits can take most of a fine-tune away.
+"""Measure how much of a delta survives in a written model: rounding to 16 bits can lose most of a fine-tune.
 
 A weight in bfloat16 has 8 significant bits, so a change below 1/512 of it is rounded away. What a LoRA changes is often
 that small. The logits barely move then, and so does the fine-tune's own effect on them: errors are measured against the
@@ -20,13 +20,13 @@ _BLOCK = 1 << 22
 
 
 class KeptDelta:
-    """Adds up, tensor by tensor, what a written model lost of its delta."""
+    """Sum what a written model lost of its delta, tensor by tensor."""
 
     def __init__(self) -> None:
         self._lost = self._whole = 0.0
 
     def add(self, base: Tensor, tuned: Tensor, written: Tensor) -> None:
-        """Count a tensor of the base, of the exact model, and of what was written; all of one shape."""
+        """Add a tensor of the base, the exact model and the written model, all of one shape."""
         flat = [one.detach().reshape(-1) for one in (base, tuned, written)]
         for at in range(0, flat[0].numel(), _BLOCK):
             old, exact, found = (one[at : at + _BLOCK].to("cpu").double() for one in flat)
@@ -35,12 +35,12 @@ class KeptDelta:
 
     @property
     def share(self) -> float | None:
-        """``1 - |written - tuned| / |tuned - base|`` over all tensors, at least 0; None where nothing changed."""
+        """``1 - |written - tuned| / |tuned - base|`` over all tensors, at least 0; None if nothing changed."""
         return max(0.0, 1.0 - (self._lost / self._whole) ** 0.5) if self._whole else None
 
 
 def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: str) -> float | None:
-    """The share of ``tuned - base`` that is left when the tuned tensors are rounded to ``dtype``.
+    """The share of ``tuned - base`` that survives rounding the tuned tensors to ``dtype``.
 
     Args:
         base: By name; a tensor that it does not have is not counted.
@@ -60,13 +60,13 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
 
 
 def precise_dtype(stored: str, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> str:
-    """The dtype to write a tuned model in by default: the base's own if it keeps the delta, otherwise float32."""
+    """The default dtype of a written model: the base's own if it keeps the delta, otherwise float32."""
     share = share_kept(base, tuned, stored)
     return stored if share is None or share >= LEAST_KEPT else "float32"
 
 
 def mapped_base(folder: Path, tuned: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-    """The tensors of a base's folder, mapped and not loaded; None if they have other names or shapes than the model's.
+    """The tensors of a base's folder, memory-mapped; None if names or shapes differ from the model's.
 
     An output head of the tuned model's own is not asked for: the base may share the embeddings' weights.
     """
@@ -80,7 +80,7 @@ def mapped_base(folder: Path, tuned: Mapping[str, Tensor]) -> Mapping[str, Tenso
 
 
 def kept_text(share: float | None, dtype: str) -> str:
-    """The share for people, with the remedy where it is low; empty where nothing changed."""
+    """Describe the share, with the remedy if it is low; empty if nothing changed."""
     if share is None:
         return ""
     text = f"keeps {share:.1%} of the delta in {dtype}"

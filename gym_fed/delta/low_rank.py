@@ -1,4 +1,4 @@
-"""Encodes LoRA factors for a file: as they were trained, or quantised, with error feedback on the product."""
+"""Encode LoRA factors for a file, as trained or quantised, with error feedback on the product."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LORA = Lora()
 
 @dataclass(frozen=True)
 class Written:
-    """Factors as they go into the file."""
+    """Factors as written to the file."""
 
     choice: CodecChoice
     payload: Payload
 
 
 def plain_factors(factors: Mapping[str, Factors], number_format: str) -> dict[str, Written]:
-    """Factors as trained, in ``bfloat16`` or ``float32``."""
+    """Encode factors as trained, in ``bfloat16`` or ``float32``."""
     written: dict[str, Written] = {}
     for name, (a, b, scaling) in factors.items():
         with _about(name):
@@ -53,7 +53,7 @@ def quantise_factors(
     residual: ErrorFeedback | None,
     on_tensor: Callable[[str], None] | None = None,
 ) -> dict[str, Written]:
-    """Factors quantised by the policy; what that loses of the products is recorded in ``residual``.
+    """Quantise factors by the policy; the loss of the products is recorded in ``residual``.
 
     With ``factors: auto`` bits go to the components of all tensors where they lose the least; a tensor of which no
     component is worth its bytes is left out, and waits in the residual.

@@ -1,4 +1,4 @@
-"""The manifest of a ``.gymdelta``: its base, and name, shape, codec and parameters of every tensor.
+"""The manifest of a ``.gymdelta``: its base, and the name, shape, codec and parameters of every tensor.
 
 Headers count where one bit is spent on a weight, so the rows of the canonical JSON are short: codecs with
 their parameters stand once in a table, and tensors that differ only in the first number of their dotted name
@@ -31,7 +31,7 @@ ParamValue = int | float | str
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """One tensor of a delta: its name, shape, codec and the codec's parameters in normal form."""
+    """The name, shape, codec and normalised codec parameters of one tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a ``.gymdelta`` says about itself; ``tensors`` are in payload order: by name."""
+    """The manifest; ``tensors`` are in payload order, sorted by name."""
 
     base_model: str
     base_digest: str
@@ -56,7 +56,7 @@ class Manifest:
         tensors: Iterable[TensorRecord],
         extra: Mapping[str, str] | None,
     ) -> Manifest:
-        """Sort the records; see ``parse`` for what is refused."""
+        """Sort the records; refuses what ``parse`` refuses."""
         ordered = tuple(sorted(tensors, key=lambda record: record.name))
         for first, second in itertools.pairwise(ordered):
             if first.name == second.name:
@@ -64,7 +64,7 @@ class Manifest:
         return cls(base_model, base_digest, ordered, dict(extra or {}))
 
     def to_json(self) -> str:
-        """The one canonical JSON text of this manifest."""
+        """The canonical JSON of this manifest."""
         texts: dict[str, bytes] = {}  # a file has few codecs, and thousands of tensors
         keys = [f"{r.codec!r} {r.params!r}" for r in self.tensors]
         for record, key in zip(self.tensors, keys, strict=True):
@@ -86,7 +86,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, max_tensors: int) -> Manifest:
-        """Read a manifest. Codecs, and their parameters, are not looked at yet.
+        """Parse a manifest, without checking codecs and their parameters.
 
         Raises:
             GymError: ``DELTA_INVALID`` naming the tensor or the key.
@@ -100,7 +100,7 @@ class Manifest:
         return cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
 
     def require_canonical(self, text: str) -> None:
-        """Refuse a text with the same meaning as this manifest's own, but other bytes.
+        """Refuse a text that is equivalent to this manifest but not its canonical JSON.
 
         Raises:
             GymError: ``DELTA_INVALID``.
@@ -110,7 +110,7 @@ class Manifest:
 
 
 def strict_json(text: str, what: str) -> dict[str, Any]:
-    """A JSON object without duplicate keys, NaN, infinities, lone surrogates or endless nesting.
+    """Parse a JSON object without duplicate keys, NaN, infinities, lone surrogates or deep nesting.
 
     Raises:
         GymError: ``DELTA_INVALID``.
@@ -128,7 +128,7 @@ def strict_json(text: str, what: str) -> dict[str, Any]:
 
 
 def _collapse(records: Iterable[TensorRecord], codecs: Iterable[int]) -> list[list[Any]]:
-    """Rows of the manifest; ``codecs`` are the records' places in its table of codecs."""
+    """Collapse records into rows of the manifest; ``codecs`` are indices into its codec table."""
     groups: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
     rows: list[list[Any]] = []
     for record, codec in zip(records, codecs, strict=True):
@@ -146,7 +146,7 @@ def _collapse(records: Iterable[TensorRecord], codecs: Iterable[int]) -> list[li
 
 
 def _split_index(name: str) -> tuple[str, int | None]:
-    """``a.3.b`` to ``("a.*.b", 3)``; a name without a number of its own between dots has no index."""
+    """Split ``a.3.b`` into ``("a.*.b", 3)``; a name without a number between dots has no index."""
     parts = name.split(".")
     if "*" not in name:
         for place, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Finds the part of a model that a tensor is, and chooses its codec under a policy."""
+"""Classify tensors by their place in a model, and choose codecs under a policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MADE_OF = {
 
 @dataclass(frozen=True)
 class CodecChoice:
-    """A tensor's record, its payload's size, and the reason in words."""
+    """A tensor's record, its payload size, and the reason in words."""
 
     record: TensorRecord
     payload_bytes: int
@@ -32,7 +32,7 @@ class CodecChoice:
 
 
 def parts_of(shapes: Mapping[str, tuple[int, ...]], model: nn.Module | None = None) -> dict[str, str]:
-    """``embeddings``, ``head`` or ``body`` for each tensor: by the model where there is one, or else by the names.
+    """Classify each tensor as ``embeddings``, ``head`` or ``body``, by the model if given, else by name.
 
     By the model, embeddings are the weights of its ``nn.Embedding`` modules and its input embeddings, and the head is
     what it calls its output embeddings. A head that is tied to the embeddings is listed once, as them. By the names,
@@ -58,7 +58,7 @@ def parts_of(shapes: Mapping[str, tuple[int, ...]], model: nn.Module | None = No
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:
-    """``embeddings``, ``head`` or ``body``, by the name that models of transformers give a matrix.
+    """Classify a matrix as ``embeddings``, ``head`` or ``body`` by its name in transformers models.
 
     Heads are ``lm_head`` and ``embed_out``; embeddings are parts of the name that begin or end with ``embed`` or
     ``embeddings``, and GPT-2's ``wte`` and ``wpe``.
@@ -71,7 +71,7 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
 
 
 def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = None) -> CodecChoice:
-    """Pick codec and parameters for one tensor, given its (error-corrected) delta and what it is (``parts_of``).
+    """Choose codec and parameters for one tensor, given its (error-corrected) delta and its part (``parts_of``).
 
     A delta on the meta device, whose values are not known yet, gets the parameters that take the most bytes.
     """
@@ -90,7 +90,7 @@ def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = Non
 
 
 def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str) -> CodecChoice:
-    """A policy's word for a codec, its name or with ``-row`` behind it, with the policy's parameters."""
+    """Resolve a policy's codec word, a name or ``NAME-row``, with the policy's parameters."""
     shape, member = tuple(delta.shape), get_codec(codec_of(word))
     words = policy.model_dump()
     if word.endswith(ROW):
@@ -106,7 +106,7 @@ def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str
 
 
 def _end(model: nn.Module, getter: str) -> nn.Module | None:
-    """The model's own answer, where it has one; models of other libraries need not."""
+    """The model's own embeddings or head, if its class provides them."""
     try:
         found = getattr(model, getter)()
     except (AttributeError, NotImplementedError):

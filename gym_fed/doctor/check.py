@@ -1,4 +1,4 @@
-"""The base class of checks of `gym doctor`, their findings, and the function that runs all of them."""
+"""The base class of checks of `gym doctor`, their findings, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.core.text import plain
 
 
 class Level(StrEnum):
-    """How bad a finding is; ``fail`` makes `gym doctor` end with exit code 1."""
+    """Severity of a finding; ``fail`` makes `gym doctor` exit with code 1."""
 
     OK = "ok"
     WARN = "warn"
@@ -45,20 +45,20 @@ class Finding:
 
 
 class Check(ABC):
-    """Looks at one part of the installation."""
+    """A check of one part of the installation."""
 
     @abstractmethod
     def findings(self) -> Iterable[Finding]:
-        """A line on each thing that it looked at."""
+        """One finding per item checked."""
 
 
 def run_checks() -> list[Finding]:
-    """Run all of them by name; takes seconds, for torch is imported to ask it for devices."""
+    """Run all checks by name; takes seconds, since torch is imported to list devices."""
     return [finding for name in CHECKS.usable() for finding in _findings(name)]
 
 
 def _findings(name: str) -> Iterable[Finding]:
-    """What a check reports; one of another package that raises is reported itself."""
+    """Run a check; if one of another package raises, that is reported as a finding."""
     try:
         return list(CHECKS.new(name).findings())
     except Exception as error:  # a check of another package may raise anything
@@ -69,6 +69,6 @@ def _findings(name: str) -> Iterable[Finding]:
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The worst level among the findings; ``ok`` when there are none."""
+    """The worst level among the findings; ``ok`` without any."""
     order = list(Level)
     return max((f.level for f in findings), key=order.index, default=Level.OK)

@@ -1,4 +1,4 @@
-"""Personal variants of one base model: created from a user's own data, served by name."""
+"""Personal variants of one base model, trained on a user's own data and served by name."""
 
 from __future__ import annotations
 

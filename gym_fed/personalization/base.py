@@ -1,4 +1,4 @@
-"""The base model of a variant that is created or rebased: its weights, with or without a delta."""
+"""The base model of a variant that is created or rebased, with or without a delta."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_fed.personalization.rows import PersonalRows
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded base.
+    """A loaded base model.
 
     Attributes:
         source: What it was loaded from.
@@ -38,7 +38,7 @@ class Base:
 
     @classmethod
     def load(cls, source: str, device: str = "auto") -> Base:
-        """Read a base from this machine.
+        """Load a base from this machine.
 
         Raises:
             GymError: ``MODEL_INVALID`` for an adapter; see ``load_model`` for the others.
@@ -54,18 +54,18 @@ class Base:
 
     @property
     def context(self) -> int | None:
-        """Length of its context in tokens, if its config has it."""
+        """Context length in tokens, if its config has one."""
         found = getattr(self.model.config, "max_position_embeddings", None)
         return int(found) if found else None
 
     @property
     def size(self) -> BaseSize:
-        """What the defaults of a variant depend on."""
+        """The properties of the base that a variant's defaults depend on."""
         return BaseSize(self.context, self.spec.num_parameters)
 
     @contextmanager
     def plus(self, delta: DeltaFile, scale: float = 1.0) -> Iterator[Any]:
-        """The model with ``scale * delta`` added inside the block; exactly the base again after it."""
+        """Add ``scale * delta`` inside this context; the exact base is restored after it."""
         tensors = model_tensors(self.model)
         kept = {name: tensors[name].clone() for name in delta.names if name in tensors}
         try:
@@ -77,11 +77,11 @@ class Base:
                     tensors[name].copy_(tensor)
 
     def for_rows(self, rows: PersonalRows) -> Base:
-        """Return the base with the tokenizer that these rows are trained and measured with."""
+        """Return the base with the tokenizer used to train and evaluate these rows."""
         return replace(self, tokenizer=use_chat_template(self.tokenizer, NONE)) if rows.raw else self
 
     def opened(self, path: Path) -> DeltaFile:
-        """A delta of this base, checked. Close it.
+        """Open and check a delta of this base. Close it.
 
         Raises:
             GymError: As ``DeltaFile.open``.

@@ -1,4 +1,4 @@
-"""Create a variant: train on a person's rows, encode the difference, measure it, and add it to the store.
+"""Create a variant: train on the user's rows, encode the difference, evaluate it, and add it to the store.
 
 The work lies in a folder, so that it can be interrupted and continued.
 """
@@ -126,7 +126,7 @@ def create(
 
 @dataclass(frozen=True)
 class VariantJob:
-    """The work of one variant.
+    """The work on one variant.
 
     Attributes:
         folder: Holds ``order.json``, the run in ``run/``, and the delta.
@@ -159,12 +159,12 @@ class VariantResult:
 
     @property
     def kept(self) -> float | None:
-        """Share of training's gain that the file keeps."""
+        """The share of training's gain that the file keeps."""
         return kept_share(self.loss_before, self.loss_trained, self.loss_encoded)
 
 
 def kept_share(before: float, trained: float, encoded: float) -> float | None:
-    """Share of training's gain that the encoded variant keeps; None where training gained nothing."""
+    """The share of training's gain that the encoded variant keeps; None if training gained nothing."""
     gain = before - trained
     return (before - encoded) / gain if math.isfinite(gain) and gain > 0 else None
 
@@ -172,7 +172,7 @@ def kept_share(before: float, trained: float, encoded: float) -> float | None:
 def train_and_encode(
     job: VariantJob, base: Base, rows: PersonalRows, evaluator: LossEvaluator, listener: Listener
 ) -> VariantResult:
-    """Train (or resume), encode, and measure; the delta is then at ``job.delta_path``.
+    """Train (or resume), encode and evaluate; the delta is then at ``job.delta_path``.
 
     Raises:
         GymError: ``INTERRUPTED`` with a checkpoint kept; ``FILE_EXISTS`` for a folder with other work; what data, model
@@ -203,7 +203,7 @@ def train_and_encode(
 
 
 def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener: Listener) -> EncodeReport:
-    """Write what training changed: factors with dense tensors next to them, or values by the policy's codec.
+    """Encode the trained change: factors with dense tensors, or values in the policy's codec.
 
     Raises:
         GymError: ``INTERRUPTED`` while scales are distilled; as ``lora_change``.
@@ -222,7 +222,7 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
 
 
 def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
-    """Begin the folder, or check that it holds the same work. The encoding may have changed, and is done again."""
+    """Start the folder, or check that it holds the same work. The encoding may differ and is repeated."""
     what = {
         "rows": rows.digest,
         "base": base.spec.digest,
@@ -253,7 +253,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
 
 
 def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[Any, dict[str, Any]]:
-    """The trained model and the run's figures."""
+    """Return the trained model and the run's figures."""
     run = RunFolder(Path(job.training.output_dir))
     if run.result.exists():
         listener.phase("training was finished before")
@@ -284,7 +284,7 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
 def _refine(
     tuned: dict[str, Any], job: VariantJob, base: Base, rows: PersonalRows, listener: Listener
 ) -> Refine:
-    """Scale distillation on the rows that were trained on."""
+    """Distil scales on the training rows."""
 
     def on_step(step: int, total: int, loss: float) -> None:
         listener.distilled(step, total, loss)
@@ -307,7 +307,7 @@ def _refine(
 
 
 def _forget(folder: Path) -> None:
-    """Remove unfinished work, and nothing else."""
+    """Remove unfinished work only."""
     if not folder.exists():
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
@@ -320,7 +320,7 @@ def _forget(folder: Path) -> None:
 
 
 def _note(job: VariantJob, result: VariantResult) -> str:
-    """The manifest's note: how the variant was trained, and nothing of the rows, not even their number or loss.
+    """The manifest's note on how the variant was trained, with nothing about the rows, not even their number.
 
     The manifest travels with the variant: every user of the variant can read it.
     """

@@ -1,4 +1,4 @@
-"""How well a model fits a person's rows: the loss of the answers it should give, or should prefer."""
+"""Evaluate how well a model fits a user's rows: the loss of the answers, or of preferences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BETA = 0.1
 
 @contextmanager
 def _of_judged_rows() -> Iterator[None]:
-    """Add to an error that its row numbers are those of the held-out rows, not of all rows."""
+    """Add to an error that its row numbers count held-out rows."""
     try:
         yield
     except GymError as error:
@@ -31,7 +31,7 @@ def _of_judged_rows() -> Iterator[None]:
 
 
 class LossEvaluator:
-    """Losses of models of one architecture on the same rows, in nats.
+    """Losses in nats of models of one architecture on the same rows.
 
     Examples: per token, ``heldout_loss``. Preferences: per pair, DPO's loss (Rafailov et al. 2023, equation 7, with
     beta 0.1) against a fixed reference; a model that prefers nothing beyond it has log 2.
@@ -59,7 +59,7 @@ class LossEvaluator:
             self._reference = self._margins(reference)
 
     def loss(self, model: Any) -> float:
-        """Of one model; may be inf or NaN for a broken one."""
+        """The loss of a model; may be inf or NaN for a broken one."""
         if self._kind == "supervised":
             with _of_judged_rows():
                 return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
@@ -67,7 +67,7 @@ class LossEvaluator:
         return float(-logsigmoid(BETA * gained).mean())
 
     def chosen_loss(self, model: Any) -> float | None:
-        """Of the preferred answers themselves, in nats per token; None of examples.
+        """The loss of the chosen answers in nats per token; None for examples.
 
         The preference loss also falls where both answers become unlikely, and then the model gives neither.
         """
@@ -78,7 +78,7 @@ class LossEvaluator:
 
     @torch.inference_mode()
     def _margins(self, model: Any) -> torch.Tensor:
-        """Log-probability of the chosen answer less that of the rejected one, ``[pairs]`` float32."""
+        """Log-probability of the chosen minus the rejected answer, ``[pairs]`` float32."""
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
@@ -94,7 +94,7 @@ class LossEvaluator:
 
 
 def _log_prob(model: Any, pair: dict[str, Any], answer: str, device: torch.device) -> float:
-    """Of an answer after its prompt, in nats."""
+    """Log-probability of an answer given its prompt, in nats."""
     prompt, words = pair["prompt_ids"], pair[f"{answer}_ids"]
     ids = torch.tensor([prompt + words], device=device)
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()

@@ -1,4 +1,4 @@
-"""Rebase a variant onto a new global version: carry its delta, measure it there, and refit it where wanted.
+"""Rebase a variant onto a new global version: carry its delta over, evaluate it, and optionally refit it.
 
 The carried delta has the same signs, codes and factors, with smaller scales where the rows want it. The new version may
 have learnt part of the variant already, from a soup that its owner contributed to. That part would be added twice, so
@@ -172,7 +172,7 @@ def _evaluator(
     training: Mapping[str, Any] | TrainingConfig | None,
     listener: Listener,
 ) -> tuple[LossEvaluator | None, float | None]:
-    """The evaluator, and the loss of the variant on its old base, if that is on this machine.
+    """Return the evaluator, and the variant's loss on its old base if that is on this machine.
 
     Preferences are measured against the old base, so that the new one's progress shows.
     """
@@ -196,7 +196,7 @@ def _evaluator(
 
 
 def _learnt_as_chat(delta: DeltaFile) -> bool | None:
-    """Whether its rows were a chat; None for a delta that was not created here."""
+    """True if it was trained on chat rows; None for a delta that was not created here."""
     form = delta.manifest.extra.get(FORM_KEY)
     return None if form is None else form == "chat"
 
@@ -204,7 +204,7 @@ def _learnt_as_chat(delta: DeltaFile) -> bool | None:
 def _refit_overrides(
     training: Mapping[str, Any] | TrainingConfig | None, steps: int, rank: int
 ) -> dict[str, Any]:
-    """The trainer's own overrides, with the number of steps and, of factors, their rank."""
+    """The trainer's overrides, with the number of steps and, for factors, their rank."""
     given = set_keys(training)
     given["max_steps"] = steps
     if rank:
@@ -213,7 +213,7 @@ def _refit_overrides(
 
 
 def _note(record: VariantRecord, carried: Carried) -> str:
-    """The manifest's note: its origin, and nothing of the rows, because every user of the variant can read it."""
+    """The manifest's note on its origin, with nothing about the rows, since every user of the variant can read it."""
     what = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
         return f"{what}, refitted in {counted(carried.steps, 'step')}"
@@ -222,7 +222,7 @@ def _note(record: VariantRecord, carried: Carried) -> str:
 
 @dataclass(frozen=True)
 class Carried:
-    """A delta of the new base, and what is known of it."""
+    """A delta of the new base with its losses."""
 
     path: Path
     alpha: float
@@ -233,7 +233,7 @@ class Carried:
 def search_alpha(
     evaluator: LossEvaluator, base: Base, carried: DeltaFile, alone: float, listener: Listener
 ) -> tuple[float, dict[float, float]]:
-    """The scale of a delta that fits the rows best, and all losses that were measured, by scale.
+    """Find the scale of a delta that fits the rows best, and return all measured losses by scale.
 
     Seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is the loss
     of the base without any of it.
@@ -261,7 +261,7 @@ def search_alpha(
 def carry(
     delta: DeltaFile, base: Base, evaluator: LossEvaluator | None, folder: Path, listener: Listener
 ) -> Carried:
-    """Write a delta for the new base, scaled as the rows want it; without rows as it is.
+    """Write a delta for the new base, scaled to fit the rows; without rows, unscaled.
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming a tensor that the new base has not in that shape.
@@ -289,7 +289,7 @@ def refit(
     evaluator: LossEvaluator,
     listener: Listener,
 ) -> Carried:
-    """Train on from the new base plus what was carried, and encode the sum of both as one delta.
+    """Continue training from the new base plus the carried delta, and encode their sum as one delta.
 
     Args:
         carried: Where it starts.
@@ -317,14 +317,14 @@ def refit(
 
 
 def method_of(delta: DeltaFile) -> tuple[Method, int]:
-    """How a variant was trained, by its codecs, and the largest rank of its factors (0 of a full one)."""
+    """The training method implied by a variant's codecs, and the largest rank of its factors (0 for a full one)."""
     found = [get_codec(record.codec).rank(record.params) for record in delta.manifest.tensors]
     ranks = [rank for rank in found if rank is not None]
     return ("lora", max(ranks)) if ranks else ("full", 0)
 
 
 def product_encoding(encoding: Encoding, rank: int) -> Encoding:
-    """Of the sum of carried and new factors: the best product of the same rank."""
+    """Encode the sum of carried and new factors as the best product of the same rank."""
     policy = encoding.policy.model_copy(update={"codec": "lora", "lora_rank": rank})
     return Encoding(
         policy, False, f"the best factors of rank {rank} for what was carried and what was learnt"
@@ -364,7 +364,7 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
 
 
 def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
-    """Refuse a base that the delta does not fit.
+    """Refuse a base whose shapes do not match the delta.
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming the tensor.
@@ -381,7 +381,7 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
 
 
 def _alone(record: TensorRecord, scale: float) -> Params | None:
-    """Parameters that scale the tensor without its payload, if its codec has such."""
+    """Parameters that scale the tensor without touching its payload, if its codec has such."""
     return record.params if scale == 1.0 else get_codec(record.codec).scaled_params(record.params, scale)
 
 

@@ -1,4 +1,4 @@
-"""How a variant is trained and encoded by default, and why. No torch here.
+"""Default training and encoding settings of variants, with their reasons. No torch here.
 
 The defaults were chosen on gym-nano and on TinyStories' 260-thousand-weight Llama with 40 rows of one person: held-out
 loss after training, and after encoding (`docs/variants.md` has the figures).
@@ -63,7 +63,7 @@ _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 
 @dataclass(frozen=True)
 class BaseSize:
-    """What the defaults of a variant depend on in its base.
+    """The properties of a base that a variant's defaults depend on.
 
     Attributes:
         context: Most tokens that it reads; None if it does not say.
@@ -82,7 +82,7 @@ def training_config(
     overrides: Mapping[str, Any] | TrainingConfig | None,
     size: BaseSize,
 ) -> TrainingConfig:
-    """The run's config: defaults for this kind of rows, and what is overridden.
+    """Build the training config: defaults for this kind of rows, and overrides.
 
     Args:
         method: A tuning method that federates: ``lora``, ``full`` or a package's.
@@ -141,31 +141,31 @@ def _rate(algorithm: str, method: Method, num_weights: int) -> float:
 
 
 def set_keys(overrides: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
-    """Overrides as plain keys; a whole config counts with the keys that were set in it."""
+    """Overrides as plain keys; of a whole config, the keys set in it."""
     if isinstance(overrides, BaseModel):
         return overrides.model_dump(exclude_unset=True)
     return dict(overrides or {})
 
 
 def sends_factors(method: Method) -> bool:
-    """Whether what a tuning method trains is LoRA's factors."""
+    """True if a tuning method trains LoRA factors."""
     return bool(TUNING.type_of(method).sends_factors)
 
 
 def _learns_from(algorithm: str, kind: str) -> bool:
-    """Whether a person's rows are all that it needs; for a name that is unknown see ``TrainingConfig``."""
+    """True if an algorithm needs nothing but a user's rows; for an unknown name see ``TrainingConfig``."""
     member = ALGORITHMS.type_of(algorithm)
     return bool(member.federates and member.row_kind == kind)
 
 
 def default_steps(num_rows: int, batch: int) -> int:
-    """Every row about eight times, of many rows each less often; early stopping ends sooner what learns faster."""
+    """Default steps: each row about eight times, fewer for many rows; early stopping ends runs that learn faster."""
     seen = min(_SEEN_EACH * num_rows, max(_SEEN_ALL, num_rows))
     return min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(seen / batch)))
 
 
 def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) -> int:
-    """How many steps a run has at most."""
+    """The maximum number of steps of a run."""
     if (most := given.get("max_steps")) is not None:
         return int(most)
     if (epochs := given.get("num_train_epochs")) is not None:
@@ -176,7 +176,7 @@ def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) ->
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a variant is written.
+    """How a variant is encoded.
 
     Attributes:
         policy: Codecs.
@@ -192,7 +192,7 @@ class Encoding:
 def encoding_of(
     method: Method, codec: str, overrides: Mapping[str, Any] | CodecPolicy | None, spec: BaseSpec
 ) -> Encoding:
-    """The codec policy of a variant, and why it was picked.
+    """Choose the codec policy of a variant, with the reason.
 
     LoRA keeps its factors, quantised to 4 bits: at r=8 the sign bits of their product would be larger. A full
     fine-tune has one bit a weight, embeddings and head too, with distilled scales: one a row where the file then
@@ -244,7 +244,7 @@ def encoding_of(
 
 
 def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
-    """Refuse to train more than the file would hold.
+    """Refuse to train more than the file can hold.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming the key.
@@ -266,7 +266,7 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
 
 
 def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:
-    """Keys of the policy, and words, for the finest scales with which a file keeps to ``FULL_BITS``."""
+    """Policy keys, and words, for the finest scales with which a file stays within ``FULL_BITS``."""
     from gym_fed.delta.budget import estimated_bytes
 
     ends = f"{_SIGNS}{ROW}"

@@ -1,4 +1,4 @@
-"""Remove a variant from this machine: its revisions, their files, and the rows and checkpoints of unfinished work."""
+"""Remove a variant from this machine: its revisions and files, and the rows and checkpoints of unfinished work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INCOMING = "incoming"
 
 @dataclass(frozen=True)
 class LocalRemoval:
-    """What is gone from one store.
+    """The revisions and files removed from one store.
 
     Attributes:
         removed: The variant with its revisions; None: the store had none of this name.
@@ -34,7 +34,7 @@ class LocalRemoval:
 
 
 def remove_variant(folder: Path, name: str) -> LocalRemoval:
-    """Remove a variant of a store, and what its making or pulling left there.
+    """Remove a variant from a store, and what creating or pulling it left there.
 
     Args:
         folder: Of the store.
@@ -67,7 +67,7 @@ def remove_variant(folder: Path, name: str) -> LocalRemoval:
 
 
 def _work(folder: Path, name: str) -> list[Path]:
-    """Folders of a create or rebase of this name that did not end."""
+    """Folders of unfinished creates and rebases of this name."""
     return sorted(
         path
         for path in _entries(folder / WORK_FOLDER)
@@ -77,12 +77,12 @@ def _work(folder: Path, name: str) -> list[Path]:
 
 
 def _pulls(folder: Path, digests: tuple[str, ...]) -> list[Path]:
-    """Files that a pull of one of these deltas left."""
+    """Files left by interrupted pulls of these deltas."""
     return sorted(path for path in _entries(folder / _INCOMING) if path.name.partition(".")[0] in digests)
 
 
 def _entries(folder: Path) -> Iterable[Path]:
-    """What is in a folder of the store. A link would lead to what is no part of the store, and must not be deleted."""
+    """List a folder of the store. A link is refused, since it leads outside the store."""
     if folder.is_symlink():
         raise GymError(
             ErrorCode.USAGE,

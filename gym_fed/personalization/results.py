@@ -1,4 +1,4 @@
-"""Results of creating or rebasing a variant, and the listener that follows its progress. No torch here."""
+"""Results of creating or rebasing a variant, and the progress listener. No torch here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ AGAIN = "the same command continues from there"
 
 
 class Listener:
-    """Follows the progress, and may stop it; this one prints nothing."""
+    """A progress listener that may stop the work; this one does nothing."""
 
     def phase(self, what: str) -> None:
-        """A phase begins."""
+        """Called when a phase begins."""
 
     def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
-        """What became of the rows, before they are learned; ``name`` is ``data`` or ``eval_data`` (held out)."""
+        """Called with the row counts before training; ``name`` is ``data`` or ``eval_data`` (held out)."""
 
     def trained(self, report: StepReport) -> None:
-        """A training step or an evaluation is done."""
+        """Called after a training step or an evaluation."""
 
     def distilled(self, step: int, total: int, loss: float) -> None:
-        """A step of scale distillation is done."""
+        """Called after a step of scale distillation."""
 
     def should_stop(self) -> bool:
         """Called after every step and before each phase; True keeps a checkpoint and raises ``INTERRUPTED``."""
@@ -37,7 +37,7 @@ class Listener:
 
 
 def begin(listener: Listener, what: str) -> None:
-    """Report the beginning of a phase, unless a stop is requested.
+    """Report the start of a phase, unless a stop is requested.
 
     Raises:
         GymError: ``INTERRUPTED``.
@@ -47,7 +47,7 @@ def begin(listener: Listener, what: str) -> None:
 
 
 def require_wanted(listener: Listener, where: str) -> None:
-    """Stop here if the listener requests it.
+    """Stop if the listener requests it.
 
     Raises:
         GymError: ``INTERRUPTED``.
@@ -58,7 +58,7 @@ def require_wanted(listener: Listener, where: str) -> None:
 
 @dataclass(frozen=True)
 class CreatedVariant:
-    """A variant that is in the store.
+    """A variant added to the store.
 
     Attributes:
         name: What it is served as.
@@ -116,19 +116,19 @@ class CreatedVariant:
 
     @property
     def helps(self) -> bool:
-        """Whether it fits the rows better than the base alone, and makes preferred answers no less likely."""
+        """True if it fits the rows better than the base, and makes chosen answers no less likely."""
         before, after = self.chosen_before, self.chosen_encoded
         unlikelier = before is not None and after is not None and after > before
         return self.loss_encoded < self.loss_before and not unlikelier
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         return {**asdict(self), "path": str(self.path), "helps": self.helps}
 
 
 @dataclass(frozen=True)
 class Losses:
-    """On the owner's rows, in nats; None: not measured.
+    """Losses on the owner's rows in nats; None if not measured.
 
     Attributes:
         old: Old base plus delta.
@@ -146,20 +146,20 @@ class Losses:
 
     @property
     def best(self) -> float | None:
-        """Of what was kept."""
+        """The loss of the variant that was kept."""
         found = [value for value in (self.scaled, self.refitted) if value is not None]
         return min(found) if found else None
 
     @property
     def helps(self) -> bool | None:
-        """Whether what was kept is better than the new base alone; None: unknown."""
+        """True if the kept variant is better than the new base alone; None if unknown."""
         if self.best is None or self.new_base is None:
             return None
         return self.best < self.new_base
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """For the store's history, which stays on this machine; a manifest, which travels, has none of it."""
+        """Figures for the store's history, which stays on this machine; they are not in the public manifest."""
         return {"loss_base": self.new_base, "loss": self.best}
 
     @property
@@ -169,7 +169,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class RebasedVariant:
-    """A variant that has moved to another base; see ``Losses`` and ``CreatedVariant`` for the figures.
+    """A variant moved to another base; for the figures see ``Losses`` and ``CreatedVariant``.
 
     Attributes:
         from_base: Digest of the old base.
@@ -196,7 +196,7 @@ class RebasedVariant:
     note: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         return {
             **asdict(self),
             "path": str(self.path),

@@ -1,4 +1,4 @@
-"""A person's rows: their kind, whether they form a chat, and which of them are held out."""
+"""Read a user's rows: their kind, chat or text form, and the held-out share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REMEDY = (
 
 @dataclass(frozen=True)
 class PersonalRows:
-    """Rows of one kind.
+    """A user's rows, all of one kind.
 
     Attributes:
         kind: ``supervised`` to learn from, ``preference`` to prefer.
@@ -57,11 +57,11 @@ class PersonalRows:
 
     @property
     def form(self) -> Form:
-        """``chat`` if any of them is a conversation."""
+        """``chat`` if any row is a conversation."""
         return "chat" if any(_is_conversation(row) for row in (*self.train, *self.held_out)) else "plain"
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
-        """Decide whether rows of plain strings are trained as chat turns or as bare text.
+        """Choose if rows of plain strings are trained as chat turns or as bare text.
 
         The same rows are held out. Conversations and texts stay as they are.
 
@@ -96,7 +96,7 @@ class PersonalRows:
 
     @property
     def judged(self) -> list[Row]:
-        """Rows that losses are measured on: those held out, or, without any, those trained on."""
+        """The rows for evaluation: held-out ones, or without any, the training rows."""
         return self.held_out or self.train
 
     @property
@@ -111,7 +111,7 @@ class PersonalRows:
 
     @property
     def supervised(self) -> list[Row]:
-        """The rows to train on as text to calibrate with: of a pair, the chosen answer."""
+        """The training rows as text for calibration; of a pair, the chosen answer."""
         return as_kind(self.train, "supervised")
 
 
@@ -123,7 +123,7 @@ def read_rows(
     format: str = "auto",
     columns: Mapping[str, str] | None = None,
 ) -> PersonalRows:
-    """Read the rows, find their kind by the columns, and hold a share out.
+    """Read rows, infer their kind from the columns, and hold out a share.
 
     Which rows are held out depends on what is in them alone, not on their order; equal rows count once, and are never
     in both parts.

@@ -1,4 +1,4 @@
-"""A variant that answers in this process; all that one trainer serves share one base in memory."""
+"""Serve variants in this process; all variants of one trainer share one base in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAMPLING = {field.name for field in fields(SamplingParams)}
 
 
 class SharedServing:
-    """One base, engine and store for as long as anything is served from them; opened by the first, closed by the last.
+    """A reference-counted base, engine and store, opened by the first user and closed by the last.
 
     Args:
         opens: Makes it.
@@ -31,7 +31,7 @@ class SharedServing:
         self._users = 0
 
     def take(self) -> Serving:
-        """Count one more user. Raises as ``open_serving``."""
+        """Add a user. Raises as ``open_serving``."""
         with self._lock:
             if self._open is None:
                 self._open = self._opens()
@@ -39,7 +39,7 @@ class SharedServing:
             return self._open
 
     def give_back(self) -> None:
-        """Count one user less."""
+        """Remove a user."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._open is not None:
@@ -48,7 +48,7 @@ class SharedServing:
 
 
 class ServedVariant:
-    """Answers of one variant. Use as a context manager, or ``close`` it; from any thread.
+    """A served variant. Use as a context manager, or ``close`` it; thread-safe.
 
     ``sampling`` everywhere are fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``seed``, ``stop``, ...
 
@@ -58,7 +58,7 @@ class ServedVariant:
     """
 
     def __init__(self, name: str, shared: SharedServing) -> None:
-        """Use ``PersonalizedTrainer.serve_variant``."""
+        """Use ``PersonalizedTrainer.serve_variant`` instead."""
         self.name = name
         self._shared = shared
         self._serving: Serving | None = shared.take()
@@ -73,7 +73,7 @@ class ServedVariant:
         self.model = f"{self._serving.served_name}:{name}"
 
     def chat(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> CompletionOutput:
-        """The answer to a conversation, or to one thing that a user says.
+        """Answer a conversation, or a single user message.
 
         Raises:
             GymError: ``USAGE`` for unknown or invalid sampling; ``DATA_INVALID`` without a chat template;
@@ -82,19 +82,19 @@ class ServedVariant:
         return self._submit(self._conversation(messages), sampling).result()
 
     def complete(self, prompt: str, **sampling: Any) -> CompletionOutput:
-        """What follows a text. Raises as ``chat``."""
+        """Continue a text. Raises as ``chat``."""
         return self._submit(self._text(prompt), sampling).result()
 
     def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:
-        """``chat`` chunk by chunk, as it is written; leaving the iterator cancels the answer."""
+        """Stream ``chat`` in chunks; leaving the iterator cancels the answer."""
         return _texts(self._submit(self._conversation(messages), sampling))
 
     def stream_completion(self, prompt: str, **sampling: Any) -> Iterator[str]:
-        """``complete`` chunk by chunk."""
+        """Stream ``complete`` in chunks."""
         return _texts(self._submit(self._text(prompt), sampling))
 
     def close(self) -> None:
-        """The base is freed with the last variant that is served from it. A second call does nothing."""
+        """Close; the base is freed with the last variant served from it. Idempotent."""
         if self._serving is not None:
             self._serving = None
             self._shared.give_back()

@@ -1,4 +1,4 @@
-"""Create personal variants of one base from people's own rows, rebase them, and serve them.
+"""Create, rebase and serve personal variants of one base.
 
 trainer = PersonalizedTrainer(base_model="gym-nano")
 created = trainer.create_variant(user_id="ada", preferences="ada.jsonl")
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class PersonalizedTrainer:
-    """Creates variants of one base in one store.
+    """Create variants of one base in one store.
 
     Args:
         base_model: ``gym-nano``, a model folder, or a name in the local cache.
@@ -97,7 +97,7 @@ class PersonalizedTrainer:
         overwrite: bool = False,
         listener: Listener | None = None,
     ) -> CreatedVariant:
-        """Train on a person's rows, encode what changed, and put it into the store, signed.
+        """Train on a user's rows, encode the change, and add it to the store, signed.
 
         A run that was stopped is continued by the same call. Nothing is in the store before the variant is whole.
 
@@ -164,7 +164,7 @@ class PersonalizedTrainer:
         overwrite: bool = False,
         listener: Listener | None = None,
     ) -> RebasedVariant:
-        """Carry a variant to a new global version, and report its loss before and after.
+        """Move a variant to a new global version, and report its loss before and after.
 
         Signs, codes and factors are carried as they are; their scale is searched on the owner's rows, for the new base
         may have learnt of the delta already. With ``steps`` it is then trained on from there, and the better of the
@@ -209,7 +209,7 @@ class PersonalizedTrainer:
         )
 
     def serve_variant(self, user_id: str, *, name: str | None = None) -> ServedVariant:
-        """Load a variant beside the base and answer with it, in this process.
+        """Load a variant with the base and serve it in this process.
 
         Several may be served at a time: the base is in memory once.
 

@@ -1,4 +1,4 @@
-"""Writes variants into a store, signed by their maker's key."""
+"""Write variants into a store, signed by their maker's key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORK_FOLDER = "making"
 
 
 class VariantWriter:
-    """A variant store, and the key that its maker signs with.
+    """A variant store with its maker's signing key.
 
     Args:
         folder: Of the store.
@@ -42,7 +42,7 @@ class VariantWriter:
 
     @contextmanager
     def opened(self) -> Iterator[VariantStore]:
-        """The store's registry, without a base."""
+        """Open the store's registry, without a base."""
         from gym_fed.serving.store.store import VariantStore
 
         with VariantStore.open(self.folder, require_signature=self.requires_signatures) as store:
@@ -57,7 +57,7 @@ class VariantWriter:
         return not self._unsigned
 
     def variant_of(self, user_id: str) -> str:
-        """The variant of that name, or the only one that the user owns.
+        """The variant of that name, or the user's only one.
 
         Raises:
             GymError: ``NOT_FOUND``, or ``USAGE`` naming those of a user who has several.
@@ -84,7 +84,7 @@ class VariantWriter:
         return owned[0]
 
     def planned_revision(self, name: str, user_id: str, *, replace: bool) -> int:
-        """As ``next_revision``, without making a store where there is none yet."""
+        """Return ``next_revision`` without creating a store."""
         from gym_fed.serving.store.records import validate_name, validate_owner
 
         if self.folder.exists():
@@ -95,7 +95,7 @@ class VariantWriter:
         return 1
 
     def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
-        """The revision of a new variant of a name.
+        """The revision for a new variant of a name.
 
         Raises:
             GymError: ``USAGE`` for a name or user id; ``FILE_EXISTS`` for a name that is taken and not to be replaced;
@@ -137,7 +137,7 @@ class VariantWriter:
         replace: bool,
         figures: Mapping[str, Any],
     ) -> VariantRecord:
-        """Sign a delta, and add it as the user's; its figures stay in the store."""
+        """Sign a delta and add it as the user's; its figures stay in the store."""
         from gym_fed.serving.store.signing import sign_variant
 
         signed = (

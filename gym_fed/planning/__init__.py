@@ -1,4 +1,4 @@
-"""What a run will need before it starts, `gym train --plan`: memory by a formula, and time by a calibration.
+"""Estimate a run before it starts (`gym train --plan`): memory by formula, time by calibration.
 
 - ``sizes``: the weights of a config's model, counted on the meta device: none is loaded.
 - ``memory``: bytes of weights, gradients, state, activations and logits.

@@ -1,4 +1,4 @@
-"""How long a step takes: the operations that it needs, and the time of one block and of the head on this machine.
+"""Estimate the time of a step, from its operations and the measured time of one block and the head.
 
 A token that is read costs two operations for every weight that it is multiplied by. Backwards it costs that again for
 the gradients of activations, and once more for those of weights (Kaplan et al. 2020, "Scaling Laws for Neural Language
@@ -33,7 +33,7 @@ clip and to use it) and itself twice."""
 
 @dataclass(frozen=True)
 class BlockTiming:
-    """Seconds that parts of a step take, measured on this machine.
+    """Measured seconds of the parts of a step on this machine.
 
     Attributes:
         block: Of one token in one block, forwards and backwards.
@@ -54,7 +54,7 @@ def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) -> float:
-    """Seconds of one optimiser step: of the trained model as timed, and by operations what goes beyond that."""
+    """Seconds of one optimiser step: measured for the trained model, scaled by operations for the rest."""
     tokens = tokens_of_batch(config) * config.gradient_accumulation_steps
     whole = sizes.shape.layers * measured.block + measured.rest
     timed = _trained_operations(config, sizes, measured.length)
@@ -63,7 +63,7 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) ->
 
 
 def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
-    """Time steps of one and of three of the model's blocks on ``device``.
+    """Time steps of one and three blocks of the model on ``device``.
 
     None where that would take long, and for a model that reads images whose language model has no class of its own.
 
@@ -91,7 +91,7 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
 
 
 def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
-    """Median seconds of both passes and of the update of ``layers`` blocks, and the bytes that the update moves."""
+    """Median seconds of forward, backward and update for ``layers`` blocks, and the bytes that the update moves."""
     import torch
 
     model, loss = _short_model(config, layers, ids)
@@ -116,7 +116,7 @@ def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float,
 
 
 def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Callable[[], Any]]:
-    """A model of ``layers`` blocks as ``config`` trains it, and its loss of ``ids``."""
+    """A model of ``layers`` blocks trained as in ``config``, and its loss on ``ids``."""
     import torch
 
     from gym_fed.base.models import quiet_loading
@@ -139,7 +139,7 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
 
 
 def _tuned(config: TrainingConfig, model: Any) -> Any:
-    """``model`` with LoRA, or frozen as other adapters leave it; or as it is."""
+    """Add LoRA to ``model``, or freeze it as other adapters do, or leave it."""
     if not TUNING.type_of(config.finetuning).is_adapter:
         return model
     if config.lora is not None:
@@ -155,7 +155,7 @@ def _tuned(config: TrainingConfig, model: Any) -> Any:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds: of this thread on a CPU, else on a clock, when the device has done its work."""
+    """Seconds: thread time on a CPU, else wall time after the device is synchronised."""
     import torch
 
     if device.type == "cpu":
@@ -185,7 +185,7 @@ def _forward(sizes: Sizes, length: int) -> float:
 
 
 def _trained_operations(config: TrainingConfig, sizes: Sizes, length: int) -> float:
-    """Of a token that the trained model learns from, in a row of ``length``."""
+    """Operations per learned token of the trained model, in a row of ``length``."""
     passes = 2 if sizes.adapted else 3  # frozen matrices need no gradients of their own
     adapter = 6.0 * sizes.num_trained if sizes.adapted else 0.0
     head = 2.0 * sizes.shape.vocabulary * sizes.shape.hidden

@@ -1,4 +1,4 @@
-"""Memory that a run needs at its peak, part by part; docs/planning.md derives each line.
+"""Estimate the peak memory of a run by component; docs/planning.md derives each formula.
 
 Activations are what autograd keeps. For one token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4 i`` values:
 residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys, values and
@@ -36,7 +36,7 @@ ALLOCATOR_BYTES = {"cpu": 160 << 20, "cuda": 0, "mps": 0}
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device, at the peak of a step.
+    """Bytes on one device at the peak of a step.
 
     Attributes:
         weights: Of the model, trained and frozen, in their types.
@@ -66,7 +66,7 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The most at one moment: gradients and activations pass each other, and no answers are written meanwhile."""
+        """The peak: gradients and activations replace each other, and no answers are generated meanwhile."""
         batch = self.activations + self.logits
         held = self.gradients if self.accumulates else 0.0
         moment = max(batch + held, self.gradients + self.embedding, self.generation)
@@ -74,7 +74,7 @@ class Memory:
         return fixed + moment
 
     def parts(self) -> dict[str, float]:
-        """Bytes by what they are for."""
+        """Bytes by component."""
         return {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("embedding", "accumulates")
         }
@@ -126,7 +126,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
 
 
 def row_length(config: TrainingConfig) -> int:
-    """Tokens of the longest row of a batch; of an answer that the model writes, prompt and answer."""
+    """Tokens of the longest row in a batch; for generated answers, prompt and answer."""
     if not ALGORITHMS.type_of(config.algorithm).writes_answers(config):
         return config.max_length
     section = config.chosen_sections().get(config.algorithm)
@@ -140,7 +140,7 @@ def tokens_of_batch(config: TrainingConfig) -> int:
 
 
 def activation_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device: str = "cpu") -> float:
-    """Bytes that autograd keeps for one token of a row of ``length``, in all blocks."""
+    """Bytes that autograd saves per token in a row of ``length``, over all blocks."""
     block = block_bytes(config, shape, length, device=device)
     if not config.gradient_checkpointing:
         return shape.layers * block + _norm_bytes(config, shape.hidden)
@@ -148,7 +148,7 @@ def activation_bytes(config: TrainingConfig, shape: TextShape, length: int, *, d
 
 
 def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device: str = "cpu") -> float:
-    """Bytes that autograd keeps for one token in one block."""
+    """Bytes that autograd saves per token in one block."""
     width = _compute_width(config)
     values = 2 * shape.queries + 2 * shape.keys + 4 * shape.inner
     norms = 2 * _norm_bytes(config, shape.hidden)
@@ -169,7 +169,7 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
 
 
 def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) -> float:
-    """Bytes of the logits of a batch while their gradients are computed, and of the gradients that come of them."""
+    """Bytes of a batch's logits and their gradients."""
     shape, width = sizes.shape, _compute_width(config)
     kind = ALGORITHMS.type_of(config.algorithm).logits(config)
     if kind == "none":
@@ -183,13 +183,13 @@ def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) 
 
 
 def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
-    """An RMS norm keeps its input, what it gives, and where it is trained the normed input; one number a group."""
+    """An RMS norm saves its input and output, the normalised input if it is trained, and one number per group."""
     width = _compute_width(config)
     return size * (4 + (1 if config.lora is not None else 2) * width) + 4 * groups
 
 
 def _adapter_bytes(config: TrainingConfig, shape: TextShape, device: str) -> float:
-    """What LoRA keeps in the seven matrices of a block, more than frozen ones alone.
+    """Bytes that LoRA on the seven matrices of a block saves on top of the frozen ones.
 
     That is what each first factor gives; and its input, where that is a copy: under dropout, or of another type than
     the base. Then the inputs that matrices share, and that of the last one, are not kept themselves.
@@ -224,7 +224,7 @@ def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _quantised_bytes(config: TrainingConfig) -> float:
-    """Bytes of a weight: 4 bits and a scale for every 64, itself in 8 bits under double quantisation; or 8 bits."""
+    """Bytes per weight: 4 bits and a scale per 64 weights, stored in 8 bits under double quantisation; or 8 bits."""
     assert config.quantization is not None
     if config.quantization.bits == 8:
         return 1.0
@@ -233,7 +233,7 @@ def _quantised_bytes(config: TrainingConfig) -> float:
 
 
 def _shares(config: TrainingConfig, processes: int) -> tuple[float, float]:
-    """Shares of weights and of gradients and state that one process holds."""
+    """Shares of weights, and of gradients and optimiser state, that one process holds."""
     distributed = config.distributed
     if distributed is None or processes == 1 or distributed.strategy == "ddp":
         return 1.0, 1.0

@@ -1,4 +1,4 @@
-"""What a config will need: its memory part by part, its steps, and their time on this machine."""
+"""Plan a run from its config: memory by component, steps, and time on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_fed.planning.sizes import Sizes, sizes_of
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will need.
+    """The requirements of a run.
 
     Attributes:
         sizes: Its weights.
@@ -41,7 +41,7 @@ class RunPlan:
     seconds: float | None
 
     def facts(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """The plan for ``--json``."""
         return {
             "weights": self.sizes.total,
             "trained": self.sizes.num_trained,
@@ -56,7 +56,7 @@ class RunPlan:
         }
 
     def lines(self) -> list[tuple[str, str]]:
-        """For people."""
+        """The plan as text."""
         trained = self.sizes.num_trained
         whole = self.sizes.frozen + trained
         found = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({trained / whole:.2%})")]
@@ -86,7 +86,7 @@ def plan_run(
     device: str | None = None,
     timed: bool = True,
 ) -> RunPlan:
-    """Estimate what ``config`` needs. No weights are read.
+    """Estimate the requirements of ``config``. No weights are read.
 
     Args:
         config: The run.
@@ -115,7 +115,7 @@ def plan_run(
 
 
 def steps_of(config: TrainingConfig, processes: int = 1) -> int | None:
-    """Optimiser steps of a run; None where the rows are on the hub and their number is not stated."""
+    """Optimiser steps of a run; None if the rows are on the Hub and their number is unknown."""
     if config.max_steps is not None:
         return config.max_steps
     counts = [_rows_of(source) for source in config.data]
@@ -141,7 +141,7 @@ def _rows_of(source: DataConfig) -> int | None:
 
 
 def _device_of(config: TrainingConfig, kind: str | None) -> Any:
-    """The run's device, or that of ``kind``; None where this machine lacks it, because a plan needs no such machine."""
+    """The run's device, or that of ``kind``; None if this machine lacks it, which a plan does not require."""
     try:
         return pick_device(kind or config.device)
     except GymError:
@@ -149,7 +149,7 @@ def _device_of(config: TrainingConfig, kind: str | None) -> Any:
 
 
 def available_bytes(device: Any) -> int:
-    """Memory of a device in bytes, used or not; of a processor, no more than the limit of its container."""
+    """Total memory of a device in bytes; for a CPU at most the container's limit."""
     import torch
 
     if device.type == "cuda":
@@ -158,12 +158,12 @@ def available_bytes(device: Any) -> int:
 
 
 def gib(value: float) -> str:
-    """Bytes in GiB, or in MiB where they are few."""
+    """Format bytes in GiB, or in MiB if small."""
     return f"{value / (1 << 30):.2f} GiB" if value >= 1 << 28 else f"{value / (1 << 20):.1f} MiB"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that people use."""
+    """Format seconds in a readable unit."""
     for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"

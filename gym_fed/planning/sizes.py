@@ -1,4 +1,4 @@
-"""The weights of a run, counted on the meta device: a model's config is enough, and none of its weights is read."""
+"""Count the weights of a run on the meta device, from the model's config alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_fed.training.optimizers.base import TrainedWeight
 
 @dataclass(frozen=True)
 class TextShape:
-    """What activations depend on.
+    """The dimensions that activations depend on.
 
     Attributes:
         hidden: Width of the residual stream.
@@ -42,18 +42,18 @@ class TextShape:
 
     @property
     def queries(self) -> int:
-        """Width of all queries of a token."""
+        """Total width of the queries of a token."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Width of all keys of a token, which is that of the values."""
+        """Total width of the keys of a token, equal to that of the values."""
         return self.key_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """A run's weights.
+    """The weights of a run.
 
     Attributes:
         total: Weights of the model, shared ones once, without an adapter.
@@ -75,12 +75,12 @@ class Sizes:
 
     @property
     def num_trained(self) -> int:
-        """Weights that are trained."""
+        """Number of trained weights."""
         return sum(weight.numel for weight in self.trained)
 
     @property
     def frozen(self) -> int:
-        """Weights of the model that are not trained."""
+        """Number of frozen weights."""
         return self.total if self.adapted else self.total - self.num_trained
 
 
@@ -119,7 +119,7 @@ def sizes_of(config: TrainingConfig) -> Sizes:
 
 
 def count_model(name: str) -> int:
-    """Weights of a model on this machine."""
+    """Count the weights of a local model."""
     import torch
 
     with torch.device("meta"), quiet_loading():
@@ -127,7 +127,7 @@ def count_model(name: str) -> int:
 
 
 def empty_config(config: TrainingConfig) -> Any:
-    """The ``transformers`` config of the model of a run, to be changed at will.
+    """A new ``transformers`` config of a run's model, which the caller may change.
 
     Raises:
         GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
@@ -142,7 +142,7 @@ def empty_config(config: TrainingConfig) -> Any:
 
 
 def _read_config(name: str) -> Any:
-    """The model's config; of an adapter, its base's. That of a hub name that is not here is read from the Hub."""
+    """The model's config; an adapter's base config. That of a missing Hub model is read from the Hub."""
     from transformers import AutoConfig
 
     try:
@@ -174,7 +174,7 @@ def _read_hub_config(name: str) -> Any:
 
 
 def model_of(config: Any) -> Any:
-    """A causal LM of this ``transformers`` config, or a model that reads images, with random weights."""
+    """A causal LM or vision model of this ``transformers`` config, with random weights."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForImageTextToText
@@ -182,14 +182,14 @@ def model_of(config: Any) -> Any:
 
 
 def has_causal_lm(config: Any) -> bool:
-    """Whether ``transformers`` makes a causal LM of this config."""
+    """True if ``transformers`` has a causal LM class for this config."""
     from transformers import AutoModelForCausalLM
 
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
 def without_start(config: TrainingConfig) -> TrainingConfig:
-    """``config`` with an adapter that starts at zero: other starts read the weights, and are of the same size."""
+    """``config`` with an adapter initialised to zero: other initialisations read weights and have the same size."""
     changes: dict[str, Any] = {"quantization": None}
     if config.lora is not None:
         changes["lora"] = config.lora.model_copy(update={"init_lora_weights": "default", "freeze_a": False})
@@ -216,7 +216,7 @@ def _shape(model: Any) -> TextShape:
 
 
 def _active(model: Any) -> int:
-    """Weights that a token is multiplied by: every matrix and the head, of experts the share that it is sent to."""
+    """Weights multiplied per token: every matrix and the head, and the share of experts a token is routed to."""
     import torch
 
     text = model.config.get_text_config()

@@ -1,1 +1,1 @@
-"""Differential privacy: exact noise from a cryptographic source, clips of known sensitivity, accounts of both."""
+"""Differential privacy: exact noise from a cryptographic source, bounded sensitivity, and accounting."""

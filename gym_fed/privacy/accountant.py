@@ -1,4 +1,4 @@
-"""What a sequence of noisy releases costs, by dp-accounting.
+"""Account for the privacy cost of a sequence of noisy releases, with dp-accounting.
 
 Whole Gaussian releases amount to one, whose epsilon has a closed form (Balle and Wang 2018, theorem 8). With sampled
 ones among them they are accounted by privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022), which
@@ -30,7 +30,7 @@ _MOST_CELLS = 1_000_000
 
 
 class NoiseEvent(StrictModel):
-    """A noisy release, or ``count`` of a kind.
+    """A noisy release, or ``count`` releases of one kind.
 
     ``noise_multiplier`` is the noise's standard deviation over the L2 sensitivity; with ``sampling_probability`` q
     below one every record was in with probability q, independently (Poisson sampling, neighbours by one record more
@@ -44,7 +44,7 @@ class NoiseEvent(StrictModel):
 
 
 def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
-    """An upper bound on the epsilon of all events together, chosen one after the other as one likes.
+    """An upper bound on the epsilon of all events under adaptive composition.
 
     Args:
         events: What was released; none costs 0.
@@ -70,7 +70,7 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
 
 
 def accountant_name(events: Sequence[NoiseEvent]) -> str:
-    """``pld`` or ``rdp``: by what ``epsilon`` accounts for these events."""
+    """The accountant that ``epsilon`` uses for these events: ``pld`` or ``rdp``."""
     return "rdp" if any(event.mechanism == "discrete_gaussian" for event in events) else "pld"
 
 
@@ -109,7 +109,7 @@ def noise_multiplier_for(
 
 
 def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
-    """Equal kinds counted together; whole Gaussians, however different, made the one that they amount to.
+    """Group equal events; combine unsampled Gaussians into the one that they are equivalent to.
 
     Releases with multipliers z_i are together, adaptively too, one with multiplier (sum z_i^-2)^(-1/2): Dong, Roth
     and Su 2022, "Gaussian Differential Privacy", corollary 3.3.
@@ -166,13 +166,13 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 
 
 def _is_one_whole_gaussian(events: tuple[NoiseEvent, ...]) -> bool:
-    """Whether the closed form holds, and has no numbers that a float has not."""
+    """True if the closed form holds and stays in the range of floats."""
     kinds = [(event.mechanism, event.sampling_probability) for event in events]
     return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _GRID * _MOST_CELLS
 
 
 def _widest_loss(events: Sequence[NoiseEvent]) -> float:
-    """About the largest loss of one event; a Gaussian's is normal, of mean 1/2z^2 and standard deviation 1/z."""
+    """Approximate largest privacy loss of one event; a Gaussian's is normal with mean 1/2z^2 and deviation 1/z."""
     return max(0.5 / e.noise_multiplier**2 + 10 / e.noise_multiplier for e in events)
 
 

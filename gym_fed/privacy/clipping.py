@@ -1,7 +1,13 @@
-"""Updates clipped onto a lattice: whole numbers whose L2 norm is below a bound exactly, whatever floats did before.
+"""Clip updates onto an integer lattice with an exact L2 bound, and adapt the clipping norm.
 
-A clipped value is divided by the lattice's step and cut off towards zero. That never makes a vector longer, so the
-integers have the clip's norm at most: the sqrt(d) that rounding to the nearest would cost is not paid.
+A clipped value is divided by the lattice's step and truncated towards zero. That never makes a vector longer, so the
+integers have the clip's norm at most: the factor sqrt(d) that rounding to nearest would cost is avoided.
+
+The clipping norm can follow a quantile of the updates' norms, which is estimated privately (Andrew et al. 2021,
+"Differentially Private Learning with Adaptive Clipping", arXiv:1905.03871, algorithm 1). Every update reports if it is
+within the norm, the hub gets the noised count, and the norm moves a geometric step towards the target quantile. A
+contributor reports +1/2 or -1/2; one that is zeroed out reports neither, though it is among the n that are public:
+sensitivity 1/2.
 """
 
 from __future__ import annotations
@@ -13,7 +19,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_fed.config.hub.privacy import AdaptiveClipping
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.privacy.noise import NoiseSource
 
 UNITS = 1 << 20
 """The clipping norm in steps of the lattice."""
@@ -28,7 +36,7 @@ Floats: TypeAlias = NDArray[np.float64]
 def scale_factors(
     norms: Sequence[Sequence[float]], clipping_norm: float, per_layer: bool, *, lengthen: bool = False
 ) -> Floats:
-    """What each tensor of each update is multiplied by to be within the clip, in steps of the lattice.
+    """The factor of each tensor of each update that brings it within the clip, in lattice steps.
 
     Args:
         norms: L2 norm of every one of the L tensors that an update may hold, for each of n updates; not a number or
@@ -56,7 +64,7 @@ def whole_norm(norms: Sequence[float] | Floats) -> float:
 
 
 def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
-    """Rows times their factors, cut off towards zero: ``[n, k]`` floats, ``[n]`` to ``[n, k]`` int64."""
+    """Scale rows and truncate towards zero: ``[n, k]`` floats and ``[n]`` factors to ``[n, k]`` int64."""
     with np.errstate(invalid="ignore"):
         scaled = values.astype(np.float64) * factors[:, None]
     scaled[factors == 0.0] = 0.0  # what overflowed counts as zero
@@ -67,7 +75,7 @@ def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
 
 
 class Ruler:
-    """Adds up the squared norms of the integers that are really used, update by update, tensor by tensor.
+    """Sum the squared norms of the integers in use, by update and tensor.
 
     The bound follows from how the factors were made. Should it not hold, the sensitivity would not either, and nothing
     may be released.
@@ -78,12 +86,12 @@ class Ruler:
         self._total = np.zeros(updates, dtype=np.int64)
 
     def begin(self, name: str) -> None:
-        """What follows is this tensor from its first value on; measured before, it counts afresh."""
+        """Start measuring a tensor at its first value; repeating a tensor restarts it."""
         self._total -= self._squares.pop(name, 0)
         self._squares[name] = np.zeros_like(self._total)
 
     def add(self, name: str, integers: Integers) -> None:
-        """Measure a block ``[n, k]`` of a tensor, values of at most ``UNITS``.
+        """Measure a block ``[n, k]`` of a tensor, with values of at most ``UNITS``.
 
         Raises:
             GymError: ``INTERNAL`` as soon as an update is over the bound.
@@ -96,7 +104,7 @@ class Ruler:
 
     @property
     def squares(self) -> Integers:
-        """``[n]`` squared norms of what was measured."""
+        """``[n]`` squared norms measured so far."""
         return self._total.copy()
 
 
@@ -106,3 +114,38 @@ def _beyond() -> GymError:
         "a clipped update is above the clipping norm; nothing was released",
         "this must not happen: report it with the codec of the round's updates",
     )
+
+
+_UNITS = 1 << 20
+"""The number of updates is counted in these, so that the noise on it has a lattice too."""
+
+STREAM = "count"
+
+
+def noise_left(noise_multiplier: float, adaptive: AdaptiveClipping | None) -> float:
+    """The noise multiplier of the sum with which sum and count together cost as much as ``noise_multiplier``.
+
+    Theorem 1 of the paper: ``z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)``.
+    """
+    if adaptive is None:
+        return noise_multiplier
+    left = noise_multiplier**-2 - (2.0 * adaptive.count_noise_std) ** -2
+    return float(left**-0.5)
+
+
+def next_norm(
+    clipping_norm: float, within: int, updates: int, adaptive: AdaptiveClipping, noise: NoiseSource
+) -> float:
+    """The clipping norm of the next round.
+
+    Args:
+        clipping_norm: This round's.
+        within: How many of the updates are within it.
+        updates: How many there are; public.
+        adaptive: Quantile, step and noise.
+        noise: The round's noise.
+    """
+    halves = within * _UNITS - updates * (_UNITS // 2)
+    drawn = int(noise.rounded_gaussian(adaptive.count_noise_std * _UNITS, 1, STREAM)[0])
+    share = (halves + drawn) / (updates * _UNITS) + 0.5
+    return clipping_norm * math.exp(-adaptive.learning_rate * (share - adaptive.target_quantile))

@@ -1,4 +1,4 @@
-"""Whole-number noise, sampled exactly, from a cryptographic stream: no bit of it depends on how floats are rounded.
+"""Exactly sampled integer noise from a cryptographic stream, independent of floating-point rounding.
 
 Adding ``numpy.random.normal`` to a sum of floats keeps no promise: the generator can be predicted, and which floats
 the result can be at all gives the sum away (Mironov 2012, "On Significance of the Least Significant Bits for
@@ -42,7 +42,7 @@ _TOLERANCE = 1e-12
 
 
 class NoiseSource:
-    """Independent streams of noise, all from one secret seed.
+    """Independent noise streams from one secret seed.
 
     Args:
         seed: 32 bytes that nobody can guess, ``os.urandom(32)``. Who knows it can take the noise off again.
@@ -102,7 +102,7 @@ class _Bits:
 
 
 class _Buffered:
-    """Draws made in chunks of one size, so that a caller that draws in other portions gets the same numbers."""
+    """Draws in fixed-size chunks, so that the numbers do not depend on the sizes of requests."""
 
     def __init__(self, bits: _Bits, sample: Callable[[_Bits], np.ndarray]) -> None:
         self._bits, self._sample = bits, sample
@@ -120,7 +120,7 @@ class _Buffered:
 
 
 def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
-    """A chunk: the top bit is the sign, the others begin a uniform number p in [0, 1/2), the tail beyond |z|."""
+    """Draw a chunk: the top bit is the sign, the others start a uniform p in [0, 1/2), the tail probability beyond |z|."""
     words = bits.words(_CHUNK)
     negative, tail = (words >> np.uint64(63)).astype(bool), words & np.uint64(2**63 - 1)
     low = _quantile(tail.astype(np.float64) + 1.0) * std
@@ -140,7 +140,7 @@ def _quantile(tail: np.ndarray) -> np.ndarray:
 
 
 def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
-    """The integer m with Q((m + 1/2) / std) <= p < Q((m - 1/2) / std), p drawn to as many bits as that takes."""
+    """The integer m with Q((m + 1/2) / std) <= p < Q((m - 1/2) / std), drawing as many bits of p as needed."""
     import mpmath
 
     return _settled(
@@ -153,7 +153,7 @@ def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
 
 
 def _settled(begun: int, length: int, value: int, edge: Callable[[int], Any], bits: _Bits) -> int:
-    """The least integer from ``value`` on whose ``edge`` a uniform number is not below.
+    """The smallest integer from ``value`` on whose ``edge`` does not exceed a uniform number.
 
     Args:
         begun: The number's first bits.
@@ -177,7 +177,7 @@ def _settled(begun: int, length: int, value: int, edge: Callable[[int], Any], bi
 
 
 def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
-    """A chunk, by rejection from a discrete Laplace variable of scale t (algorithm 3 of the paper).
+    """Draw a chunk by rejection from a discrete Laplace variable of scale t (algorithm 3 of the paper).
 
     ``floor(t E)`` for a standard exponential E is geometric with ratio exp(-1/t), exactly.
     """
@@ -205,14 +205,14 @@ def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
 
 
 def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:
-    """The m with exp(-(m + 1) / scale) <= u < exp(-m / scale), u drawn to as many bits as that takes."""
+    """The m with exp(-(m + 1) / scale) <= u < exp(-m / scale), drawing as many bits of u as needed."""
     import mpmath
 
     return _settled(first, 63, least, lambda m: mpmath.exp(-mpmath.mpf(m + 1) / scale), bits)
 
 
 def _settled_chance(uniform: int, size: int, scale: int, variance: int, bits: _Bits) -> bool:
-    """Whether a uniform number, drawn to as many bits as that takes, is below the chance of being kept."""
+    """True if a uniform number, drawn to as many bits as needed, is below the acceptance probability."""
     import mpmath
 
     with mpmath.workprec(_PRECISION_BITS):

@@ -1,4 +1,4 @@
-"""Fine-tunes as small delta files, BitDelta and DeltaQuant, and the soup of many. Names are imported on first use.
+"""Encode fine-tunes as small delta files (BitDelta, DeltaQuant) and merge them. Names are imported on first use.
 
 report = BitDeltaQuantizer(BitDeltaConfig(group_size="row")).quantize(
     base="gym-nano", tuned="runs/mine", calibration=rows, out="mine.gymdelta"

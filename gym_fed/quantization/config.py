@@ -1,4 +1,4 @@
-"""Settings of the quantisers: codec policies with calibration text. No torch here."""
+"""Settings of the quantisers: codec policies and calibration text. No torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 
 
 class QuantMethod(Enum):
-    """DeltaQuant's codecs, the smallest first; the value is the codec's name."""
+    """DeltaQuant's codecs, smallest first; the value is the codec's name."""
 
     BINARY = "binary"
     TERNARY = "ternary"
@@ -22,7 +22,7 @@ class QuantMethod(Enum):
 
 
 class Calibration(StrictModel):
-    """Settings for calibration text, and for a pair of models before and after alignment."""
+    """Settings of calibration text, and a pair of models before and after alignment."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of scale distillation against the tuned model's logits; 0 for none."""
@@ -72,7 +72,7 @@ class Calibration(StrictModel):
 
 
 class CalibratedPolicy(CodecPolicy, Calibration):
-    """A codec policy for one file by itself, with calibration."""
+    """A codec policy with calibration, for a single file."""
 
     _rank_is_needed: ClassVar[bool] = False
 
@@ -92,7 +92,7 @@ class CalibratedPolicy(CodecPolicy, Calibration):
 
 
 class _Method(Calibration):
-    """Words that a method of its own has for a policy's keys; the defaults are the policy's."""
+    """A method's own names for policy keys, with the policy's defaults."""
 
     group_size: Annotated[int, Field(ge=8)] | Literal["row"] | None = None
     """Columns that share a scale; ``row`` for one scale a row."""
@@ -107,14 +107,14 @@ class _Method(Calibration):
     """Codec of norms, biases and all else that is small."""
 
     def policy(self) -> CalibratedPolicy:
-        """The same settings under a policy's keys."""
+        """The settings under the policy's keys."""
         shared = {key: value for key, value in self if key in CalibratedPolicy.model_fields}
         return CalibratedPolicy(
             **{**shared, "head": self.embeddings, "small_tensors": self.norms, **self._own()}
         )
 
     def _own(self) -> dict[str, Any]:
-        """Keys of the policy that only this method decides."""
+        """Policy keys that only this method sets."""
         return {}
 
     @model_validator(mode="after")
@@ -125,7 +125,7 @@ class _Method(Calibration):
 
 
 class BitDeltaConfig(_Method, ReadsOtherWords):
-    """BitDelta (Liu et al. 2024): signs and scales for matrices, distilled; a policy's codecs for the rest."""
+    """BitDelta (Liu et al. 2024): signs and distilled scales for matrices, a policy's codecs for the rest."""
 
     bits: Literal[1] = 1
     """Bits per weight of a matrix."""
@@ -135,7 +135,7 @@ class BitDeltaConfig(_Method, ReadsOtherWords):
 
 
 class DeltaQuantConfig(_Method):
-    """DeltaQuant: evenly spaced, ternary or binary levels, calibrated by the layers' inputs."""
+    """DeltaQuant: uniform, ternary or binary levels, calibrated with the layers' inputs."""
 
     method: QuantMethod = QuantMethod.INT4
     """Codec of matrices. With ``max_bits_per_weight`` it is the most that a matrix may get: bits go where the

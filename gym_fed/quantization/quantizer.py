@@ -1,4 +1,4 @@
-"""A fine-tune as a small file, calibrated: project, encode under a policy, distil, report.
+"""Quantise a fine-tune to a small file: project for safety, encode under a policy, distil, report.
 
 The encoding itself is ``gym_fed.delta.encode``, the one that contributors use. What is here measures with text and
 models what it takes as arguments: importance by the layers' inputs, sensitivity, and the refinement of scales.
@@ -49,7 +49,7 @@ Model: TypeAlias = "nn.Module | str"
 
 @dataclass(frozen=True)
 class Given:
-    """A model, with its tokenizer where it was loaded by name, and its name."""
+    """A model with its tokenizer and name, if it was loaded by name."""
 
     model: Any
     tokenizer: Any
@@ -60,7 +60,7 @@ class Given:
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
-        """The model; an adapter is merged into its base, which it changes."""
+        """The model with its adapter merged, which changes the base."""
         return merged(self.model)
 
 
@@ -78,7 +78,7 @@ def resolve_model(model: Model) -> Given:
 
 
 def resolve_tuned(tuned: Model, base: Model) -> Given:
-    """``resolve_model`` of a fine-tune; an adapter is put on ``base`` where both are given by name.
+    """Run ``resolve_model`` on a fine-tune; an adapter is loaded onto ``base`` if both are names.
 
     Raises:
         GymError: As ``load_tuned``.
@@ -90,7 +90,7 @@ def resolve_tuned(tuned: Model, base: Model) -> Given:
 
 
 def linear_aliases(model: Any) -> dict[str, str]:
-    """``<module>.weight`` of each linear layer to the name of its parameter, which differs for a tied head."""
+    """Map ``<module>.weight`` of each linear layer to its parameter name, which differs for a tied head."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{path}.weight": names[id(module.weight)]
@@ -104,7 +104,7 @@ _PROBE_SEQUENCES = 16
 
 
 class Quantizer:
-    """Writes what a fine-tune changed as a ``.gymdelta``; ``config`` says how.
+    """Write the change of a fine-tune as a ``.gymdelta``, as set by ``config``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` where calibration text or models that the config needs are not given.
@@ -128,7 +128,7 @@ class Quantizer:
         allow_differences: bool = False,
         progress: bool = True,
     ) -> QuantReport:
-        """Write ``tuned - base``.
+        """Encode ``tuned - base``.
 
         Args:
             base: The model that the delta belongs to. It does not change.
@@ -212,7 +212,7 @@ class Quantizer:
 
     @staticmethod
     def load(path: str | Path, base: Model | None = None) -> DeltaFile:
-        """Open a delta, checked against ``base`` where one is given. Close it after use.
+        """Open a delta, checked against ``base`` if given. Close it after use.
 
         Raises:
             GymError: As for ``DeltaFile.open``.
@@ -224,7 +224,7 @@ class Quantizer:
 
     @staticmethod
     def apply(base: Model, path: str | Path, scale: float = 1.0) -> Any:
-        """The base plus ``scale`` times the delta. A base given as a module is changed in place and returned.
+        """Add ``scale`` times the delta to the base. A base given as a module is changed in place and returned.
 
         Raises:
             GymError: ``BASE_MISMATCH`` when the delta belongs to another base, and as for ``DeltaFile.open``.
@@ -261,7 +261,7 @@ class Quantizer:
     def _own_factors(
         self, tuned: Given, base: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
-        """A LoRA run's factors, where the policy sets factors and no rank.
+        """The factors of a LoRA run, if the policy sets factors without a rank.
 
         Raises:
             GymError: ``CONFIG_INVALID`` without a rank for what has no factors.
@@ -320,21 +320,21 @@ class Quantizer:
 
 
 class BitDeltaQuantizer(Quantizer):
-    """One bit per weight, and scales that are distilled. See ``BitDeltaConfig``."""
+    """One bit per weight with distilled scales; see ``BitDeltaConfig``."""
 
     def __init__(self, config: BitDeltaConfig | None = None) -> None:
         super().__init__(config or BitDeltaConfig())
 
 
 class DeltaQuantizer(Quantizer):
-    """Levels for matrices. See ``DeltaQuantConfig``."""
+    """Quantised levels for matrices; see ``DeltaQuantConfig``."""
 
     def __init__(self, config: DeltaQuantConfig | None = None) -> None:
         super().__init__(config or DeltaQuantConfig())
 
 
 def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
-    """By parameter name, a tied head's under the embeddings'."""
+    """Input moments by parameter name; a tied head's under the embeddings' name."""
     if not batches:
         return {}
     spaced = batches[:: -(-len(batches) // _MOMENT_BATCHES)]
@@ -346,7 +346,7 @@ def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
 def _sensitivity(
     model: Any, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batches: list[Batch]
 ) -> Sensitivity:
-    """Divergence from the tuned model, in nats a token, when one tensor alone is encoded."""
+    """Divergence from the tuned model in nats per token when a single tensor is encoded."""
     chosen: list[Batch] = []
     for batch in batches:
         if sum(len(b.ids) for b in chosen) < _PROBE_SEQUENCES:
@@ -363,7 +363,7 @@ def _sensitivity(
 
 @contextmanager
 def _bar(what: str, steps: int, shown: bool) -> Iterator[OnStep | None]:
-    """A progress bar with the loss, on a terminal."""
+    """Show a progress bar with the loss on a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from gym_fed.core import console

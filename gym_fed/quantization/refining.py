@@ -1,4 +1,4 @@
-"""Calibration text as batches of token ids, and the scale distillation of encoded deltas on it."""
+"""Batch calibration text as token ids, and distil the scales of encoded deltas on it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def calibration_batches(
 
 
 def plain_sequences(batches: Sequence[Batch]) -> list[Tensor]:
-    """The sequences of some batches as ``[1, t]`` or, where nothing is padded, ``[b, t]``: no padding left."""
+    """Split batches into unpadded sequences: ``[1, t]`` or, if nothing is padded, ``[b, t]``."""
     found: list[Tensor] = []
     for batch in batches:
         if bool(batch.mask.all()):
@@ -54,7 +54,7 @@ def plain_sequences(batches: Sequence[Batch]) -> list[Tensor]:
 
 
 def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) -> list[tuple[Tensor, Tensor]]:
-    """Ids and labels of each sequence, ``[t]`` int64."""
+    """Yield ids and labels of each sequence, ``[t]`` int64."""
     if isinstance(calibration, Tensor):
         if (
             calibration.ndim != 2
@@ -116,7 +116,7 @@ def distiller(
     seed: int,
     on_step: OnStep | None = None,
 ) -> Refine:
-    """A refinement for ``encode_delta``, with the learning rates that ``Calibration`` has by default.
+    """Create a refinement for ``encode_delta`` with the default learning rates of ``Calibration``.
 
     Args:
         policy: Its ``distill_steps`` and ``distill_bits`` count.
@@ -148,7 +148,7 @@ def distiller(
 
 
 class Distiller:
-    """Distils what it is called with, and keeps the ``report`` of that; arguments as for ``distiller``."""
+    """A callable that distils its input and keeps the ``report``; arguments as for ``distiller``."""
 
     def __init__(
         self,

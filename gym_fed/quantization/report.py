@@ -1,4 +1,4 @@
-"""The report of a quantiser. Imports no torch."""
+"""The report of a quantiser. No torch here."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DistillReport:
 
 @dataclass(frozen=True)
 class LayerSafety:
-    """One layer under ``safety_threshold``; ``cosine`` is None where aligned and unaligned do not differ."""
+    """One layer under ``safety_threshold``; ``cosine`` is None if aligned and unaligned are equal."""
 
     name: str
     cosine: float | None
@@ -62,7 +62,7 @@ class LayerSafety:
 
 @dataclass(frozen=True)
 class QuantReport:
-    """The file that was written.
+    """The quantised file.
 
     Attributes:
         path: The ``.gymdelta``.
@@ -89,11 +89,11 @@ class QuantReport:
 
     @property
     def kept(self) -> float | None:
-        """The share of the delta that the file keeps (``gym_fed.delta.kept``); None where nothing changed."""
+        """The share of the delta that the file keeps (``gym_fed.delta.kept``); None if nothing changed."""
         whole = sum(tensor.energy for tensor in self.tensors)
         lost = sum(tensor.energy * tensor.error**2 for tensor in self.tensors)
         return max(0.0, 1.0 - (lost / whole) ** 0.5) if whole else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         return {**asdict(self), "path": str(self.path), "file": str(self.path), "kept": self.kept}

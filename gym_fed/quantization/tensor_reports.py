@@ -1,4 +1,4 @@
-"""What a written delta lost of every tensor, weights and outputs."""
+"""Measure what a written delta lost of every tensor, in weights and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_fed.quantization.report import QuantizedTensor
 def tensor_reports(
     path: Path, report: EncodeReport, deltas: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> tuple[QuantizedTensor, ...]:
-    """Every tensor of the base, with the errors of what the file decodes to."""
+    """Report every tensor of the base, with the errors of the decoded file."""
     encoded = {tensor.name: tensor for tensor in report.tensors}
     found: list[QuantizedTensor] = []
     with DeltaFile.open(path) as file:

@@ -38,8 +38,17 @@ from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.privacy.adaptive import next_norm, noise_left
-from gym_fed.privacy.clipping import UNITS, Floats, Integers, Ruler, on_lattice, scale_factors, whole_norm
+from gym_fed.privacy.clipping import (
+    UNITS,
+    Floats,
+    Integers,
+    Ruler,
+    next_norm,
+    noise_left,
+    on_lattice,
+    scale_factors,
+    whole_norm,
+)
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.gram import CombinationWeights

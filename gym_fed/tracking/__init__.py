@@ -1,1 +1,1 @@
-"""The figures of a run, on disk and in the services that the user names: one `Experiment`, one tracker a file."""
+"""Experiment tracking: an `Experiment` records a run's figures with the trackers that the user names."""

@@ -1,4 +1,4 @@
-"""`Experiment`: one place that records a run's settings, figures and files, in every tracker."""
+"""Record a run's settings, figures and files in every tracker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 
 class Experiment:
-    """A run that is tracked. Used as a context manager, or closed with ``close``.
+    """A tracked run. Use as a context manager, or ``close`` it.
 
     ::
 
@@ -76,7 +76,7 @@ class Experiment:
             tracker.log_config(values)
 
     def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int | None = None) -> None:
-        """Log figures of one step; those that are not finite are left out, for no tracker draws them.
+        """Log figures of one step; non-finite ones are skipped, since trackers cannot draw them.
 
         Args:
             metrics: Name and figure: a number, or a scalar of numpy or torch.
@@ -94,7 +94,7 @@ class Experiment:
                 tracker.log_metrics(finite, step)
 
     def log_artifacts(self, paths: Sequence[str | Path]) -> None:
-        """Log the files or folders that the run gave.
+        """Log files or folders of the run.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``, before anything is logged.
@@ -107,7 +107,7 @@ class Experiment:
             tracker.log_artifacts(files)
 
     def close(self) -> None:
-        """Write what is still in memory; a second call does nothing."""
+        """Flush; idempotent."""
         if self._open and not self._closed:
             for tracker in self._trackers:
                 tracker.close()
@@ -132,7 +132,7 @@ class Experiment:
 
 
 def ready_tracker(name: str) -> Tracker:
-    """A new tracker whose package is there.
+    """Create a tracker after checking that its package is installed.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when there is none, ``MISSING_DEPENDENCY`` when its package is not installed.
@@ -143,7 +143,7 @@ def ready_tracker(name: str) -> Tracker:
 
 
 def _figure(key: str, value: Any) -> float:
-    """A plain number; whole ones stay whole."""
+    """Convert to a plain number; integers stay integers."""
     if not isinstance(value, float):
         try:
             return int(operator.index(value))

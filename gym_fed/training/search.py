@@ -200,7 +200,7 @@ class Search:
 
     def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
         """The figures that a run has logged: a finished one of an interrupted search is read, not run again."""
-        from gym_fed.tracking.lines import read_lines
+        from gym_fed.tracking.trackers.base import read_lines
         from gym_fed.training.trainer import Trainer
 
         if not (config.output_dir / "result.json").exists():

@@ -4,6 +4,10 @@ A codec of this family says how to find the shared numbers of a group (``solve``
 (``quantise``) and how a code becomes a value (``dequantise``); parameters, groups, packing, checks and memory
 are the same for all and stand here. Sums are numpy's in float64 and elementwise arithmetic is float32, so that
 no bit depends on the number of threads.
+
+The inputs of a search for shared numbers: the weight of each column, and a sample of very many values.
+
+Best splits of sorted values: what makes two- and three-level quantisation exact instead of iterative.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,7 +45,67 @@ from gym_quant.compensation import compensated_codes
 from gym_quant.planes import codes_a_byte, to_planes
 from gym_quant.resident import Resident
 from gym_quant.resident_codes import ResidentCodes
-from gym_quant.sampling import column_weights, sampled
+
+_SAMPLE = 1 << 20
+_FLOOR = 1e-6
+
+
+def column_weights(importance: Tensor, cols: int) -> Floats:
+    """Importance (of a matrix: its diagonal) as ``[cols]`` float32 with mean 1, at least a millionth of it.
+
+    Raises:
+        CodecError: For a wrong length, and for values that are negative or not finite.
+    """
+    flat = importance.detach().to("cpu", torch.float32)
+    if tuple(flat.shape) not in ((cols,), (cols, cols)):
+        raise CodecError(f"importance has shape {list(importance.shape)}, not [{cols}] or [{cols}, {cols}]")
+    check_finite(flat, "importance")
+    flat = flat.diagonal() if flat.dim() == 2 else flat
+    if bool((flat < 0).any()):
+        raise CodecError(f"importance is negative: {float(flat.min())}")
+    numbers = flat.numpy().astype(np.float64)
+    mean = float(numbers.mean())
+    if mean == 0.0:
+        return np.ones(cols, dtype=np.float32)
+    return np.maximum(numbers / mean, _FLOOR).astype(np.float32)
+
+
+def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """All values as one group ``[1, n]``, or, of more than a million, every k-th and the largest and smallest."""
+    rows, cols = values.shape
+    flat = values.reshape(-1)
+    step = -(-flat.size // _SAMPLE)
+    if step == 1:
+        return flat[None], None if weights is None else np.tile(weights, rows)[None]
+    while math.gcd(step, cols) != 1:
+        step += 1
+    at = np.concatenate([np.arange(0, flat.size, step), [int(flat.argmin()), int(flat.argmax())]])
+    return flat[at][None], None if weights is None else weights[at % cols][None]
+
+
+def float64_sums(values: Floats, weights: Floats | None, descending: bool) -> tuple[Floats, Floats]:
+    """Running mass and running moment of each row's values in sorted order, both ``[groups, n]`` float64.
+
+    Entry ``i`` holds the sums of the first ``i + 1`` values: of their weights (their number without weights), and
+    of weight times value.
+    """
+    order = np.argsort(values, axis=1, kind="stable")
+    if descending:
+        order = order[:, ::-1]
+    moments = np.take_along_axis(values, order, 1).astype(np.float64)
+    if weights is None:
+        mass = np.broadcast_to(np.arange(1.0, values.shape[1] + 1.0), values.shape)
+    else:
+        sorted_weights = np.take_along_axis(weights, order, 1).astype(np.float64)
+        moments *= sorted_weights
+        mass = sorted_weights.cumsum(axis=1)
+    return mass, moments.cumsum(axis=1, out=moments)
+
+
+def best_split(gain: Floats) -> npt.NDArray[Any]:
+    """Index ``[groups, 1]`` of each row's largest gain, the first of equals."""
+    return np.asarray(gain.argmax(axis=1)[:, None])
+
 
 _BLOCK = 1 << 18
 

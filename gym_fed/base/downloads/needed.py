@@ -8,7 +8,7 @@ from gym_fed.data.catalogue import catalogue_entry
 
 
 def models_of(config: TrainingConfig) -> list[str]:
-    """List every model that a run loads: its own, adapters, reference, teacher, critic, reward models, and tokenizers."""
+    """List every model that a run loads: its own, adapters, reference, teacher, critic, reward models, tokenizers."""
     section = getattr(config, config.algorithm, None)
     graders = [(grader.grader, grader) for grader in config.graders]
     found = [

@@ -1,1 +1,1 @@
-"""Chat templates in training: which one writes a conversation, and which part of its text the assistant wrote."""
+"""Chat templates for training: choose the template, render conversations, and locate the assistant's text."""

@@ -39,7 +39,7 @@ def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[Rendered
 
 
 def _batches(rows: Sequence[Placed]) -> Iterator[list[list[Any]]]:
-    """Rows as JSON, ``_ROWS`` or about ``_CHARS`` of them together."""
+    """Yield rows as JSON in batches of ``_ROWS`` rows or about ``_CHARS`` characters."""
     from transformers.utils.chat_template_utils import _plain_template_data
 
     batch: list[list[Any]] = []
@@ -93,7 +93,7 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
 def render_in_child(
     rows: list[Any], tokenizer: dict[str, Any], how: dict[str, Any], moment: str | None
 ) -> list[Any]:
-    """Return ``[text, spans]`` of each row; called in the child process."""
+    """Return ``[text, spans]`` for each row; runs in the child process."""
     if moment is not None:
         with present_time_set(moment):
             return render_in_child(rows, tokenizer, how, None)

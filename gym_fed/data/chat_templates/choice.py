@@ -1,4 +1,4 @@
-"""``chat_template:`` of a config: a file, Jinja, a name, or ``none``; it replaces the tokenizer's template."""
+"""Resolve ``chat_template:`` of a config, a file, Jinja source, name or ``none``, to a template."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SYSTEM: Message = {"role": "system", "content": "instructions"}
 
 
 def read_chat_template(value: str) -> str | None:
-    """Return the Jinja that ``chat_template:`` stands for; None for ``none``.
+    """Return the Jinja source for a ``chat_template:`` value; None for ``none``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an unknown name, a file that cannot be read, or Jinja that writes no
@@ -59,7 +59,7 @@ def read_chat_template(value: str) -> str | None:
 
 
 def use_chat_template(tokenizer: Any, value: str | None) -> Any:
-    """Return the tokenizer (or processor) with the template of ``chat_template:``; a copy, when anything changes.
+    """Return the tokenizer or processor with the template of ``chat_template:``; copied if anything changes.
 
     ``none`` removes the template. A name whose format is what the tokenizer's own template writes keeps that one, which
     may know tools, too; and so does a processor, whose template has places for images.
@@ -113,7 +113,7 @@ def _source(value: str) -> str:
 
 
 def _writes_the_same(tokenizer: Any, source: str) -> bool:
-    """Whether the tokenizer's own template, as it is trained with, writes what ``source`` does."""
+    """True if the tokenizer's own training template renders the same text as ``source``."""
     own = template_of(tokenizer)
     trained = own.source if has_marks(own.source) else training_template(own.source) or own.source
     return all(

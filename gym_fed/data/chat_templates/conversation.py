@@ -28,7 +28,7 @@ _REMEDY = {
 
 @dataclass(frozen=True)
 class RenderedConversation:
-    """A conversation as text.
+    """A rendered conversation.
 
     Attributes:
         text: What the template wrote.
@@ -48,7 +48,7 @@ def write_answered(
     *,
     reasoning: Reasoning = "learn",
 ) -> str:
-    """A prompt and its answer as the tokenizer's own template writes them; without an answer, the prompt alone.
+    """Render a prompt and its answer with the tokenizer's template; without an answer, the prompt alone.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the row when the template refuses it, or leaves something of the answer out.
@@ -74,7 +74,7 @@ def write_answered(
 
 @dataclass(frozen=True)
 class ChatRenderer:
-    """Writes rows' messages by a tokenizer's template, or by its counterpart that marks the assistant's words.
+    """Render rows with a tokenizer's template, or its training copy that marks the assistant's tokens.
 
     Args:
         tokenizer: Has a chat template.
@@ -90,7 +90,7 @@ class ChatRenderer:
     reasoning: Reasoning = "learn"
 
     def render(self, row: dict[str, Any], place: str) -> RenderedConversation:
-        """The text of a row with ``messages`` and perhaps ``tools``; errors call it ``place``.
+        """Render a row with ``messages`` and optional ``tools``; errors name it ``place``.
 
         Raises:
             GymError: ``DATA_INVALID`` naming the row when the template refuses it, leaves something of it out, or
@@ -146,7 +146,7 @@ class ChatRenderer:
 
 
 def _clean(message: Message, reasoning: Reasoning) -> Message:
-    """A message as templates take it: reasoning under one name (transformers gives it the others), no weight."""
+    """Normalise a message for templates: reasoning under one key, no weight."""
     thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     kept = {
         key: value
@@ -159,13 +159,13 @@ def _clean(message: Message, reasoning: Reasoning) -> Message:
 
 
 def _after_empty_thoughts(text: str, spans: Sequence[Span]) -> list[Span]:
-    """``spans``, each from behind the empty thought that it begins with."""
+    """Move the start of each span behind an empty thought at its beginning."""
     found = [(_EMPTY_THOUGHT.match(text, start, end), start, end) for start, end in spans]
     return [(thought.end() if thought else start, end) for thought, start, end in found]
 
 
 def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> set[int]:
-    """The assistant's messages that are not to be learned."""
+    """Indices of the assistant's messages that are not learned."""
     found = set()
     for number, message in enumerate(messages):
         weight = message.get("weight", 1)
@@ -187,7 +187,7 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
 
 
 def _showing(template: Template, messages: list[Message], tools: Any, place: str) -> tuple[Template, str]:
-    """The template, made to show all of the row if need be, and the row's text."""
+    """The template, changed if needed to show the whole row, and the rendered text."""
     what = None
     for candidate in (template, showing_history(template)):
         turns = _folded(candidate, messages)
@@ -215,7 +215,7 @@ def _lost(place: str, what: str) -> GymError:
 
 
 def _folded(template: Template, messages: list[Message]) -> list[Message]:
-    """Reasoning written into the answer, for templates that know no key for it but know ``</think>`` (DeepSeek)."""
+    """Put reasoning into the answer, for templates without a key for it that know ``</think>`` (DeepSeek)."""
     if "think>" not in template.source or _READS_REASONING.search(template.source):
         return messages
     folded = []
@@ -229,7 +229,7 @@ def _folded(template: Template, messages: list[Message]) -> list[Message]:
 
 
 def _between(spans: list[Span], length: int) -> list[Span]:
-    """What lies outside of ``spans``."""
+    """The text outside ``spans``."""
     edges = [0, *(edge for span in spans for edge in span), length]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 

@@ -1,4 +1,4 @@
-"""Chat templates by name, for tokenizers that have none: the formats that LLaMA-Factory's ``template:`` names.
+"""Named chat templates for tokenizers without one, by the names of LLaMA-Factory's ``template:``.
 
 Each is written out here as slots around the content, from which the Jinja is made, marks included. LLaMA-Factory writes
 a question's slot with the header of its answer, so a question always ends with the answer's header.
@@ -15,7 +15,7 @@ from gym_fed.core.bounded.trusted import trust_template
 
 @dataclass(frozen=True)
 class NamedTemplate:
-    """A format. ``{bos}`` and ``{eos}`` stand for the tokenizer's tokens, ``{}`` for the content.
+    """A chat format. ``{bos}`` and ``{eos}`` stand for the tokenizer's tokens, ``{}`` for the content.
 
     Attributes:
         user: A question, and what opens the answer.
@@ -142,7 +142,7 @@ NAMED: dict[str, NamedTemplate] = {
 
 @cache
 def named_template(name: str) -> str:
-    """The Jinja of a format, with the assistant's words marked."""
+    """Return the Jinja source of a format, with the assistant's tokens marked."""
     slots = NAMED[name]
     question = "message['content']"
     if slots.fused:
@@ -179,7 +179,7 @@ def _out(slot: str, content: str) -> str:
 
 
 def _joined(slot: str, content: str) -> str:
-    """A slot as an expression: its literal parts, and what stands for ``{}``, ``{bos}`` and ``{eos}``."""
+    """Convert a slot to a Jinja expression of literals, ``{}``, ``{bos}`` and ``{eos}``."""
     parts = []
     for name, expression in (("{bos}", "(bos_token | default(''))"), ("{eos}", "(eos_token | default(''))")):
         slot = slot.replace(name, f"\0{expression}\0")

@@ -1,4 +1,4 @@
-"""One call of a chat template: the text of a conversation, and where its marks lie.
+"""Render a conversation with a chat template, and locate its generation marks.
 
 The environment is transformers', with ``raise_exception``, ``tojson`` and ``strftime_now``, in the child process.
 """
@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template, ready to write conversations.
+    """A chat template with its variables.
 
     Attributes:
         source: Jinja.
@@ -28,7 +28,7 @@ class Template:
     variables: dict[str, Any] = field(default_factory=dict)
 
     def text(self, messages: list[Message], tools: Any = None, *, prompt: bool = False) -> str:
-        """A conversation as text; ``prompt`` opens the assistant's next turn.
+        """Render a conversation; ``prompt`` adds the generation prompt.
 
         Raises:
             TemplateError, TypeError: When the template refuses the conversation.
@@ -37,7 +37,7 @@ class Template:
         return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
     def marked(self, messages: list[Message], tools: Any = None) -> tuple[str, list[Span]]:
-        """A conversation, and what stands between ``{% generation %}`` and ``{% endgeneration %}``."""
+        """Render a conversation, with the spans between ``{% generation %}`` and ``{% endgeneration %}``."""
         return self._render(messages, tools, return_assistant_tokens_mask=True)
 
     def _render(self, messages: list[Message], tools: Any, **arguments: Any) -> tuple[str, list[Span]]:
@@ -52,6 +52,6 @@ class Template:
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> Template:
-    """The template that a tokenizer uses for rows with these tools."""
+    """Return the template that a tokenizer uses for rows with these tools."""
     source = tokenizer.get_chat_template(None, tools)
     return Template(str(source), dict(tokenizer.special_tokens_map))

@@ -1,4 +1,4 @@
-"""Which characters of a rendered conversation each of the assistant's turns wrote, its end token included.
+"""Locate the assistant's turns, with their end tokens, in a rendered conversation.
 
 What the template puts before a turn when it prompts the model to speak (the generation prompt) is not the model's, nor
 is the white space behind the end token: the model is prompted by the former, and stops at the latter.
@@ -15,13 +15,13 @@ _PROBE: list[Message] = [{"role": "user", "content": "x"}]
 
 
 class UnclearTurnsError(Exception):
-    """The assistant's words cannot be located in the text."""
+    """The assistant's text cannot be located."""
 
 
 def own_marks(
     template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
-    """By the template's own marks: text, and the spans of each of the assistant's messages.
+    """Locate turns by the template's marks: the text, and the spans of each assistant message.
 
     Args:
         template: With marks.
@@ -36,7 +36,7 @@ def own_marks(
 def trimmed_marks(
     template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
-    """``own_marks`` of a training template, less the part of the generation prompt that they may begin with."""
+    """Run ``own_marks`` on a training template, without the generation prompt at the start of spans."""
     text, found = own_marks(template, messages, tools, ends)
     for turn, spans in found.items():
         start, end = spans[0]
@@ -52,7 +52,7 @@ def trimmed_marks(
 def by_prefix(
     template: Template, messages: list[Message], tools: Any, turns: set[int], ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
-    """Without marks: an answer is what its turn adds to the prompt before it.
+    """Locate turns without marks: an answer is the text that its turn adds to the prompt before it.
 
     Args:
         turns: The messages whose words are to be found.
@@ -74,13 +74,13 @@ def by_prefix(
 
 
 def _unclosed(text: str, after: str, ends: tuple[str, ...]) -> str:
-    """``after`` less the token that the template puts behind whole conversations (Phi-4-mini's), as behind ``text``."""
+    """Strip the token that the template adds after whole conversations (Phi-4-mini), if ``text`` also ends with it."""
     found = (end for end in ends if end and after.endswith(end) and text.endswith(end))
     return after.removesuffix(next(found, ""))
 
 
 def _start(template: Template, before: list[Message], tools: Any, text: str) -> int | None:
-    """Where the answer to ``before`` begins, or None when ``text`` does not go on from it."""
+    """Offset of the answer to ``before``; None if ``text`` does not continue from it."""
     if not before:
         opening = _opening(template)
         at = text.find(opening) if opening else -1
@@ -95,7 +95,7 @@ def _start(template: Template, before: list[Message], tools: Any, text: str) -> 
 def _by_message(
     template: Template, messages: list[Message], tools: Any, spans: list[Span]
 ) -> dict[int, list[Span]]:
-    """The spans of each message: one each, or as many as the template marks more when the message is added."""
+    """Group spans by message: one each, or as many as the template adds with the message."""
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if len(spans) == len(turns):
         return {turn: [span] for turn, span in zip(turns, spans, strict=True)}
@@ -115,7 +115,7 @@ def _by_message(
 
 
 def _shared(text: str, prompt: str) -> int:
-    """How much of ``prompt`` the text begins with, up to the last whole token of a header that they share."""
+    """Length of the prefix that ``text`` shares with ``prompt``, up to the last whole token of a shared header."""
     common = prompt[: _common(text, prompt)]
     if len(common) == len(prompt):
         return len(common)
@@ -123,7 +123,7 @@ def _shared(text: str, prompt: str) -> int:
 
 
 def _common(text: str, other: str) -> int:
-    """How many characters two texts begin with in common."""
+    """Length of the common prefix of two texts."""
     lengths = range(1, min(len(text), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: not text.startswith(other[:length]))
 
@@ -135,8 +135,7 @@ def _opening(template: Template) -> str:
 
 
 def _opened(words: str, opening: str) -> int:
-    """How many characters of ``words`` are the generation prompt's: its end, or where it goes on otherwise (a thought
-    that the words leave out), the header that it begins with."""
+    """Number of characters of ``words`` that belong to the generation prompt: its end, or the header that it shares."""
     ending = next((n for n in range(len(opening), 0, -1) if words.startswith(opening[-n:])), 0)
     return ending or _shared(words, opening)
 

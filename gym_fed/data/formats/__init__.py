@@ -1,1 +1,1 @@
-"""Formats of datasets, one file each: how a raw row becomes a row of ``gym_fed.data.rows``, and back."""
+"""Dataset formats, one per file, which convert raw rows to rows of ``gym_fed.data.rows`` and back."""

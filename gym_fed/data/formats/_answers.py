@@ -1,4 +1,4 @@
-"""A prompt and the answers to it, both conversations or both texts, however the two are written."""
+"""Read a prompt and its answers, as conversations or texts, in any of the supported layouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 
 
 def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:
-    """The prompt of a row, and its answers under ``keys``.
+    """Return the prompt of a row, and its answers under ``keys``.
 
     The prompt stands in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is what the
     answers begin with alike (TRL's implicit prompt).
@@ -49,14 +49,14 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
 
 
 def alpaca_row(row: Raw) -> Raw:
-    """The row with Dolly's ``context`` and ``response`` under Alpaca's names, where it has no ``output``."""
+    """Rename Dolly's ``context`` and ``response`` to Alpaca's keys, if there is no ``output``."""
     if "output" in row or "response" not in row:
         return row
     return {_DOLLY.get(key, key) if _DOLLY.get(key) not in row else key: value for key, value in row.items()}
 
 
 def alpaca_question(row: Raw) -> list[Message]:
-    """Everything before Alpaca's answer: ``system``, ``history``, then ``instruction`` and ``input`` on a line each."""
+    """Convert everything before Alpaca's answer: ``system``, ``history``, ``instruction`` and ``input``."""
     instruction = string(row, "instruction")
     extra = string(row, "input", optional=True)
     messages = system_of(row)
@@ -74,7 +74,7 @@ def alpaca_question(row: Raw) -> list[Message]:
 
 
 def require_learned(answers: list[Any]) -> None:
-    """Refuse answers that are judged and not to be learned at once.
+    """Refuse answers that are both rated and marked as not learned.
 
     Raises:
         BadRow: For a message with ``weight`` 0 in an answer.
@@ -97,7 +97,7 @@ def _as_messages(answer: Any) -> list[Message]:
 
 
 def _without(prompt: list[Message], answer: list[Message]) -> list[Message]:
-    """Answers that repeat the whole conversation lose its beginning."""
+    """Strip the prompt from answers that repeat the whole conversation."""
     return answer[len(prompt) :] if answer[: len(prompt)] == prompt and len(answer) > len(prompt) else answer
 
 
@@ -106,7 +106,7 @@ def _whole(answers: list[Any]) -> bool:
 
 
 def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """The prompt's text is there twice: alone, and as a turn of every answer."""
+    """Split the common prefix, which must contain the prompt's text as a turn, from the rest of each answer."""
     if len(answers) > 1:
         shared, rest = _implicit(answers, keys)
     else:
@@ -117,7 +117,7 @@ def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...])
 
 
 def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """What all answers begin with, and what is left of each (trl.extract_prompt does the same)."""
+    """The common prefix of all answers, and the rest of each (as in trl.extract_prompt)."""
     problem = f"{' and '.join(map(repr, keys))} do not begin alike, and there is no 'prompt'"
     if len(answers) < 2 or len({type(answer) for answer in answers}) != 1:
         raise BadRow(problem, "give the prompt, as a text or as messages")

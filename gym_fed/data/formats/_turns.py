@@ -1,4 +1,4 @@
-"""Conversations as they are written: OpenAI's role and content, ShareGPT's from and value, tool calls, parts.
+"""Parse conversations: OpenAI's role and content, ShareGPT's from and value, tool calls, content parts.
 
 Two more keys of a message are read in either form. ``weight`` is 0 where a turn is not to be learned, which is also
 written ``train: false`` or ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); 1 is what a turn of
@@ -62,7 +62,7 @@ def conversation_row(row: Raw, key: str) -> Raw:
 
 
 def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
-    """Messages with ``role`` and ``content``; an assistant that calls tools has ``tool_calls`` too.
+    """Parse messages with ``role`` and ``content``; assistant messages may have ``tool_calls``.
 
     Args:
         turns: The row's list of turns.
@@ -79,7 +79,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
 
 
 def answered(messages: list[Message]) -> list[Message]:
-    """``messages``, if the assistant has a turn in them.
+    """Return ``messages``, which must have an assistant turn.
 
     Raises:
         BadRow: When it does not.
@@ -92,7 +92,7 @@ def answered(messages: list[Message]) -> list[Message]:
 
 
 def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
-    """What was said before, and the last answer.
+    """Split off the last answer from what precedes it.
 
     Raises:
         BadRow: When the assistant does not have the last word, or the first.
@@ -120,7 +120,7 @@ def _message(turn: Raw, images: list[Any]) -> Message:
 
 
 def _said(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
-    """Role, content and calls."""
+    """Parse role, content and calls of a turn."""
     if role == "function_call":
         return {"role": "assistant", "content": "", "tool_calls": _calls(parsed(string(turn, key), key))}
     named = {k: turn[k] for k in ("name",) if isinstance(turn.get(k), str)}
@@ -138,7 +138,7 @@ def _said(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
 
 
 def _content(turn: Raw, key: str, images: list[Any]) -> Any:
-    """A text, or OpenAI's list of parts: joined when all are text, else as parts with the images counted off."""
+    """Parse text or OpenAI's content parts: joined if all are text, else as parts with images counted."""
     parts = turn.get(key)
     if not isinstance(parts, list):
         return string(turn, key)
@@ -177,7 +177,7 @@ def _part(part: Any, images: list[Any]) -> Raw:
 
 
 def _calls(calls: Any) -> list[Raw]:
-    """Tool calls as chat templates take them: arguments are an object, not text."""
+    """Convert tool calls for chat templates, with arguments as an object."""
     read = []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, dict) else None
@@ -195,7 +195,7 @@ def _calls(calls: Any) -> list[Raw]:
 
 
 def _weight(turn: Raw, role: str) -> Message:
-    """``{"weight": 0}`` where the turn is not to be learned, else nothing.
+    """``{"weight": 0}`` for a turn that is not learned, else empty.
 
     Raises:
         BadRow: For a weight that is neither 0 nor 1, two that differ, and 1 for what is no turn of the assistant.
@@ -223,7 +223,7 @@ def _weight(turn: Raw, role: str) -> Message:
 
 
 def _reasoning(turn: Raw, role: str) -> Message:
-    """``{"reasoning_content": text}`` where the assistant thought aloud, else nothing.
+    """``{"reasoning_content": text}`` if the assistant turn has reasoning, else empty.
 
     Raises:
         BadRow: For reasoning that is no text, is given twice, or is not the assistant's.

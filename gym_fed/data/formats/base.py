@@ -1,4 +1,4 @@
-"""The base class of formats, the error of one row, and how keys of a row are read."""
+"""The base class of formats, errors of a row, and helpers to read its keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 class Format(ABC):
-    """How rows are laid out in files: ``data[].format``, ``--format``."""
+    """A layout of rows in files: ``data[].format``, ``--format``."""
 
     kind: ClassVar[RowKind] = "supervised"
     """What its rows are once they are read; see ``gym_fed.data.rows``."""
@@ -28,18 +28,18 @@ class Format(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, row: Raw) -> bool:
-        """Whether a row that no earlier format claims is of this one, by its keys."""
+        """True if a row has this format's keys; called for rows that no earlier format claims."""
 
     @abstractmethod
     def read(self, row: Raw) -> Raw:
-        """A row as it stands in a file as one of ``gym_fed.data.rows``.
+        """Convert a raw row to a row of ``gym_fed.data.rows``.
 
         Raises:
             BadRow: When it cannot be used.
         """
 
     def write(self, row: Raw) -> Raw:
-        """The inverse of ``read``. The caller refuses a row that ``read`` does not give back.
+        """The inverse of ``read``. The caller refuses a row that ``read`` does not restore.
 
         Raises:
             BadRow: When this format cannot hold the row.
@@ -48,7 +48,7 @@ class Format(ABC):
 
 
 class BadRow(ValueError):
-    """What is wrong with one row; the reader adds the place."""
+    """An error in one row; the reader adds the place."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -57,7 +57,7 @@ class BadRow(ValueError):
 
 
 class EmptyCell(BadRow):
-    """A row in which a column that is needed holds nothing.
+    """A row with an empty required column.
 
     Args:
         what: The column, as messages call it.
@@ -68,7 +68,7 @@ class EmptyCell(BadRow):
 
 
 class MediaRow(BadRow):
-    """A row with sound or film, which no trainer here takes.
+    """A row with audio or video, which no trainer supports.
 
     Args:
         kinds: What it holds: ``videos``, ``audios``.
@@ -84,7 +84,7 @@ class MediaRow(BadRow):
 
 
 def as_object(raw: Any) -> Raw:
-    """``raw`` if it is a JSON object.
+    """Return ``raw`` if it is a JSON object; raise otherwise.
 
     Raises:
         BadRow: When it is anything else.
@@ -95,7 +95,7 @@ def as_object(raw: Any) -> Raw:
 
 
 def string(row: Raw, key: str, *, optional: bool = False) -> str:
-    """The text under ``key``; what is optional may be missing, null or empty, and is then ``""``.
+    """The text under ``key``; optional keys may be missing, null or empty, and then give ``""``.
 
     Raises:
         BadRow: When it is no text, or missing or blank and not optional.
@@ -114,13 +114,13 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
 
 
 def system_of(row: Raw) -> list[Message]:
-    """The message that a ``system`` column stands for, if it holds one."""
+    """The message of a ``system`` column, if it is not empty."""
     text = string(row, "system", optional=True)
     return [{"role": "system", "content": text}] if text else []
 
 
 def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
-    """The messages of a supervised row that ``format`` is to hold, and what stands beside them.
+    """The messages of a supervised row to be written as ``format``, and the other keys.
 
     Raises:
         BadRow: For a row that is no conversation.
@@ -137,12 +137,12 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
 
 
 def beside(row: Raw) -> Raw:
-    """``tools``, ``images`` and ``forget``, where a row has them."""
+    """The row's ``tools``, ``images`` and ``forget``, if it has them."""
     return {key: row[key] for key in ("tools", "images", "forget") if key in row}
 
 
 def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = ()) -> Raw:
-    """``converted`` with the row's ``tools``, ``images`` and ``forget``.
+    """Add the row's ``tools``, ``images`` and ``forget`` to ``converted``.
 
     Args:
         row: As it stands in the file.
@@ -176,7 +176,7 @@ _unread: ContextVar[set[str] | None] = ContextVar("unread keys of a row", defaul
 
 
 def note_unread(names: Iterable[str]) -> None:
-    """Keys of a row that hold something nobody reads; see ``unread_noted``."""
+    """Record keys of a row with values that nothing reads; see ``unread_noted``."""
     found = _unread.get()
     if found is not None:
         found.update(map(str, names))
@@ -184,7 +184,7 @@ def note_unread(names: Iterable[str]) -> None:
 
 @contextmanager
 def unread_noted() -> Iterator[set[str]]:
-    """Collects what readers leave unread while the block lasts."""
+    """Collect the keys that readers leave unread inside this context."""
     names: set[str] = set()
     token = _unread.set(names)
     try:
@@ -194,7 +194,7 @@ def unread_noted() -> Iterator[set[str]]:
 
 
 def tools_of(row: Raw) -> list[Raw]:
-    """The tools that may be called, as OpenAI writes them: ``{"type": "function", "function": {...}}``.
+    """Parse tools as OpenAI writes them: ``{"type": "function", "function": {...}}``.
 
     Raises:
         BadRow: When ``tools`` is neither a list of objects with a name nor JSON text of one.
@@ -216,7 +216,7 @@ def tools_of(row: Raw) -> list[Raw]:
 
 
 def images_of(row: Raw) -> list[Any]:
-    """What ``images`` (or ``image``) names: paths, data URLs, or ``{"bytes", "path"}`` as Parquet files have them.
+    """Read ``images`` (or ``image``): paths, data URLs, or ``{"bytes", "path"}`` as in Parquet files.
 
     Raises:
         BadRow: For anything else.
@@ -232,7 +232,7 @@ def images_of(row: Raw) -> list[Any]:
 
 
 def parsed(text: str, key: str) -> Any:
-    """JSON in a text column.
+    """Parse JSON in a text column.
 
     Raises:
         BadRow: When it is not valid.

@@ -1,4 +1,4 @@
-"""TRL's prompt and completion: only the completion is learnt; conversations become messages, texts stay two texts."""
+"""TRL's prompt and completion. Only the completion is learned; conversations become messages, texts stay texts."""
 
 from __future__ import annotations
 

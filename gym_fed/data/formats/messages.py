@@ -21,7 +21,7 @@ class Messages(Format):
         return conversation_row(row, "messages")
 
     def write(self, row: Raw) -> Raw:
-        """Arguments of calls as text, which is how OpenAI writes them."""
+        """Write arguments of tool calls as text, as OpenAI does."""
         messages, rest = conversation_of(row, "messages")
         return {"messages": [_with_text_arguments(message) for message in messages], **rest}
 

@@ -33,7 +33,7 @@ class Preference(Format):
 
 
 def _common_names(row: Raw) -> Raw:
-    """OpenAI's and LLaMA-Factory's newer names as TRL's."""
+    """Rename OpenAI's and LLaMA-Factory's newer keys to TRL's."""
     if "chosen_messages" in row:
         return {**row, "chosen": row["chosen_messages"], "rejected": row.get("rejected_messages")}
     if "preferred_output" in row and isinstance(row.get("input"), dict):

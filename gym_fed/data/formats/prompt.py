@@ -1,4 +1,4 @@
-"""Prompts for training by rewards: a text or a conversation, and every other column as it is, for the graders."""
+"""Prompts for reinforcement learning: a text or conversation; other columns are passed to the graders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain text: the column text, learnt whole."""
+"""Plain text in the column ``text``, all of it learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of generated text tasks: one exact answer to a prompt, which the prompt alone determines."""
+"""The base class of generated text tasks, each with one exact answer that follows from the prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Group = Literal["base", "contributor"]
 
 
 class Task(ABC):
-    """A task by its name, the value under ``data[].tasks``."""
+    """A generated task, named under ``data[].tasks``."""
 
     summary: str
     """One line with an example."""

@@ -1,1 +1,1 @@
-"""One module per thing that `gym doctor` looks at."""
+"""The checks of `gym doctor`, one per module."""

@@ -1,4 +1,4 @@
-"""Is the clock right enough? The network goes by the hub's time; certificates and the dates of files do not."""
+"""Check the clock. The network uses the hub's time, but certificates and file dates use this machine's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOLERANCE_SECONDS = 0.05
 
 
 class Clock(Check):
-    """The date is possible, UTC counts from 1970, and wall time runs as steadily as the monotonic clock."""
+    """Check for a plausible date, UTC from 1970, and wall time as steady as the monotonic clock."""
 
     def findings(self) -> Iterator[Finding]:
         now = time.time()
@@ -28,7 +28,7 @@ class Clock(Check):
 
 
 def judge_date(now: datetime) -> Finding:
-    """A moment in UTC before this version was released cannot be now."""
+    """Fail for a date before this version was released."""
     seen = now.strftime("%Y-%m-%d %H:%M:%S UTC")
     if now.date() >= RELEASED:
         return Finding("clock: date", Level.OK, seen)
@@ -38,7 +38,7 @@ def judge_date(now: datetime) -> Finding:
 
 
 def judge_epoch(epoch: tuple[int, ...]) -> Finding:
-    """Second 0 must be 1970-01-01 00:00:00 UTC whatever the time zone; the ``right/`` zones break that."""
+    """Fail unless second 0 is 1970-01-01 00:00:00 UTC; the ``right/`` time zones break that."""
     if tuple(epoch) == (1970, 1, 1, 0, 0, 0):
         return Finding(
             "clock: zone", Level.OK, f"time zone {time.strftime('%Z') or 'unnamed'} leaves UTC alone"
@@ -47,7 +47,7 @@ def judge_epoch(epoch: tuple[int, ...]) -> Finding:
 
 
 def judge_pace(wall_seconds: float, monotonic_seconds: float) -> Finding:
-    """Wall time that jumps or runs backwards against the monotonic clock is being corrected, or virtual."""
+    """Warn if wall time jumps or runs backwards against the monotonic clock."""
     drift = wall_seconds - monotonic_seconds
     if abs(drift) <= _TOLERANCE_SECONDS:
         return Finding("clock: pace", Level.OK, "wall time runs with the monotonic clock")

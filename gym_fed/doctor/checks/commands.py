@@ -1,4 +1,4 @@
-"""Whose `gym` is on the PATH? The name is also that of OpenAI's package, and of commands of others."""
+"""Check which `gym` is on the PATH, since OpenAI's package and others use the same name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD_BYTES = 4096
 
 
 class Commands(Check):
-    """Our commands, and a package of the same name beside us."""
+    """Check our commands, and for a package of the same name."""
 
     def findings(self) -> Iterator[Finding]:
         yield from commands()
@@ -22,7 +22,7 @@ class Commands(Check):
 
 
 def commands() -> Iterator[Finding]:
-    """For each of our commands: what the shell would run, and whether it is this installation's."""
+    """For each command, compare what the shell runs with this installation's script."""
     ours = installed_distribution()
     if ours is None:
         return  # the check of versions reports that
@@ -33,7 +33,7 @@ def commands() -> Iterator[Finding]:
 
 
 def namesake() -> Iterator[Finding]:
-    """Warn when OpenAI's `gym` shares this environment."""
+    """Warn if OpenAI's `gym` is in this environment."""
     try:
         version = metadata.version("gym")
     except metadata.PackageNotFoundError:
@@ -48,7 +48,7 @@ def namesake() -> Iterator[Finding]:
 
 
 def installed_script(distribution: metadata.Distribution, name: str) -> Path | None:
-    """Where the installer put this distribution's script ``name``, by its own record."""
+    """The path of this distribution's script ``name``, from its installation record."""
     for file in distribution.files or []:
         if file.name in (name, f"{name}.exe"):
             return Path(str(distribution.locate_file(file))).resolve()
@@ -56,7 +56,7 @@ def installed_script(distribution: metadata.Distribution, name: str) -> Path | N
 
 
 def judge_command(name: str, module: str, found: str | None, ours: Path | None) -> Finding:
-    """Compare what the PATH gives for ``name`` with the script that this installation owns.
+    """Compare the command on the PATH for ``name`` with this installation's script.
 
     Args:
         name: The command.

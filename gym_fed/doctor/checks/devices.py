@@ -1,4 +1,4 @@
-"""What can this machine compute on: CUDA, MPS, processor cores, memory?"""
+"""Check the devices of this machine: CUDA, MPS, CPU cores, memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 class Devices(Check):
-    """Accelerators, processor cores, memory."""
+    """Check accelerators, CPU cores and memory."""
 
     def findings(self) -> Iterator[Finding]:
         yield from accelerators()
@@ -27,7 +27,7 @@ class Devices(Check):
 
 
 def accelerators() -> Iterator[Finding]:
-    """CUDA devices by name and memory, and Apple's MPS."""
+    """List CUDA devices with name and memory, and Apple's MPS."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -47,19 +47,19 @@ def accelerators() -> Iterator[Finding]:
 
 
 def processor() -> Iterator[Finding]:
-    """Cores this process may use, of those there are."""
+    """CPU cores available to this process, out of the total."""
     there = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     yield Finding("device: cpu", Level.OK, f"{usable} of {there} cores usable")
 
 
 def memory() -> Iterator[Finding]:
-    """Memory that can still be had, the container's limit considered."""
+    """Available memory, within the container's limit."""
     yield judge_memory(total_memory_bytes(), available_memory_bytes())
 
 
 def judge_memory(total_bytes: int, available_bytes: int) -> Finding:
-    """Turn the two figures into a finding."""
+    """Convert the two figures to a finding."""
     seen = f"{available_bytes / GIB:.1f} of {total_bytes / GIB:.1f} GiB free"
     if available_bytes >= LEAST_MEMORY_BYTES:
         return Finding("device: memory", Level.OK, seen)
@@ -68,19 +68,19 @@ def judge_memory(total_bytes: int, available_bytes: int) -> Finding:
 
 
 def total_memory_bytes() -> int:
-    """Physical memory, or the control group's limit where that is less."""
+    """Physical memory, or the cgroup's limit if lower."""
     physical = int(psutil.virtual_memory().total)
     return min([physical, *(limit for limit, _ in _limits())])
 
 
 def available_memory_bytes() -> int:
-    """What can be allocated without swapping, within the control group's limit."""
+    """Memory that can be allocated without swapping, within the cgroup's limit."""
     free = int(psutil.virtual_memory().available)
     return min([free, *(max(0, limit - used) for limit, used in _limits())])
 
 
 def _limits() -> list[tuple[int, int]]:
-    """Limit and use of the control group, as its second and its first version give them; a container sees its own.
+    """Limit and usage of the cgroup, v2 or v1; a container sees its own.
 
     Files that the kernel keeps in memory and has not read lately are no use: they make room for what is allocated.
     """

@@ -1,4 +1,4 @@
-"""Is there room on disk where work and temporary files go?"""
+"""Check free disk space for work and temporary files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEAST_BYTES = GIB // 2
 
 
 class Disk(Check):
-    """The current folder's disk, and the temporary folder's."""
+    """Check the disks of the current and the temporary folder."""
 
     def findings(self) -> Iterator[Finding]:
         yield judge_disk("disk: here", Path.cwd(), shutil.disk_usage(Path.cwd()).free)
@@ -25,7 +25,7 @@ class Disk(Check):
 
 
 def judge_disk(name: str, folder: Path, free_bytes: int) -> Finding:
-    """Turn the free space of a folder's disk into a finding."""
+    """Convert the free space of a folder's disk to a finding."""
     seen = f"{free_bytes / GIB:.1f} GiB free at {folder}"
     if free_bytes >= ROOMY_BYTES:
         return Finding(name, Level.OK, seen)

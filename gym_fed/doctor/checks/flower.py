@@ -1,4 +1,4 @@
-"""Whether Flower's telemetry is off. By default it reports to hosts of its own."""
+"""Check that Flower's telemetry is off. By default it reports to its own hosts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gym_fed.doctor.check import Check, Finding, Level
 
 
 class Flower(Check):
-    """Telemetry, update check and installs at run time, as gym-fed's processes have them."""
+    """Check telemetry, update check and runtime installs in gym-fed's processes."""
 
     def findings(self) -> Iterator[Finding]:
         yield judge_environment(os.environ)
 
 
 def judge_environment(environment: Mapping[str, str]) -> Finding:
-    """All of Flower's switches must stand at quiet."""
+    """Fail unless all of Flower's switches are off."""
     export = "export " + " ".join(f"{name}={quiet}" for name, quiet in VARIABLES.items())
     loud = [
         f"{name} is {environment.get(name, 'unset')}"

@@ -1,4 +1,4 @@
-"""Which path do gym_quant's numeric kernels take: native code, or the torch reference?"""
+"""Check which implementation gym_quant's kernels use: native code or the torch reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BUILD = "for native code install a C++ compiler and the package again: pip inst
 
 
 class Kernels(Check):
-    """Ask ``gym_quant.kernels``; it fails where GYM_KERNELS names a path that is not there."""
+    """Query ``gym_quant.kernels``; fails if GYM_KERNELS names an unavailable implementation."""
 
     def findings(self) -> Iterator[Finding]:
         try:

@@ -1,4 +1,4 @@
-"""Which members do installed packages add, and can each of them be used?"""
+"""Check the members that installed packages add."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.doctor.check import Check, Finding, Level
 
 
 class Plugins(Check):
-    """Every member of another package, imported; nothing where there is none."""
+    """Import every member of other packages; nothing is reported without any."""
 
     def findings(self) -> Iterator[Finding]:
         for kind in ALL:
@@ -26,7 +26,7 @@ class Plugins(Check):
 
 
 def judge_plugin(kind: Registry[Any], name: str) -> Finding:
-    """One member of another package."""
+    """Check one member of another package."""
     what = f"plug-in: {kind.kind} {plain(name, 60)}"
     try:
         origin = kind.origin(name)
@@ -40,7 +40,7 @@ def judge_plugin(kind: Registry[Any], name: str) -> Finding:
 
 
 def judge_shadowed(kind: str, point: EntryPoint) -> Finding:
-    """An entry point that never counts, because a member of ours has its name."""
+    """Warn about an entry point that is ignored, because a built-in member has its name."""
     whose = "a package" if point.dist is None else f"{point.dist.name} {point.dist.version}"
     return Finding(
         f"plug-in: {kind} {plain(point.name, 60)}",

@@ -1,4 +1,4 @@
-"""Are Python and every core dependency what the package declares?"""
+"""Check the versions of Python and the core dependencies against the package metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DISTRIBUTION = "gym-fed"
 
 
 class Versions(Check):
-    """Python first, then the dependencies without extras, in the order of pyproject.toml."""
+    """Check Python first, then the dependencies without extras, in the order of pyproject.toml."""
 
     def findings(self) -> Iterator[Finding]:
         ours = installed_distribution()
@@ -36,7 +36,7 @@ class Versions(Check):
 
 
 def installed_distribution() -> metadata.Distribution | None:
-    """What an installer put here; an ``egg-info`` that a build left in the working folder does not count."""
+    """The installed distribution; an ``egg-info`` left by a build in the working directory is ignored."""
     found = list(metadata.distributions(name=DISTRIBUTION))
     return next((d for d in found if d.read_text("RECORD") is not None), None)
 
@@ -54,7 +54,7 @@ def judge_python(version: str, wanted: str) -> Finding:
 
 
 def judge_dependency(requirement: Requirement) -> Finding:
-    """Compare what is installed under the requirement's name with its specifier."""
+    """Compare the installed version with the requirement's specifier."""
     name = f"version: {requirement.name}"
     remedy = f"pip install '{requirement}', with -c constraints.txt in a checkout"
     try:

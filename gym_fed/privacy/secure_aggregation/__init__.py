@@ -1,4 +1,4 @@
-"""Secure aggregation: contributors mask whole-number votes so that the hub learns their sum and nothing else.
+"""Secure aggregation: contributors mask integer votes, and the hub learns only their sum.
 
 Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (figure 4), with signed
 keys. The parts are pure; ``gym_client.privacy.secure_round`` and ``gym_server.privacy.secure_round`` speak the protocol

@@ -1,4 +1,4 @@
-"""Keys that two contributors share without the hub: X25519, HKDF, and AES-GCM for what passes through the hub."""
+"""Pairwise keys of contributors, unknown to the hub: X25519, HKDF, and AES-GCM for messages through the hub."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _NONCE_BYTES = 12
 
 
 def new_secret() -> bytes:
-    """32 bytes from the operating system: an X25519 private key, or a seed of masks."""
+    """Generate 32 random bytes: an X25519 private key, or a seed of masks."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def public_of(private: bytes) -> bytes:
-    """The X25519 public key of a private one, 32 bytes each."""
+    """Derive the X25519 public key of a private one, 32 bytes each."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def commitment(seed: bytes) -> str:
-    """Hex sha256 that binds a contributor to its seed and, the seed being random, says nothing about it."""
+    """A hex sha256 commitment of a contributor to its seed; hiding, since the seed is random."""
     return hashlib.sha256(b"gym-secagg-1 seed\0" + seed).hexdigest()
 
 
 def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str:
-    """Hex sha256 that binds a dealer to the share of one of its secrets that it gives to one holder.
+    """A hex sha256 commitment of a dealer to the share of a secret that it gives to one holder.
 
     It reveals nothing about the share: to a holder of fewer shares than the threshold it is as random as the secret.
 
@@ -49,7 +49,7 @@ def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str
 
 
 def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) -> tuple[str, str]:
-    """To both shares that a dealer gives to a holder."""
+    """The commitments to both shares that a dealer gives to a holder."""
     return (
         share_commitment(seed, "seed", dealer, holder),
         share_commitment(mask_key, "mask", dealer, holder),
@@ -57,7 +57,7 @@ def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) ->
 
 
 def require_shareable(public: bytes) -> None:
-    """Whether there is a secret to share with the holder of a public key.
+    """Refuse a public key with which no secret can be shared.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` for a key of low order (RFC 7748, section 6.1): with it nobody has one.
@@ -66,7 +66,7 @@ def require_shareable(public: bytes) -> None:
 
 
 def shared_key(private: bytes, public: bytes, purpose: str, server: str, server_round: int) -> bytes:
-    """32 bytes that only the holders of two private keys can compute, of their own for every purpose and round.
+    """Derive 32 bytes that only the holders of two private keys can compute, separate for each purpose and round.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` for a public key of low order, with which there is no secret to share.
@@ -88,13 +88,13 @@ def _agreed(private: bytes, public: bytes) -> bytes:
 
 
 def seal(key: bytes, plain: bytes, sender: str, receiver: str) -> bytes:
-    """Encrypt for one receiver; who sends it to whom is authenticated too."""
+    """Encrypt for one receiver, authenticating sender and receiver."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, plain, canonical_json([sender, receiver]))
 
 
 def unseal(key: bytes, sealed: bytes, sender: str, receiver: str) -> bytes:
-    """The reverse of ``seal``.
+    """The inverse of ``seal``.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` when it is not what the sender sealed for this receiver.

@@ -1,4 +1,4 @@
-"""Masks: AES-256-CTR key streams, added to votes modulo a power of two, that cancel between two contributors.
+"""Masks: AES-256-CTR key streams added to votes modulo a power of two, which cancel between pairs.
 
 Flower's ``pseudo_rand_gen`` is no stand-in: it folds the secret to 32 bits and draws from numpy's Mersenne Twister, so
 that an attacker who tries 2^32 seeds unmasks a vector.
@@ -26,19 +26,19 @@ MAX_BITS = 16
 
 @dataclass(frozen=True)
 class Mask:
-    """A key stream, and whether it is added or taken away."""
+    """A key stream, and its sign."""
 
     key: bytes
     negative: bool = False
 
     @property
     def inverse(self) -> Mask:
-        """What takes this mask off again."""
+        """The mask that cancels this one."""
         return Mask(self.key, not self.negative)
 
 
 class MaskSum:
-    """The sum of several masks as a stream: each ``take`` goes on where the last one ended."""
+    """The sum of several masks as a stream; each ``take`` continues where the last one ended."""
 
     def __init__(self, masks: Sequence[Mask], bits: int) -> None:
         self._dtype = word_type(bits)
@@ -48,7 +48,7 @@ class MaskSum:
         ]
 
     def take(self, count: int) -> Words:
-        """The next ``count`` words, ``[count]``, not yet reduced below the word's own size."""
+        """The next ``count`` words, ``[count]``, not reduced below the word size."""
         total = np.zeros(count, self._dtype)
         zeros = bytes(count * self._dtype.itemsize)
         for stream, negative in self._streams:
@@ -58,14 +58,14 @@ class MaskSum:
 
 
 def word_type(bits: int) -> np.dtype[Any]:
-    """The type that holds numbers of so many bits, little-endian."""
+    """The little-endian integer type for this number of bits."""
     return np.dtype("u1") if bits <= 8 else np.dtype("<u2")
 
 
 def pair_mask(
     own: str, other: str, private: bytes, other_public: bytes, server: str, server_round: int
 ) -> Mask:
-    """The mask that ``own`` puts on against ``other``, from one's private and the other's public key.
+    """The mask of ``own`` against ``other``, from one's private and the other's public key.
 
     Of two contributors the one whose id comes first adds, the other takes away.
     """

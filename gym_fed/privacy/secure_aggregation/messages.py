@@ -1,4 +1,4 @@
-"""The messages of contributors and hub in a secure round, as strict JSON."""
+"""Messages of contributors and hub in a secure round, as strict JSON."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Advert(StrictModel):
 
 
 class SignedAdvert(StrictModel):
-    """An advert under its owner's Ed25519 key."""
+    """An advert signed by its owner's Ed25519 key."""
 
     advert: Advert
     signature: Signature
@@ -83,22 +83,22 @@ class SignedAdvert(StrictModel):
 
 
 class Participants(StrictModel):
-    """Hub to contributor, stage share: who has begun."""
+    """Hub to contributor, stage share: the contributors that started."""
 
     adverts: list[SignedAdvert] = Field(max_length=MAX_CONTRIBUTORS)
 
     @property
     def digest(self) -> str:
-        """Names one run of one round: the keys in it are made for that run alone."""
+        """Digest of one run of a round, for which its keys were made."""
         return canonical_digest(self.model_dump(mode="json"))
 
     def of(self) -> dict[str, Advert]:
-        """Adverts by their owners' ids."""
+        """Adverts by contributor id."""
         return {signed.advert.contributor: signed.advert for signed in self.adverts}
 
 
 class SealedShares(StrictModel):
-    """Contributor to hub, stage share: a sealed pair of shares for each other contributor, by its id."""
+    """Contributor to hub, stage share: a sealed pair of shares per other contributor, by id."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
@@ -117,7 +117,7 @@ class SealedShares(StrictModel):
         return cls(sealed=sealed, commitments=commitments, signature=signature)
 
     def verify(self, dealer: Advert, participants: Participants) -> None:
-        """Check that there is a sealed pair for everybody else, and the dealer's commitment to each.
+        """Check that every other contributor gets a sealed pair, and the dealer's commitments to them.
 
         Raises:
             GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``.
@@ -133,7 +133,7 @@ class SealedShares(StrictModel):
 
 
 class Masking(StrictModel):
-    """Hub to contributor, stage train: the sealed shares for it, by sender. Senders and it itself mask."""
+    """Hub to contributor, stage train: its sealed shares by sender. The senders and it take part in masking."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
@@ -141,13 +141,13 @@ class Masking(StrictModel):
 
 
 class Survivors(StrictModel):
-    """Hub to contributor, stage confirm: whose masked votes the hub has."""
+    """Hub to contributor, stage confirm: the contributors whose masked votes the hub has."""
 
     survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
 
 
 class Confirmation(StrictModel):
-    """Contributor to hub, stage confirm: its one signature under that list and the digest of the participants."""
+    """Contributor to hub, stage confirm: a signature over that list and the digest of the participants."""
 
     signature: Signature
 
@@ -156,20 +156,20 @@ class Confirmation(StrictModel):
         return cls(signature=key.sign(_confirmed(survivors, participants)).hex())
 
     def verify(self, advert: Advert, survivors: Sequence[str], participants: Participants) -> None:
-        """Raises ``SIGNATURE_INVALID`` unless the advert's owner signed this list in this run of the round."""
+        """Raise ``SIGNATURE_INVALID`` unless the advert's owner signed this list in this run of the round."""
         signed = _confirmed(survivors, participants)
         verify_signature(bytes.fromhex(advert.public_key), signed, bytes.fromhex(self.signature))
 
 
 class Unmasking(StrictModel):
-    """Hub to contributor, stage unmask: the list again, and who signed it."""
+    """Hub to contributor, stage unmask: the list again, with its signers."""
 
     survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
     confirmations: dict[Id, Confirmation] = Field(max_length=MAX_CONTRIBUTORS)
 
 
 class Revealed(StrictModel):
-    """Contributor to hub, stage unmask: shares of survivors' seeds, and of the mask keys of all others."""
+    """Contributor to hub, stage unmask: shares of the survivors' seeds, and of the others' mask keys."""
 
     seeds: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     mask_keys: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
@@ -185,7 +185,7 @@ def _dealt(commitments: dict[str, ShareCommitments], participants: Participants)
 
 
 def check_confirmed(request: Unmasking, participants: Participants, threshold: int) -> None:
-    """Check that ``threshold`` contributors signed the same survivors, each for these participants.
+    """Check that ``threshold`` contributors signed the same survivors for these participants.
 
     A contributor signs one list of survivors per run. While the threshold is more than half of the participants, no two
     lists can collect that many signatures. Without this check a hub could name other survivors to each contributor. It
@@ -222,7 +222,7 @@ def parse(kind: type[T], text: object) -> T:
 
 
 def check_majority(threshold: int, began: int) -> None:
-    """Raises ``UPDATE_REFUSED`` for a round in which a hub could send two halves different lists of survivors.
+    """Raise ``UPDATE_REFUSED`` for a round in which a hub could send two groups different lists of survivors.
 
     To learn the votes of a contributor, a hub must list it as a survivor to ``threshold`` contributors and as gone to
     ``threshold`` others. No two such groups exist as long as the threshold is more than half.
@@ -242,7 +242,7 @@ def check_majority(threshold: int, began: int) -> None:
 
 
 def task_digest(spec: TaskSpec) -> str:
-    """Names what the participants of a secure round train: all of the task but its deadline.
+    """Digest of the task of a secure round, without its deadline.
 
     Bound are the hub, the round, base model, version and soups, the recipe with its seed, the codec, the size limit and
     the threshold. ``deadline_seconds`` is left out: no vote depends on it, and a hub may move it.
@@ -254,7 +254,7 @@ def task_digest(spec: TaskSpec) -> str:
 
 
 def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
-    """Whether every participant signed the same task; the signatures themselves are checked before.
+    """Check that every participant signed the same task; the signatures are verified before.
 
     A hub that gives one participant another model, learning rate or data seed than the others learns from the sum what
     that one alone contributed.
@@ -275,7 +275,7 @@ def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
 def check_participants(
     participants: Sequence[SignedAdvert], server: str, server_round: int, threshold: int, task: str
 ) -> None:
-    """Everybody once, in order of id, each with keys under its own signature, and all for one task.
+    """Check that participants are unique and sorted by id, with signed keys, for one task.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``, ``TASKS_DIFFER``.

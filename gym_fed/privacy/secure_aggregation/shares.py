@@ -1,4 +1,4 @@
-"""Shamir's secret sharing: any ``threshold`` shares of a secret give it back, fewer say nothing.
+"""Shamir's secret sharing: any ``threshold`` shares restore a secret, fewer reveal nothing.
 
 The one place that takes a part of Flower's own secure aggregation (``crypto.shamir``, pycryptodome's sharing over
 GF(2^128)). The rest of it is not used: its masks come from numpy's Mersenne Twister seeded with 32 bits, its keys are
@@ -15,14 +15,14 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """``count`` shares of a secret; share i names its own index."""
+    """Split a secret into ``count`` shares; each contains its index."""
     return [bytes(share) for share in create_shares(secret, threshold, count)]
 
 
 def join_secret(
     shares: Sequence[bytes], threshold: int, is_right: Callable[[bytes], bool], dealer: str, what: str
 ) -> bytes:
-    """The secret that ``is_right``, from shares that are known to be as they were dealt.
+    """Restore the secret that ``is_right`` accepts, from shares known to be as dealt.
 
     Nothing is tried but the first ``threshold`` of them: a share that its holder forged was found by the dealer's
     commitment to it, so that where these do not give the secret back, it is the dealer who never split it.

@@ -1,4 +1,4 @@
-"""Votes on signs as a file of masked whole numbers, and their sum modulo 2^k.
+"""Sign votes as a file of masked integers, and their sum modulo 2^k.
 
 A vote is the sign of a coordinate of what an update decodes to: 1, -1, or 0 (a tensor that the update leaves out, a
 dense zero), which abstains. Bits of ``bitdelta`` are votes as they are. With n voters a sum lies in [-n, n]; numbers
@@ -31,7 +31,7 @@ PIECE = 1 << 20
 
 
 def bits_for(voters: int) -> int:
-    """k, the bits of a masked coordinate.
+    """k, the number of bits per masked coordinate.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for more voters than 16 bits hold.
@@ -46,12 +46,12 @@ def bits_for(voters: int) -> int:
 
 
 def masked_bytes(spec: BaseSpec, bits: int) -> int:
-    """Size of a file of masked votes: every tensor is rounded up to eight coordinates."""
+    """Size of a file of masked votes; every tensor is padded to a multiple of eight coordinates."""
     return HEADER_BYTES + sum(_groups(math.prod(shape)) * bits for shape in spec.shapes.values())
 
 
 def write_masked(delta: DeltaFile, spec: BaseSpec, masks: Sequence[Mask], bits: int, path: Path) -> None:
-    """Write the votes of an update under its masks, ``path`` whole or not at all."""
+    """Write the masked votes of an update to ``path``, atomically."""
     stream = MaskSum(masks, bits)
     with atomic_file(path, mode=0o600) as file:
         file.write(_header(bits, spec))
@@ -65,7 +65,7 @@ def write_masked(delta: DeltaFile, spec: BaseSpec, masks: Sequence[Mask], bits: 
 
 
 def signs(delta: DeltaFile, name: str, spec: BaseSpec) -> NDArray[np.int8]:
-    """``[size]`` int8: the votes of one tensor, flat."""
+    """The votes of one tensor, flattened to ``[size]`` int8."""
     if name not in delta:
         return np.zeros(math.prod(spec.shapes[name]), np.int8)
     decoded = delta.decode(name).sign().reshape(-1)
@@ -75,7 +75,7 @@ def signs(delta: DeltaFile, name: str, spec: BaseSpec) -> NDArray[np.int8]:
 
 
 def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
-    """Whether a file is masked votes of this base and width; what is under the masks nobody can check.
+    """Check that a file has the layout of masked votes for this base and width; its content cannot be checked.
 
     Raises:
         GymError: ``UPDATE_REFUSED``.
@@ -94,7 +94,7 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
 def sum_masked(
     paths: Sequence[Path], spec: BaseSpec, masks: Sequence[Mask], bits: int
 ) -> Iterator[tuple[str, NDArray[np.int16]]]:
-    """The sum of the files with ``masks`` added, tensor by tensor in order of name.
+    """Sum the files and ``masks``, tensor by tensor in order of name.
 
     It may be anything: what is under a mask nobody can check. ``require_votes`` or ``fold`` comes next.
 
@@ -129,7 +129,7 @@ def sum_masked(
 
 
 def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
-    """Raises ``UPDATE_REFUSED`` for a sum that no votes have.
+    """Raise ``UPDATE_REFUSED`` for a sum that votes cannot have.
 
     For rounds without noise only: the answer is a look at the sum.
     """
@@ -143,7 +143,7 @@ def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
 
 
 def fold(total: NDArray[np.int16], bits: int) -> NDArray[np.int64]:
-    """``[size]`` sums modulo 2^k as whole numbers that one vote changes by one, whatever else was sent.
+    """Map ``[size]`` sums modulo 2^k to integers that one vote changes by one, for any input.
 
     A triangular wave: s within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the step from 2^(k-1) - 1
     to -2^(k-1) is one like any other. Sums of votes stay as they are, since n is at most 2^(k-2). Without it a
@@ -165,7 +165,7 @@ def _header(bits: int, spec: BaseSpec) -> bytes:
 
 
 def _pack(words: Words, bits: int) -> bytes:
-    """k bits a word, the lowest first; eight words are k bytes."""
+    """Pack k bits per word, lowest first; eight words take k bytes."""
     shifts = np.arange(bits, dtype=words.dtype)
     return np.packbits(((words[:, None] >> shifts) & 1).astype(np.uint8), bitorder="little").tobytes()
 
@@ -179,6 +179,6 @@ def _unpack(file: BinaryIO, count: int, bits: int) -> Words:
 
 
 def _centred(words: Words, bits: int) -> NDArray[np.int16]:
-    """Numbers modulo 2^k as the whole numbers nearest to zero."""
+    """Map numbers modulo 2^k to the representatives nearest to zero."""
     low = (words & ((1 << bits) - 1)).astype(np.int32)
     return np.where(low >= 1 << (bits - 1), low - (1 << bits), low).astype(np.int16)

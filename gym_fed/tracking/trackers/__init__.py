@@ -1,1 +1,1 @@
-"""Trackers, one file each; the file's name is the value under ``tracking``."""
+"""Trackers, one per file, named by the value under ``tracking``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Which run it is.
+    """Identifies a run for its trackers.
 
     Attributes:
         folder: The run folder; what a tracker writes goes below it.
@@ -36,13 +37,13 @@ class RunInfo:
 
 
 class Tracker(ABC):
-    """Opened once, logs in order of steps, closed once."""
+    """A tracker is opened once, logs in order of steps, and is closed once."""
 
     package: ClassVar[str | None] = None
     """What must be installed (extra ``track``)."""
 
     def check(self) -> None:
-        """Refuse before anything is written.
+        """Raise if the tracker cannot run, before anything is written.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` naming the extra.
@@ -56,17 +57,17 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, run: RunInfo) -> None:
-        """Begin or continue the run."""
+        """Start or continue the run."""
 
     def log_config(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - not everybody keeps it
-        """The run's settings, nested."""
+        """Log the run's settings, nested."""
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Finite figures of one step."""
+        """Log finite figures of one step."""
 
     def log_artifacts(self, paths: Sequence[Path]) -> None:  # noqa: B027 - not everybody keeps them
-        """Files and folders that the run gave."""
+        """Log files and folders of the run."""
 
     @abstractmethod
     def close(self) -> None:
@@ -74,7 +75,7 @@ class Tracker(ABC):
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"lora": {"r": 4}}`` to ``{"lora.r": 4}``."""
+    """Flatten ``{"lora": {"r": 4}}`` to ``{"lora.r": 4}``."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -82,3 +83,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """Read the complete lines of a JSONL file; a truncated last line is skipped."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,4 +1,4 @@
-"""Figures as lines of JSON: ``metrics.jsonl``, and ``performance.jsonl`` for what differs from day to day."""
+"""Write figures as JSON lines: ``metrics.jsonl``, and ``performance.jsonl`` for those that vary between runs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.files import drop_torn_line, write_atomically
-from gym_fed.tracking.lines import read_lines
-from gym_fed.tracking.trackers.base import RunInfo, Tracker
+from gym_fed.tracking.trackers.base import RunInfo, Tracker, read_lines
 
 PERFORMANCE = "performance/"
 """Begins the name of figures that differ from day to day (speed, memory), and so are kept out of ``metrics.jsonl``."""
 
 
 class Jsonl(Tracker):
-    """``metrics.jsonl`` of two runs of one config are equal byte by byte."""
+    """Write JSON lines; ``metrics.jsonl`` of two runs with one config are identical."""
 
     def open(self, run: RunInfo) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +44,7 @@ class Jsonl(Tracker):
                 _append(self._artifacts, {"path": str(path)})
 
     def close(self) -> None:
-        """Nothing is in memory."""
+        """Do nothing: every line is written immediately."""
 
 
 def _append(file: Path, line: Mapping[str, Any]) -> None:
@@ -54,6 +53,6 @@ def _append(file: Path, line: Mapping[str, Any]) -> None:
 
 
 def _cut(file: Path, last_step: int) -> None:
-    """Drop lines of steps that will be repeated."""
+    """Drop the lines of steps that will be repeated."""
     kept = [line for line in read_lines(file) if line["step"] <= last_step]
     write_atomically(file, "".join(f"{json.dumps(line)}\n" for line in kept).encode("utf-8"))

@@ -1,4 +1,4 @@
-"""MLflow. Offline by default: an SQLite file in the run folder, which `mlflow ui --backend-store-uri` shows."""
+"""Log to MLflow. Offline by default: an SQLite file in the run folder for `mlflow ui --backend-store-uri`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_METRICS = 1000  # in one call, MLflow's own limit
 
 
 class MLflow(Tracker):
-    """One run in the experiment ``project``; a resumed run is found again by its folder."""
+    """One run in the experiment ``project``; a resumed run is found by its folder."""
 
     package = "mlflow"
 
@@ -74,7 +74,7 @@ class MLflow(Tracker):
         self._client.set_terminated(self._id)
 
     def _logged_before(self, key: str) -> set[tuple[int, float]]:
-        """What was logged before an interruption: MLflow deletes nothing, so a repeated step is not logged twice."""
+        """Steps logged before an interruption. MLflow deletes nothing, so repeated steps are not logged twice."""
         if not self._continued:
             return set()
         if key not in self._known:
@@ -84,5 +84,5 @@ class MLflow(Tracker):
 
 
 def _allowed(key: str) -> str:
-    """MLflow's names know letters, digits and ``_-. :/``."""
+    """Replace characters that MLflow's names do not allow; allowed are letters, digits and ``_-. :/``."""
     return "".join(c if c.isalnum() or c in "_-. :/" else "_" for c in key)

@@ -1,4 +1,4 @@
-"""TensorBoard events in the run folder, by ``tensorboard``'s own writer: neither TensorFlow nor torch is needed."""
+"""Write TensorBoard events to the run folder with ``tensorboard``'s own writer, without TensorFlow or torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("gym_fed")
 
 
 class TensorBoard(Tracker):
-    """``tensorboard --logdir RUN`` shows them. The file is made with the first figure."""
+    """Event files for ``tensorboard --logdir RUN``, created with the first figure."""
 
     package = "tensorboard"
 
@@ -61,7 +61,7 @@ class TensorBoard(Tracker):
         self._writer.add_event(Event(wall_time=time.time(), **values))
 
     def _writer_failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Report an error of the writer's thread in one line; it is raised again when the next event is added."""
+        """Report an error of the writer's thread in one line; it is raised again at the next event."""
         if type(failure.thread).__module__ == "tensorboard.summary.writer.event_file_writer":
             log.warning("%s: events cannot be written: %s", self._folder, failure.exc_value)
         else:

@@ -1,4 +1,4 @@
-"""Trackio, Hugging Face's local tracker. Offline by default: its database lies in the run folder."""
+"""Log to Trackio, Hugging Face's local tracker. Offline by default: its database is in the run folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 
 class Trackio(Tracker):
-    """``TRACKIO_DIR=RUN/trackio trackio show`` shows it; online, ``uri`` is the Space that it is sent to."""
+    """A Trackio run for ``TRACKIO_DIR=RUN/trackio trackio show``; online, ``uri`` is its Space."""
 
     package = "trackio"
 
@@ -39,7 +39,7 @@ class Trackio(Tracker):
         self._trackio.log(dict(metrics), step=step)
 
     def log_artifacts(self, paths: Sequence[Path]) -> None:
-        """Trackio keeps figures only; the files lie in the run folder."""
+        """Do nothing: Trackio keeps figures only, and the files are in the run folder."""
 
     def close(self) -> None:
         if self._started:

@@ -1,4 +1,4 @@
-"""Weights & Biases. Offline by default: `wandb sync RUN/wandb/offline-run-*` sends it later, if ever."""
+"""Log to Weights & Biases. Offline by default: `wandb sync RUN/wandb/offline-run-*` uploads it later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 
 class WandB(Tracker):
-    """One run; a resumed one has the same id. No code, machine facts or console output are recorded."""
+    """One run; a resumed one keeps its id. Code, machine facts and console output are not recorded."""
 
     package = "wandb"
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.tracking.lines import read_lines
+from gym_fed.tracking.trackers.base import read_lines
 from gym_fed.training.run.folder_lock import is_held
 
 _ACTIVE_SECONDS = 120

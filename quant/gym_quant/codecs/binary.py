@@ -14,14 +14,13 @@ import torch
 from gym_quant.bitstream import Bytes, Floats
 from gym_quant.codec import VALUES, MergeForm, Params, Payload, Shape, as_matrix, group_size
 from gym_quant.kernels import SignMatrix
-from gym_quant.levels import LevelCodec, Shared, is_symmetric
-from gym_quant.splits import best_split, float64_sums
+from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums, is_symmetric
 
 
 class Binary(LevelCodec):
     """Eight weights a byte, laid out as ``gym_quant.packing`` does. Parameters: see ``gym_quant.levels.LevelCodec``.
 
-    Of a group with more than a million weights the split is searched on a sample (``gym_quant.sampling.sampled``).
+    Of a group with more than a million weights the split is searched on a sample (``gym_quant.levels.sampled``).
     """
 
     name = "binary"

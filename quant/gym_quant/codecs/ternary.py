@@ -21,14 +21,13 @@ from gym_quant.bitstream import (
     unpack_trits,
 )
 from gym_quant.codec import ROW, CodecError
-from gym_quant.levels import LevelCodec, Shared
-from gym_quant.splits import best_split, float64_sums
+from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums
 
 
 class Ternary(LevelCodec):
     """Five weights a byte; codes are 0 (negative), 1 (zero), 2. Parameters: see ``gym_quant.levels.LevelCodec``.
 
-    Of a group with more than a million weights the threshold is searched on a sample (``gym_quant.sampling.sampled``).
+    Of a group with more than a million weights the threshold is searched on a sample (``gym_quant.levels.sampled``).
     """
 
     name = "ternary"

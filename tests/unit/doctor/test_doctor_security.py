@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from gym_fed.cli.main import app as gym
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.doctor import hub_security, security
+from gym_fed.doctor import security
 from gym_fed.doctor.check import Finding, Level
 from gym_fed.trust.identity.tls import certificate_request, create_certificate, validity
 from tests.support.authority import Authority
@@ -133,14 +133,14 @@ def test_a_certificate_is_judged_by_the_days_that_are_left(
     request = certificate_request((tmp_path / "tls.key").read_bytes(), "hub.example.org")
     (tmp_path / "tls.crt").write_bytes(Authority(tmp_path).sign(request, days=120))
     now = validity((tmp_path / "tls.crt").read_bytes())[1] - left
-    finding = hub_security.judge_certificate(tmp_path / "tls.crt", now)
+    finding = security.judge_certificate(tmp_path / "tls.crt", now)
     assert finding.level is level
     assert (level is Level.OK) or "gym-server certificate" in finding.remedy
 
 
 def test_a_certificate_that_is_not_one_fails(tmp_path: Path) -> None:
     (tmp_path / "tls.crt").write_bytes(b"nonsense")
-    finding = hub_security.judge_certificate(tmp_path / "tls.crt", datetime.now(UTC))
+    finding = security.judge_certificate(tmp_path / "tls.crt", datetime.now(UTC))
     assert finding.level is Level.FAIL
     assert "not a PEM certificate" in finding.finding
 
@@ -155,7 +155,7 @@ def test_a_password_in_the_database_url_is_found_and_never_shown(
     config = tmp_path / "gym-server.yaml"
     config.write_text("", encoding="utf-8")
     config.chmod(mode)
-    finding = hub_security.judge_database(config, url)
+    finding = security.judge_database(config, url)
     assert finding.level is level
     assert "swordfish" not in str(finding)
     assert "PGPASSFILE" in finding.remedy
@@ -165,8 +165,8 @@ def test_an_open_enrolment_warns_only_where_others_reach_the_hub() -> None:
     policy = {"policy": "open"}
     loopback = ServerConfig.model_validate({"enrolment": policy})
     reachable = ServerConfig.model_validate({"enrolment": policy, "listen": "0.0.0.0:9443"})
-    assert hub_security.judge_listen(loopback).level is Level.OK
-    finding = hub_security.judge_listen(reachable)
+    assert security.judge_listen(loopback).level is Level.OK
+    finding = security.judge_listen(reachable)
     assert finding.level is Level.WARN
     assert "0.0.0.0:9443" in finding.finding
 
@@ -182,7 +182,7 @@ def test_an_open_enrolment_warns_only_where_others_reach_the_hub() -> None:
 def test_a_dashboard_without_keys_warns_only_where_others_reach_it(
     listen: str, public: bool, level: Level
 ) -> None:
-    assert hub_security.judge_dashboard(listen, public).level is level
+    assert security.judge_dashboard(listen, public).level is level
 
 
 @pytest.mark.parametrize(("days", "level"), [(7, Level.OK), (365, Level.WARN), (-1, Level.OK)])
@@ -193,7 +193,7 @@ def test_an_unused_invite_that_is_valid_for_long_warns(days: int, level: Level, 
         connection.execute("CREATE TABLE invites (expires_at REAL, used_by TEXT)")
         connection.execute("INSERT INTO invites VALUES (?, NULL)", (now + days * DAY,))
         connection.execute("INSERT INTO invites VALUES (?, 'somebody')", (now + 999 * DAY,))
-    finding = hub_security.judge_invites(database, now)
+    finding = security.judge_invites(database, now)
     assert finding.level is level
     assert ("1 unused invite" if days > 0 else "0 unused invites") in finding.finding
 

@@ -24,8 +24,7 @@ from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.privacy.adaptive import next_norm, noise_left
-from gym_fed.privacy.clipping import UNITS, Ruler, on_lattice, scale_factors
+from gym_fed.privacy.clipping import UNITS, Ruler, next_norm, noise_left, on_lattice, scale_factors
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup import stacks as decoded_stack
 from gym_fed.soup.building import build_aggregator
