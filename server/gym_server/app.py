@@ -15,6 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.federation import Federation
 from gym_server.privacy.budget import check_promise
 from gym_server.rounds.payload import ByReference, Inline
+from gym_server.rounds.recipes import check_soup
 from gym_server.strategy.durable import DurableDeltaSoup
 from gym_server.strategy.grid import HubGrid
 
@@ -32,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
             "set it to a folder made by gym-server init",
         )
     with Federation.open(Path(folder)) as federation, federation.hub_lock():
-        federation.check_soup()
+        check_soup(federation.config)
         check_promise(federation)
         by_reference = isinstance(grid, HubGrid)
         cap = federation.max_update_bytes

@@ -24,7 +24,6 @@ from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
-from gym_fed.core.registries import AGGREGATORS
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
 from gym_fed.delta.base import BaseSpec
@@ -42,9 +41,10 @@ from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
 from gym_server.rounds.admission import Admission
 from gym_server.rounds.queue import MessageQueue
-from gym_server.rounds.recipes import ConfigText, RecipeChanges, settings_in
+from gym_server.rounds.recipes import ConfigText, LiveConfig, RecipeChanges, settings_in
 from gym_server.rounds.round_store import RoundStore
 from gym_server.rounds.steering import Steering
+from gym_server.state import HubState
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import HubLock, locked_file
@@ -71,9 +71,12 @@ class Federation:
         base: BaseSpec,
         database: Database,
         insecure: bool = False,
+        live_config: LiveConfig | None = None,
     ) -> None:
         self.folder = folder
-        self.config = config
+        self.live_config = live_config or LiveConfig(
+            database, ConfigText(folder / CONFIG_NAME, ""), {}, config
+        )
         self.base = base
         self.database = database
         self.sends_arrays = False
@@ -99,13 +102,11 @@ class Federation:
         self.queue = MessageQueue(database, config.rounds.lease_seconds, now)
         self.lease_histories = LeaseHistoryCache(config.rounds.lease_seconds)
         self.round_store = RoundStore(database, self.ledger, base.digest, now)
+        self.state = HubState(folder, base, database, self.ledger, self.store, self.round_store, self.clock)
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint
         limits = config.limits
         self.recipes = RecipeChanges(database, self.ledger)
-        self.source = ConfigText(folder / CONFIG_NAME, "")
-        """What ``config`` was read from."""
-        self._settings: dict[str, str] = {}
         self.steering = Steering(database, self.ledger, self.round_store, self.queue)
         self.payouts = Payouts(
             database, self.ledger, self.server, tls, hold, limits.transfers_per_hour, clock=now
@@ -173,54 +174,22 @@ class Federation:
         database = Database.open(source.config().storage.database, folder, read_only)
         settings = settings_in(database)
         config = source.config(settings)
-        fed = cls(folder, config, _base_spec(database, config), database, insecure)
-        fed.source, fed._settings = source, settings
-        return fed
-
-    def follow_recipe(self) -> None:
-        """Take over what the coordinator has set of the recipe since; for a time between two rounds."""
-        settings = self.recipes.settings()
-        if settings == self._settings:
-            return
-        self._settings = settings
-        try:
-            self.config = self.source.config(settings)
-        except GymError:  # the command has checked it against a file that was changed since this hub began
-            log.exception("the recipe that was set cannot be taken over; rounds go on with the one before")
-            return
-        log.info("the coordinator has changed the recipe: %s", ", ".join(settings) or "as in gym-server.yaml")
-
-    def check_soup(self) -> None:
-        """Whether the smallest round that may be merged is enough for the rules.
-
-        Raises:
-            GymError: ``CONFIG_INVALID`` with the number that it needs.
-        """
-        import torch
-
-        from gym_fed.soup.gram import Needs
-        from gym_fed.soup.pipeline import Pipeline
-
-        pipeline = Pipeline.of(self.config.soup)
-        pipeline.check(torch.ones(self.config.rounds.min_contributors))
-        if (pipeline.needs is Needs.ROOT) != (self.config.root is not None):
-            judges = pipeline.needs is Needs.ROOT
-            judging = (name for name in AGGREGATORS.own() if AGGREGATORS.type_of(name).needs_root())
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"soup.aggregator {self.config.soup.aggregator!r} "
-                + (
-                    "needs root data of the coordinator" if judges else "does not look at the root data given"
-                ),
-                "add root: {data: FILE}"
-                if judges
-                else f"remove root, or use aggregator: {' or '.join(judging)}",
-            )
+        live_config = LiveConfig(database, source, settings, config)
+        return cls(folder, config, _base_spec(database, config), database, insecure, live_config)
 
     @property
-    def public_base_name(self) -> str:
-        """The base's name without this machine's folders."""
-        return Path(self.config.base_model).name
+    def config(self) -> ServerConfig:
+        """The config that applies now."""
+        return self.live_config.current
+
+    @config.setter
+    def config(self, config: ServerConfig) -> None:
+        self.live_config.current = config
+
+    @property
+    def source(self) -> ConfigText:
+        """The config file."""
+        return self.live_config.source
 
     @contextmanager
     def hub_lock(self) -> Iterator[HubLock]:
@@ -244,11 +213,6 @@ class Federation:
         if self.sends_arrays:
             return self.config.admission.max_update_bytes
         return self.config.max_update_bytes(self.base.shapes)
-
-    @property
-    def hides_updates(self) -> bool:
-        """True if nothing may look into single updates."""
-        return self.config.privacy is not None or self.config.secure_aggregation is not None
 
     def close(self) -> None:
         self.database.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pydantic import field_validator, model_validator
 
@@ -27,6 +28,16 @@ _DELTA_HEADER_BYTES = 1 << 20
 
 class ServerConfig(ServerSections):
     """The whole of ``gym-server.yaml``."""
+
+    @property
+    def public_base_name(self) -> str:
+        """The base model's name without folders of the hub's machine."""
+        return Path(self.base_model).name
+
+    @property
+    def hides_updates(self) -> bool:
+        """True if nothing may look into single updates."""
+        return self.privacy is not None or self.secure_aggregation is not None
 
     def max_update_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
         """Return the size limit of an update, in bytes.

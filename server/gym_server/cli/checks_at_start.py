@@ -28,6 +28,7 @@ from gym_server.evaluations.safety import check_probable
 from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
+from gym_server.rounds.recipes import check_soup
 from gym_server.store.room import shortage
 
 ROWS_FOR_PAY = 200
@@ -43,7 +44,7 @@ def check_at_start(fed: Federation) -> list[str]:
     Raises:
         GymError: The first thing that would fail later, with the key of the config that it is about.
     """
-    fed.check_soup()
+    check_soup(fed.config)
     _check_newest_soup(fed)
     privacy.check_promise(fed)
     _check_trainer(fed)
@@ -79,22 +80,23 @@ def _overridden(fed: Federation) -> list[str]:
 
 
 def _check_budget(fed: Federation) -> list[str]:
-    config = fed.config.privacy
-    if config is None:
+    privacy_config = fed.config.privacy
+    if privacy_config is None:
         return []
     wanted = fed.config.rounds.num_rounds - fed.round_store.num_committed()
     paid = privacy.rounds_paid(fed, wanted)
     if paid >= wanted:
         return []
     what = (
-        f"privacy.epsilon {config.epsilon:g} pays for {counted(paid, 'more round')} at noise_multiplier "
-        f"{config.noise_multiplier:g}, and rounds.num_rounds {fed.config.rounds.num_rounds} leaves {wanted} to go"
+        f"privacy.epsilon {privacy_config.epsilon:g} pays for {counted(paid, 'more round')} at noise_multiplier "
+        f"{privacy_config.noise_multiplier:g}, and rounds.num_rounds {fed.config.rounds.num_rounds} leaves {wanted} "
+        "to go"
     )
-    if config.end_when_spent or privacy.has_begun(fed):
+    if privacy_config.end_when_spent or privacy.has_begun(fed):
         return [f"{what}: the run ends when the budget is spent"]
     more_noise = "a larger privacy.noise_multiplier"
-    if config.mechanism == "gaussian":
-        least = noise_multiplier_for(config.epsilon, config.target_delta, count=wanted)
+    if privacy_config.mechanism == "gaussian":
+        least = noise_multiplier_for(privacy_config.epsilon, privacy_config.target_delta, count=wanted)
         more_noise = f"privacy.noise_multiplier: {math.ceil(100 * least) / 100:g}"
     fewer = f"rounds.num_rounds: {paid}, or " if paid else ""
     raise GymError(
@@ -196,7 +198,7 @@ def _pay_notes(fed: Federation, heldout_rows: int) -> list[str]:
             f"rewards.score: on {counted(heldout_rows, 'held-out row')} little is certain, and what is not certainly "
             f"gained waits in the pool; {ROWS_FOR_PAY} rows or more are better"
         ]
-    if not rewards.measures and not fed.hides_updates:
+    if not rewards.measures and not fed.config.hides_updates:
         return ["rewards.score: participation pays noise like work; with gate.heldout it can be estimate"]
     return []
 

@@ -31,6 +31,7 @@ from gym_server.federation import Federation, folder_lock
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.parked_model import parked_path
+from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.round_store import Round
 from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.connections import ConnectionLimiter, require_free
@@ -122,7 +123,7 @@ def run_hub(
                 log.info("%s", line)
         else:
             federation.sends_arrays = True
-            federation.check_soup()
+            check_soup(federation.config)
             privacy.check_promise(federation)
         if server_app is not None and federation.config.privacy is not None:
             raise GymError(

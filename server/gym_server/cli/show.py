@@ -96,7 +96,7 @@ def status_of(fed: Federation) -> dict[str, Any]:
         "name": fed.config.name,
         "server": fed.server,
         "fingerprint": fed.fingerprint,
-        "base_model": fed.public_base_name,
+        "base_model": fed.config.public_base_name,
         "base_digest": fed.base.digest,
         "version": head.height,
         "version_digest": head.digest,
@@ -309,21 +309,21 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
 
 def rewards_shown(fed: Federation) -> dict[str, Any]:
     """The rule of pay, and every contributor that ever sent an update or has an account."""
-    config = fed.config.rewards
+    pay = fed.config.rewards
     with fed.database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         sent = tx.scalars(select(updates.c.contributor).distinct()).all()
         people = sorted({*names, *sent})
-        rewards = {who: rewards_of(tx, who, config.reputation) for who in people}
+        rewards = {who: rewards_of(tx, who, pay.reputation) for who in people}
         balances = {who: fed.payouts.balance_of(tx, who) for who in people}
         left = carried_over(tx)
-    quality, participation = config.weights
+    quality, participation = pay.weights
     return {
-        "pool": config.pool,
-        "score": config.score,
+        "pool": pay.pool,
+        "score": pay.score,
         "quality_weight": quality,
         "participation_weight": participation,
-        "credits_per_nat": config.credits_per_nat,
+        "credits_per_nat": pay.credits_per_nat,
         "left": left,
         "contributors": [
             {"contributor": who, "name": names.get(who, ""), **balances[who], **rewards[who]}

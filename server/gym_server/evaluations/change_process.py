@@ -85,18 +85,17 @@ class ChangeRun:
         self._process.stop()
 
     def _job(self) -> ChangeJob:
-        fed = self._fed
-        height = fed.round_store.head().height
+        height = self._fed.round_store.head().height
         return ChangeJob(
-            source=fed.config.base_model,
-            base=fed.base.to_dict(),
-            soups=fed.round_store.soups(height) if height else [],
+            source=self._fed.config.base_model,
+            base=self._fed.base.to_dict(),
+            soups=self._fed.round_store.soups(height) if height else [],
             height=height,
-            objects=objects_url(fed.folder, fed.config),
-            staging=fed.store.staging,
-            max_local_copy_bytes=fed.config.storage.max_local_copy_bytes,
-            gate=fed.config.gate,
-            folder=fed.folder,
+            objects=objects_url(self._fed.folder, self._fed.config),
+            staging=self._fed.store.staging,
+            max_local_copy_bytes=self._fed.config.storage.max_local_copy_bytes,
+            gate=self._fed.config.gate,
+            folder=self._fed.folder,
         )
 
 

@@ -59,7 +59,7 @@ def write_result(
 ) -> str:
     """Write one record; returns the sha256 of its document, which names the digest of its samples."""
     results = EvalResults(
-        model=f"{fed.public_base_name}@{version.removeprefix('sha256:')[:12]}",
+        model=f"{fed.config.public_base_name}@{version.removeprefix('sha256:')[:12]}",
         identity=identity_of(fed, suite, version, settings, server_round),
         tasks=tasks,
         seconds=seconds,

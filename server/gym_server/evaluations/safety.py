@@ -20,6 +20,7 @@ from gym_fed.evaluation.probe.gate import MarginDrop, margin_drop, verdict
 from gym_fed.evaluation.probe.margin import opening_requests, refusal_margins
 from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts, read_prompts
 from gym_server.federation import Federation
+from gym_server.ledger.chain import Ledger
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Soup
 
@@ -33,7 +34,8 @@ class RoundSafety:
     """What the gate found of one round's soup.
 
     Attributes:
-        fed: The federation.
+        ledger: Takes the entry.
+        limits: The gate's config.
         server_round: The round.
         parent: Digest of the version that the round starts from.
         soup: sha256 of the soup.
@@ -42,7 +44,8 @@ class RoundSafety:
         reason: Why the soup is rolled back; empty where it stays.
     """
 
-    fed: Federation
+    ledger: Ledger
+    limits: SafetyGateConfig
     server_round: int
     parent: str
     soup: str
@@ -58,8 +61,6 @@ class RoundSafety:
             tx: The transaction.
             height: Of the version that the round made.
         """
-        config = self.fed.config.gate.safety
-        assert config is not None
         body: dict[str, Any] = {
             "server_round": self.server_round,
             "outcome": outcome,
@@ -73,10 +74,10 @@ class RoundSafety:
             "after": self.drop.after,
             "drop": self.drop.drop,
             "lower": self.drop.lower,
-            "max_margin_drop": config.max_margin_drop,
-            "confidence": config.confidence,
+            "max_margin_drop": self.limits.max_margin_drop,
+            "confidence": self.limits.confidence,
         }
-        self.fed.ledger.append(tx, SAFETY, body if height is None else {**body, "height": height})
+        self.ledger.append(tx, SAFETY, body if height is None else {**body, "height": height})
 
     def on_commit(self) -> Callable[[Connection, int], None]:
         """For ``SoupRecord.also``."""
@@ -89,17 +90,18 @@ def safety_of(fed: Federation, model: HubModel, server_round: int, soup: Soup) -
     Raises:
         GymError: ``MODEL_INVALID`` for a soup under which log-likelihoods are not finite.
     """
-    config = fed.config.gate.safety
-    if config is None:
+    limits = fed.config.gate.safety
+    if limits is None:
         return None
-    prompts = gate_prompts(config, fed.folder)
+    prompts = gate_prompts(limits, fed.folder)
     before = _margins(model, prompts)
     with model.applied(soup.path):
         after = _margins(model, prompts)
-    drop = margin_drop(before, after, confidence=config.confidence)
-    why = verdict(drop, config)
+    drop = margin_drop(before, after, confidence=limits.confidence)
+    why = verdict(drop, limits)
     return RoundSafety(
-        fed,
+        fed.ledger,
+        limits,
         server_round,
         model.digest,
         soup.report.sha256,

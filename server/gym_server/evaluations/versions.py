@@ -72,8 +72,8 @@ def _own_suites(fed: Federation) -> list[str]:
 def _suite(fed: Federation, name: str, limit: int, chat: bool | None) -> SuiteTasks:
     own = next((one for one in fed.config.gate.evals if one.suite == name), None)
     applied = own.apply_chat_template if chat is None and own is not None else chat
-    config = GateEvaluation.model_construct(suite=name, limit=limit, apply_chat_template=applied)
-    return SuiteTasks(config, tasks_named(name, fed.config.gate, fed.folder))
+    evaluation = GateEvaluation.model_construct(suite=name, limit=limit, apply_chat_template=applied)
+    return SuiteTasks(evaluation, tasks_named(name, fed.config.gate, fed.folder))
 
 
 def _evaluated(fed: Federation, suite: SuiteTasks, model: HubModel) -> EvalResults:

@@ -58,7 +58,7 @@ class SecureAggregationRound:
     """Takes one round from ``collecting`` to where its sum can be had, or to its abort.
 
     Args:
-        fed: State and config.
+        pace: Decides when the stages end.
         grid: Reaches the contributors.
         current: The round, with its task.
         content: The task's records; the stages' own messages are added.
@@ -69,6 +69,7 @@ class SecureAggregationRound:
     def __init__(
         self,
         fed: Federation,
+        pace: Pace,
         grid: Grid,
         current: Round,
         content: Callable[[], RecordDict],
@@ -84,7 +85,7 @@ class SecureAggregationRound:
         self._threshold = (current.spec.secure_aggregation or self._config).threshold
         self._stages = Stages(fed.database, fed.clock.now)
         self._objectors: set[int] = set()
-        self._pace = Pace(fed)
+        self._pace = pace
 
     def run(self) -> bool:
         """Continue from the stage the round is in; False when stopped before its end."""

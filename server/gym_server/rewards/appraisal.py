@@ -45,7 +45,7 @@ def appraise(
     fed: Federation,
     model: HubModel,
     server_round: int,
-    config: RewardsConfig,
+    rewards: RewardsConfig,
     judged: Sequence[tuple[Any, Judgement]],
     findings: Mapping[str, FreeRiderFinding],
     similarity: RoundSimilarity,
@@ -61,7 +61,7 @@ def appraise(
         fed: The federation.
         model: The model that the updates were made for.
         server_round: The round.
-        config: The rewards, with the pay that the round's task announced.
+        rewards: The rewards, with the pay that the round's task announced.
         judged: A row of ``updates`` and its judgement, for every update of the round, by id.
         findings: Of the free-riders and duplicates among them.
         similarity: How alike they are.
@@ -76,7 +76,7 @@ def appraise(
         GymError: As ``score_updates``.
     """
     merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
-    measured = _measured(fed, model, config, merged, coefficients, weights, should_stop)
+    measured = _measured(fed, model, rewards, merged, coefficients, weights, should_stop)
     before = _reputations(fed, [row.contributor for row, _ in judged])
     who = {row.update_id: row.contributor for row, _ in merged}
     update_of = {who: update for update, who in who.items()}
@@ -89,18 +89,18 @@ def appraise(
     def together(earning: Collection[str]) -> list[list[str]]:
         groups = [[finding.leader, update] for update, finding in findings.items() if finding.leader in who]
         groups = [group for group in groups if group[1] in who]  # duplicates that the rule needed
-        if config.together_threshold is not None:
+        if rewards.together_threshold is not None:
             earners = [update_of[one] for one in earning]
-            groups += similarity.together(earners, config.together_threshold, config.measures)
+            groups += similarity.together(earners, rewards.together_threshold, rewards.measures)
         return [[who[update] for update in group] for group in joined(groups)]
 
     scored = None
     with fed.database.reading() as tx:
         carried = carried_over(tx)
-        if config.measures and losses is not None:
+        if rewards.measures and losses is not None:
             scored = _measured_round(tx, fed, model, measured, who, losses)
     found = split(
-        config,
+        rewards,
         {name: before[name] for name in paid.values()},
         scored,
         together,
@@ -118,7 +118,7 @@ def appraise(
         )
         measurement["running_scores"] = recorded(running_scores, scored.block_weights)
     if evals is not None:
-        measurement["evals"] = {"share": config.evals_share, "pool": found.evals_pool, "scores": dict(evals)}
+        measurement["evals"] = {"share": rewards.evals_share, "pool": found.evals_pool, "scores": dict(evals)}
     sharing = {one: len(group) for group in found.together for one in group}
     for leader, others in same_work.items():
         sharing |= dict.fromkeys([leader, *others], sharing.get(leader, 1) * (1 + len(others)))
@@ -143,7 +143,7 @@ def appraise(
     def write(tx: Connection, height: int) -> None:
         groups = [[update_of[one] for one in group] for group in found.together]
         account = RoundContributions(height, contributions, measurement, clusters, groups, found.left)
-        record(tx, fed.ledger, server_round, account, config.reputation)
+        record(tx, fed.ledger, server_round, account, rewards.reputation)
         write_running_scores(tx, model.heldout, height, running_scores)
 
     judgements = [
@@ -180,14 +180,14 @@ def _reputations(fed: Federation, contributors: Sequence[str]) -> dict[str, floa
 def _measured(
     fed: Federation,
     model: HubModel,
-    config: RewardsConfig,
+    rewards: RewardsConfig,
     merged: Sequence[tuple[Any, Judgement]],
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
     should_stop: Callable[[], bool],
 ) -> RoundScores:
-    if not config.measures:
-        return RoundScores({}, measurement={"method": config.score})
+    if not rewards.measures:
+        return RoundScores({}, measurement={"method": rewards.score})
     return score_updates(
         fed,
         model,
@@ -196,8 +196,8 @@ def _measured(
         weights,
         should_stop,
         recipe=fed.config.soup,
-        method=config.score,
-        options=config.score_options,
+        method=rewards.score,
+        options=rewards.score_options,
     )
 
 

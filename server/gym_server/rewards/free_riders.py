@@ -109,7 +109,7 @@ def free_riders(fed: Federation, rows: Sequence[Any], server_round: int) -> dict
     Returns:
         A finding for each update that free-rides.
     """
-    if fed.hides_updates:
+    if fed.config.hides_updates:
         return {}
     with ExitStack() as stack:
         files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
@@ -128,15 +128,15 @@ def duplicates(fed: Federation, rows: Sequence[Any]) -> tuple[dict[str, FreeRide
     Returns:
         A finding for each update but the first of such a group; how alike the updates are.
     """
-    config = fed.config.rewards
-    if fed.hides_updates or len(rows) < 2:
+    rewards = fed.config.rewards
+    if fed.config.hides_updates or len(rows) < 2:
         return {}, RoundSimilarity()
     alike, similarity = RoundSimilarity(), None
-    if config.similarity_threshold or config.together_threshold:
+    if rewards.similarity_threshold or rewards.together_threshold:
         with ExitStack() as stack:
             files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
             alike, similarity = _similarity(fed, rows, files)
-    return _duplicates(rows, similarity, config.similarity_threshold), alike
+    return _duplicates(rows, similarity, rewards.similarity_threshold), alike
 
 
 def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRiderFinding]:

@@ -325,7 +325,7 @@ def write_version(
         "height": wanted,
         "digest": model.digest,
         "base_digest": tensors,
-        "base_model": fed.public_base_name,
+        "base_model": fed.config.public_base_name,
         "dtype": written,
         "kept": share,
         "folder": str(output),

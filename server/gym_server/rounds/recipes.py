@@ -7,6 +7,7 @@ above ``--set``, since contributors have agreed to it.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,14 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.parsed import ParsedConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import AGGREGATORS
 from gym_fed.trust.identity.canonical import canonical_digest
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.rows import newest_entry
 from gym_server.rounds.steering import COORDINATOR, shown_words
 from gym_server.store.database import Database, rerun
+
+log = logging.getLogger("gym_server")
 
 RECIPE_CHANGED = "recipe-changed"
 
@@ -60,6 +64,36 @@ class ConfigText:
             raise GymError(
                 error.code, error.message, f"{error.hint}; {hint}" if error.hint else hint
             ) from error
+
+
+class LiveConfig:
+    """The config that applies now. The coordinator may change its recipe between two rounds.
+
+    Args:
+        database: Has the ledger with the changes.
+        source: The config file.
+        settings: The changes that ``current`` was made with.
+        current: The config.
+    """
+
+    def __init__(
+        self, database: Database, source: ConfigText, settings: Mapping[str, str], current: ServerConfig
+    ) -> None:
+        self._database, self.source, self._settings = database, source, settings
+        self.current = current
+
+    def follow(self) -> None:
+        """Apply what the coordinator has changed since; call it between two rounds."""
+        settings = settings_in(self._database)
+        if settings == self._settings:
+            return
+        self._settings = settings
+        try:
+            self.current = self.source.config(settings)
+        except GymError:  # the command has checked it against a file that was changed since this hub began
+            log.exception("the recipe that was set cannot be applied; rounds continue with the one before")
+            return
+        log.info("the coordinator has changed the recipe: %s", ", ".join(settings) or "as in gym-server.yaml")
 
 
 class RecipeChanges:
@@ -118,6 +152,30 @@ class RecipeChanges:
                     ErrorCode.BUSY, "the recipe was changed meanwhile", "look at gym-server recipe show"
                 )
             return self._ledger.append(tx, RECIPE_CHANGED, body).body
+
+
+def check_soup(config: ServerConfig) -> None:
+    """Check that the smallest round that may be merged is enough for the rules.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with the number that it needs.
+    """
+    import torch
+
+    from gym_fed.soup.linalg.gram import Needs
+    from gym_fed.soup.pipeline import Pipeline
+
+    pipeline = Pipeline.of(config.soup)
+    pipeline.check(torch.ones(config.rounds.min_contributors))
+    if (pipeline.needs is Needs.ROOT) != (config.root is not None):
+        judges = pipeline.needs is Needs.ROOT
+        judging = (name for name in AGGREGATORS.own() if AGGREGATORS.type_of(name).needs_root())
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"soup.aggregator {config.soup.aggregator!r} "
+            + ("needs root data of the coordinator" if judges else "does not look at the root data given"),
+            "add root: {data: FILE}" if judges else f"remove root, or use aggregator: {' or '.join(judging)}",
+        )
 
 
 def settings_in(database: Database) -> dict[str, str]:

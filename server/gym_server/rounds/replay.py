@@ -36,7 +36,8 @@ from gym_server.rewards.scores import score_updates
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
 from gym_server.store.database import Database
-from gym_server.store.tables import ledger, rounds, updates
+from gym_server.store.tables import ledger as entries
+from gym_server.store.tables import rounds, updates
 
 log = logging.getLogger("gym_server")
 
@@ -146,7 +147,7 @@ def require_round_plugins(folder: Path, server_round: int) -> None:
     values, marks = parse_config(path, read_config_text(path))
     storage = validate(values, _Stored, str(path), marks).storage
     with closing(Database.open(storage.database, path.parent)) as database, database.reading() as tx:
-        rows = tx.execute(select(ledger).where(ledger.c.kind == "version")).all()
+        rows = tx.execute(select(entries).where(entries.c.kind == "version")).all()
     for recorded in (entry_of(row).body for row in rows):
         if recorded["server_round"] == server_round:
             require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
@@ -189,7 +190,7 @@ def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
     """
     fed.ledger.verify()
     recorded = _version_entry(fed, "server_round", server_round)
-    merged = recorded["merged"] if "merged" in recorded else _merged_by_verdicts(fed, server_round)
+    merged = recorded["merged"]
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded.get("root")  # entries of before there was a root name none
     weights = recorded.get("weights")  # as reputations were then
@@ -218,14 +219,6 @@ def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:
         ErrorCode.NOT_FOUND,
         f"no version came of round {number}" if key == "server_round" else f"there is no version {number}",
         "gym-server rounds lists the rounds that were committed",
-    )
-
-
-def _merged_by_verdicts(fed: Federation, server_round: int) -> list[str]:
-    """Ids of a round's merged updates, for a version entry of before it listed them."""
-    verdicts = (entry.body for entry in fed.ledger.entries() if entry.kind == "verdict")
-    return sorted(
-        {v["update"] for v in verdicts if (v.get("server_round"), v["verdict"]) == (server_round, "merged")}
     )
 
 

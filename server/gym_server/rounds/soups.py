@@ -88,13 +88,13 @@ class Soup:
         Returns:
             sha256 of every file that was written, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
         """
-        folder, written = residuals_folder(fed), {}
+        residuals, written = residuals_folder(fed), {}
         if self.optimizer is not None:
-            self.optimizer.stage(folder / optimizer_name(server_round), fed.base.digest)
-            written[OPTIMIZER] = file_sha256(folder / optimizer_name(server_round))
+            self.optimizer.stage(residuals / optimizer_name(server_round), fed.base.digest)
+            written[OPTIMIZER] = file_sha256(residuals / optimizer_name(server_round))
         if self.feedback is not None:
-            self.feedback.stage(folder / residual_name(server_round))
-            written[RESIDUAL] = file_sha256(folder / residual_name(server_round))
+            self.feedback.stage(residuals / residual_name(server_round))
+            written[RESIDUAL] = file_sha256(residuals / residual_name(server_round))
         return written
 
 
@@ -175,18 +175,18 @@ def make_soup(
 
 def residuals_folder(fed: Federation) -> Path:
     """Where the server's own state lies, one file a version."""
-    folder = fed.folder / "residuals"
-    make_folder(folder)
-    return folder
+    residuals = fed.folder / "residuals"
+    make_folder(residuals)
+    return residuals
 
 
 def state_files(fed: Federation, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
     """Where the server's state as ``parent`` left it lies, or would lie: what a soup by ``recipe`` begins from."""
-    folder, files = residuals_folder(fed), {}
+    residuals, files = residuals_folder(fed), {}
     if recipe.codec.error_feedback:
-        files[RESIDUAL] = folder / (parent.residual or NOTHING_YET)
+        files[RESIDUAL] = residuals / (parent.residual or NOTHING_YET)
     if recipe.server_optimizer != "none":
-        files[OPTIMIZER] = folder / optimizer_name(parent.server_round)
+        files[OPTIMIZER] = residuals / optimizer_name(parent.server_round)
     return files
 
 
@@ -197,11 +197,11 @@ def soup_path(fed: Federation, server_round: int) -> Path:
 
 def discard(fed: Federation, server_round: int) -> None:
     """Delete what a round that comes to nothing wrote: its soup and its state."""
-    folder = residuals_folder(fed)
+    residuals = residuals_folder(fed)
     for path in (
         soup_path(fed, server_round),
-        folder / residual_name(server_round),
-        folder / optimizer_name(server_round),
+        residuals / residual_name(server_round),
+        residuals / optimizer_name(server_round),
     ):
         path.unlink(missing_ok=True)
 

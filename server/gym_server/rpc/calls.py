@@ -63,7 +63,7 @@ class CallsBesideRounds:
             software_version=gym_fed.__version__,
             ledger_public_key=fed.key.public_key,
             enrolment=fed.config.enrolment.policy,
-            base_model=fed.public_base_name,
+            base_model=fed.config.public_base_name,
             base_digest=fed.base.digest,
             version_height=head.height,
             version_digest=head.digest,

@@ -200,7 +200,7 @@ class DurableDeltaSoup(Strategy):
             wait_for_room(self._fed, self._should_stop)
             if self._should_stop():
                 return False
-            self._fed.follow_recipe()
+            self._fed.live_config.follow()
             self._fed.clock.catch_up()
             current = self._fed.round_store.open_next()
         try:
@@ -244,7 +244,7 @@ class DurableDeltaSoup(Strategy):
             if current.state == OPEN:
                 if self._fed.steering.paused() is not None or not list(grid.get_node_ids()):
                     time.sleep(POLL_SECONDS)
-                    self._fed.follow_recipe()
+                    self._fed.live_config.follow()
                     current = self._fed.round_store.require(server_round)
                     continue
                 self._collecting(server_round)
@@ -261,7 +261,9 @@ class DurableDeltaSoup(Strategy):
         should_end = functools.partial(self._should_end, server_round)
         if self._fed.config.secure_aggregation is not None and not current.is_over:
             content = functools.partial(task_content, current, self._payloads)
-            secure = SecureAggregationRound(self._fed, grid, current, content, self._take, should_end)
+            secure = SecureAggregationRound(
+                self._fed, self._pace, grid, current, content, self._take, should_end
+            )
             if not secure.run() and self._should_stop():
                 return None
         try:
@@ -385,7 +387,7 @@ class DurableDeltaSoup(Strategy):
                 raise GymError(ErrorCode.ROUND_ABORTED, privacy.end_of_run(self._fed))
             current = self._fed.round_store.open_next()
         if current.state == OPEN:
-            self._fed.follow_recipe()
+            self._fed.live_config.follow()
             current = self._fed.round_store.start_collecting(server_round, new_task(self._fed, server_round))
         return current
 

@@ -194,10 +194,9 @@ class HubGrid(Grid):
 
     def _set_aside(self, message: QueuedMessage, reason: str) -> None:
         """Put a reply out of the way for good, with its verdict in the ledger; what it answered earns nothing."""
-        fed = self._fed
         server_round = int(message.group_id) if message.group_id.isdecimal() else 0
-        with fed.database.transaction() as tx:
-            fed.queue.set_aside(tx, message.message_id, reason)
+        with self._fed.database.transaction() as tx:
+            self._fed.queue.set_aside(tx, message.message_id, reason)
             contributor = str(
                 tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == message.node_id)) or ""
             )
@@ -205,11 +204,11 @@ class HubGrid(Grid):
             found = tx.scalar(select(updates.c.update_id).where(admitted))
             if found is not None:
                 judgement = Judgement(str(found), contributor, "rejected", f"set aside: {reason}")
-                fed.round_store.judge(tx, server_round, judgement)
+                self._fed.round_store.judge(tx, server_round, judgement)
             else:
-                said = "" if fed.config.privacy is not None else reason  # it may quote what was sent
+                said = "" if self._fed.config.privacy is not None else reason  # it may quote what was sent
                 body = {"contributor": contributor, "server_round": server_round}
-                fed.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
+                self._fed.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
         log.warning(
             "round %s: node %d: its reply is set aside: %s", message.group_id, message.node_id, reason
         )

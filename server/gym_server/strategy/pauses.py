@@ -21,7 +21,7 @@ def wait_while_paused(fed: Federation, should_stop: Callable[[], bool]) -> None:
     log.info("%s; no round begins until gym-server resume", pause)
     while pause is not None and not should_stop():
         time.sleep(_POLL_SECONDS)
-        fed.follow_recipe()
+        fed.live_config.follow()
         pause = fed.steering.paused()
     if pause is None:
         log.info("the pause is over")

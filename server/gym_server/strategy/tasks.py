@@ -24,7 +24,7 @@ def new_task(fed: Federation, server_round: int) -> TaskSpec:
     return TaskSpec(
         server=fed.server,
         server_round=server_round,
-        base_model=fed.public_base_name,
+        base_model=fed.config.public_base_name,
         base_digest=fed.base.digest,
         version_digest=head.digest,
         soups=soups,

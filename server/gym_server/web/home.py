@@ -48,7 +48,7 @@ def routes(view: HubView) -> APIRouter:
             "name": fed.config.name,
             "server": fed.server,
             "fingerprint": fed.fingerprint,
-            "base_model": fed.public_base_name,
+            "base_model": fed.config.public_base_name,
             "base_digest": fed.base.digest,
             "listen": fed.config.advertise or fed.config.listen,
             "enrolment": fed.config.enrolment.policy,

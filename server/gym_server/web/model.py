@@ -62,7 +62,7 @@ def routes(view: HubView) -> APIRouter:
         shown = [(row, parents.get(row.parent, fed.base.digest)) for row in rows]
         leading = {soup.version_digest for soup in soups}
         return {
-            "base_model": fed.public_base_name,
+            "base_model": fed.config.public_base_name,
             "base_digest": fed.base.digest,
             "num_parameters": fed.base.num_parameters,
             "version": current.height,

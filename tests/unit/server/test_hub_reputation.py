@@ -16,6 +16,7 @@ from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
 from gym_server.rounds.merging import merge_round
+from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
@@ -128,7 +129,7 @@ def test_reputation_as_a_weight_is_refused_where_nobody_would_look_at_it(hub: Ca
         SoupRecipe(weighting="reputation", reputation_floor=0.1).weights([1])
     here = hub(soup={"weighting": "reputation", "reputation_floor": 0.1, "aggregator": "multi_krum"})
     with pytest.raises(GymError, match="weighting: reputation has no effect on aggregator 'multi_krum'"):
-        here.fed.check_soup()
+        check_soup(here.fed.config)
 
 
 def test_a_hub_that_is_stopped_while_it_scores_commits_nothing_and_scores_again(
