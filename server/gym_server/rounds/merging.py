@@ -178,7 +178,7 @@ def _merge(
         progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
         soup = make_soup(fed, ingredients, soup_path(fed, current.server_round), progress.step)
         progress.begin("writing the server's state")
-        return _MergedRound(ingredients, soup, soup.stage(fed, current.server_round))
+        return _MergedRound(ingredients, soup, soup.stage(fed.folder, fed.base.digest, current.server_round))
     except GymError as error:
         if error.code is ErrorCode.DISK_FULL:
             discard(fed, current.server_round)

@@ -82,15 +82,15 @@ class Soup:
     optimizer: OptimizerState | None
     plugins: Sequence[PluginRecord] = ()
 
-    def stage(self, fed: Federation, server_round: int) -> dict[str, str]:
+    def stage(self, hub_folder: Path, base_digest: str, server_round: int) -> dict[str, str]:
         """Write the server's state under the round's own name, for the version that may come of it.
 
         Returns:
             sha256 of every file that was written, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
         """
-        residuals, written = residuals_folder(fed), {}
+        residuals, written = residuals_folder(hub_folder), {}
         if self.optimizer is not None:
-            self.optimizer.stage(residuals / optimizer_name(server_round), fed.base.digest)
+            self.optimizer.stage(residuals / optimizer_name(server_round), base_digest)
             written[OPTIMIZER] = file_sha256(residuals / optimizer_name(server_round))
         if self.feedback is not None:
             self.feedback.stage(residuals / residual_name(server_round))
@@ -173,16 +173,16 @@ def make_soup(
     return Soup(report, out_path, feedback, optimizer, used)
 
 
-def residuals_folder(fed: Federation) -> Path:
+def residuals_folder(hub_folder: Path) -> Path:
     """Where the server's own state lies, one file a version."""
-    residuals = fed.folder / "residuals"
+    residuals = hub_folder / "residuals"
     make_folder(residuals)
     return residuals
 
 
 def state_files(fed: Federation, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
     """Where the server's state as ``parent`` left it lies, or would lie: what a soup by ``recipe`` begins from."""
-    residuals, files = residuals_folder(fed), {}
+    residuals, files = residuals_folder(fed.folder), {}
     if recipe.codec.error_feedback:
         files[RESIDUAL] = residuals / (parent.residual or NOTHING_YET)
     if recipe.server_optimizer != "none":
@@ -197,7 +197,7 @@ def soup_path(fed: Federation, server_round: int) -> Path:
 
 def discard(fed: Federation, server_round: int) -> None:
     """Delete what a round that comes to nothing wrote: its soup and its state."""
-    residuals = residuals_folder(fed)
+    residuals = residuals_folder(fed.folder)
     for path in (
         soup_path(fed, server_round),
         residuals / residual_name(server_round),

@@ -81,7 +81,7 @@ def snapshot(fed: Federation) -> dict[str, Any]:
         head = head_of(tx, fed.base.digest)
         losses = select(versions.c.heldout_after).where(versions.c.height == head.height)
         connected = select(func.count(func.distinct(nodes.c.contributor)))
-        state = {
+        current_state = {
             "server_round": number,
             "state": current.state if current else "",
             "opened_at": current.opened_at if current else None,
@@ -101,7 +101,7 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "tasks": [] if fed.ledger.private else _tasks(tx, number),
             "pause": str(pause) if (pause := pause_of(tx)) else None,
         }
-    return {**state, "paused": paused(fed.database)}
+    return {**current_state, "paused": paused(fed.database)}
 
 
 def _num_counting(by_verdict: dict[str, int]) -> int:

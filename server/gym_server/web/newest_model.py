@@ -76,7 +76,7 @@ class NewestModel:
         prompts = [] if fed.config.dashboard is None else fed.config.dashboard.prompts
         self._answers = NewestAnswers(prompts, own / ANSWERS_NAME, root / ANSWERS_NAME)
         self._server: ModelServer | None = None
-        self._state = _NewestState()
+        self._progress = _NewestState()
         self._ended, self._woken, self._again = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._follow, name="newest-model", daemon=True)
 
@@ -116,29 +116,29 @@ class NewestModel:
     def request(self, prompt: str, max_tokens: int, *, streamed: bool) -> tuple[str, dict[str, Any]]:
         """The path and the body that ask `gym api`; a base that knows no conversations continues the text."""
         body = {"model": SERVED_NAME, "max_tokens": max_tokens, "temperature": 0, "stream": streamed}
-        if self._state.has_chat_template:
+        if self._progress.has_chat_template:
             return "/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
         return "/completions", {**body, "prompt": prompt}
 
     def facts(self, is_operator: bool) -> dict[str, Any]:
         """As pages get it; what the processes printed, and what is on disk, is the operator's."""
-        state, phase, server = self._state, self._phase(), self._server
-        found = {"phase": phase, "version": state.version, "prompts": self._answers.rows()}
+        progress, phase, server = self._progress, self._phase(), self._server
+        found = {"phase": phase, "version": progress.version, "prompts": self._answers.rows()}
         if not is_operator:
             return found
-        output = list(state.output)
+        output = list(progress.output)
         if phase == "failed" and not output and server is not None:
             output = server.facts()["output"]
-        return {**found, "bytes": state.num_bytes, "output": output}
+        return {**found, "bytes": progress.num_bytes, "output": output}
 
     def _phase(self) -> str:
         """A server that ended by itself has failed."""
         server = self._server
         is_gone = server is not None and server.status == "failed"
-        return "failed" if is_gone else self._state.phase
+        return "failed" if is_gone else self._progress.phase
 
     def _show(self, **changes: Any) -> None:
-        self._state = replace(self._state, **changes)
+        self._progress = replace(self._progress, **changes)
         self._changed()
 
     def _follow(self) -> None:
