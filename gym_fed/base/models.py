@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.imports.folder import imported, usable_folder
 from gym_fed.base.imports.gguf.reader import is_gguf, only_gguf
 from gym_fed.base.modeling.loading import load_weights, readable_errors
+from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
@@ -151,11 +152,11 @@ def load_tokenizer(name_or_path: str) -> Any:
     """Load the tokenizer only; raises what ``load_model`` raises. A missing pad token becomes the EOS token."""
     from transformers import AutoTokenizer
 
+    source = resolve(name_or_path)
+    require_quick_tokenizer(Path(source), name_or_path)
     with quiet_loading(), readable_errors(name_or_path):
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                resolve(name_or_path), local_files_only=True, trust_remote_code=False
-            )
+            tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         except (AttributeError, IndexError, TypeError) as error:
             # transformers does not check the types of values in tokenizer.json
             raise ValueError(f"its tokenizer has values of the wrong type: {error}") from error

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
 from gym_fed.core.bounded.chat import literal_text, name_templates, render_chat
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
@@ -216,8 +217,11 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
     """Load the tokenizer of a model folder; None if transformers has to load it.
 
     Args:
-        folder: The model's folder.
-        architecture: The name of the model's class in transformers.
+        folder: The folder.
+        architecture: transformers' name of the model's class.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a pattern that takes long.
     """
     if architecture not in _ARCHITECTURES or any((folder / name).exists() for name in _FOREIGN):
         return None
@@ -233,6 +237,7 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
     if config.get("clean_up_tokenization_spaces") or not isinstance(more, list):
         return None
     control = [*named.values(), *more]
+    require_quick_tokenizer(folder, str(folder))
     backend = _backend(folder / "tokenizer.json")
     if (
         backend is None

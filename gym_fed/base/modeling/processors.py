@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
 from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
@@ -33,6 +34,7 @@ def load_processor(name_or_path: str) -> Any:
 
     _require("PIL", f"model: {name_or_path} reads images, which")
     source = resolve(name_or_path)
+    require_quick_tokenizer(Path(source), name_or_path)
     try:
         with quiet_loading(), films_left_out():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)

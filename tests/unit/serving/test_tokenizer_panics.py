@@ -19,7 +19,9 @@ from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
 from gym_fed.serving.plain_tokenizer import PlainTokenizer, plain_tokenizer
 from tests.support.toy_engine import ToyModel
 
-BAD = ("a" * 60 + "!") * 20
+BAD = ("%" + "a" * 60 + "!") * 20
+PATTERN = "(?<=%)(a|a|aa)+$"
+"""Slow only after a percent sign, which the texts that are tried before the load do not have at this place."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("slow")
     load_tokenizer("gym-nano").save_pretrained(found)
     file = found / "tokenizer.json"
-    split = {"type": "Split", "pattern": {"Regex": "(a|a|aa)+$"}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pre_tokenizer": split}))
     (found / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
     return found

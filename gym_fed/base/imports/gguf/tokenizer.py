@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gym_fed.base.imports.gguf.header import Header, invalid
+from gym_fed.base.modeling.split_patterns import require_quick_splits
 from gym_fed.core.errors import GymError
 from gym_fed.core.text import plain
 
@@ -71,6 +72,7 @@ def _backend(header: Header, tokens: list[str]) -> Any:
 
     try:
         if isinstance(whole := header.values.get(WHOLE), str):
+            require_quick_splits(whole, str(header.file))
             return Tokenizer.from_str(whole)
         return _built(header, tokens)
     except GymError:
