@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from gym_client.agent.account import Account
 from gym_client.agent.agreement import Agreement
 from gym_client.agent.data import evaluation_notes
-from gym_client.agent.hooks import Hooks, hooks_set
+from gym_client.agent.hooks import Hooks, TimeLimit, hooks_set
 from gym_client.agent.pauses import DiskRoom, Pauses, PolicyStamp
 from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import (
@@ -317,7 +317,9 @@ class Agent:
             )
         if spec.evaluated_on != self._evaluated_on:
             self._evaluated_on = spec.evaluated_on
-            for note in evaluation_notes(spec.evaluated_on):
+            limit = TimeLimit(self.policy, self._hooks(lease))
+            phase = "the check against the hub's evaluation suites"
+            for note in evaluation_notes(spec.evaluated_on, lambda: limit.require(phase)):
                 self.display.report("contamination", note)
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:

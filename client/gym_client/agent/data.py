@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -107,13 +107,17 @@ def _example() -> Data:
     return Data(rows, description, EXAMPLE)
 
 
-def evaluation_notes(evaluated_on: Mapping[str, str]) -> list[str]:
-    """Describe each evaluation suite of the hub that the local rows were not checked against, one line per suite.
+def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[], None]) -> Iterator[str]:
+    """Yield a line for each suite of a task that the rows here are not checked against, or not against the same rows.
 
     Args:
-        evaluated_on: The suites of a task. Names come from a stranger, so only gym-fed's own are looked up.
+        evaluated_on: Suites of the task. Only names of gym-fed's own suites and tasks are looked up.
+        require_time: Called before each suite, because reading one takes seconds; raises when the time is used up.
     """
-    return [note for suite, digest in evaluated_on.items() if (note := _note(suite, digest))]
+    for suite, digest in evaluated_on.items():
+        require_time()
+        if note := _note(suite, digest):
+            yield note
 
 
 def _note(suite: str, digest: str) -> str:

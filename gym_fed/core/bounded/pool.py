@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -20,6 +21,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_PROCESSES = 4
 """Maximum number of concurrent requests; others wait for a free process."""
+MAX_PER_OWNER = 2
+"""Of these, the processes that the requests of one owner have at the same time."""
 _START_SECONDS = 120.0
 """Time limit for the imports of a child process; a busy machine needs long."""
 _MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)
@@ -30,6 +33,10 @@ in_child = False
 """True in the child process, where templates are rendered directly. Set by ``gym_fed.core.bounded.worker``."""
 
 _deadline: ContextVar[tuple[float, GymError] | None] = ContextVar("gym_fed_bounded_deadline", default=None)
+
+
+evaluation_owner: ContextVar[str | None] = ContextVar("gym_fed_bounded_owner", default=None)
+"""Whose requests these are, in a server that has several callers."""
 
 
 class EvaluationError(Exception):
@@ -59,22 +66,18 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
         GymError: If the function raises one; ``BUSY`` if no process becomes free within the time limit.
     """
     name = f"{function.__module__}:{function.__qualname__}"
-    seconds = SECONDS if seconds is None else seconds
     deadline, late = _deadline.get() or (math.inf, None)
-    left = deadline - time.monotonic()
-    if late is not None and left <= 0:
-        raise late
     try:
-        return _pool.evaluate(name, min(seconds, left), arguments)
-    except LimitExceededError as error:
-        if late is not None and error.limit == "time" and left < seconds:
+        return _pool.evaluate(name, SECONDS if seconds is None else seconds, deadline, arguments)
+    except (LimitExceededError, GymError) as error:
+        if late is not None and time.monotonic() >= deadline:
             raise late from error
         raise
 
 
 @contextmanager
 def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
-    """Set one deadline for all evaluations inside the block.
+    """Set one deadline for all evaluations inside the block, including the start of a process and the wait for one.
 
     Args:
         deadline: On the clock of ``time.monotonic``.
@@ -90,7 +93,7 @@ def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
 class _Process:
     """One child process; used by one thread at a time."""
 
-    def __init__(self, watchdog: _Watchdog) -> None:
+    def __init__(self, watchdog: _Watchdog, start_seconds: float) -> None:
         self._watchdog = watchdog
         try:
             self._child = subprocess.Popen(
@@ -104,13 +107,13 @@ class _Process:
         except OSError as error:
             raise _not_started(str(error)) from error
         try:
-            started = self._read(_START_SECONDS)
+            started = self._read(start_seconds)
         except BaseException:
             self.close()
             raise
         if started is None:
             self.close()
-            raise _not_started(f"no answer in {_START_SECONDS:g} s")
+            raise _not_started(f"no answer in {start_seconds:.3g} s")
 
     def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return the reply to a request; the process must not be used again if this raises."""
@@ -214,24 +217,79 @@ class _Watchdog:
                     return
 
 
+class _Slots:
+    """Who gets a process next: of those who wait, the owner with the fewest requests in progress."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: Counter[str | None] = Counter()
+        self._waiting: dict[object, str | None] = {}
+        """Owners by waiter, in the order of arrival."""
+
+    @contextmanager
+    def take(self, seconds: float) -> Iterator[None]:
+        """Hold one of ``MAX_PROCESSES`` slots inside the block.
+
+        Raises:
+            GymError: ``BUSY`` if none becomes free in ``seconds``.
+        """
+        owner, waiter = evaluation_owner.get(), object()
+        with self._changed:
+            self._waiting[waiter] = owner
+            try:
+                if not self._changed.wait_for(lambda: self._next() is waiter, max(0.0, seconds)):
+                    raise GymError(
+                        ErrorCode.BUSY,
+                        f"all {MAX_PROCESSES} template processes were busy for {max(0.0, seconds):.3g} s",
+                        "try again later",
+                    )
+                self._running[owner] += 1
+            finally:
+                del self._waiting[waiter]
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[owner] -= 1
+                self._running = +self._running
+                self._changed.notify_all()
+
+    def _next(self) -> object | None:
+        """The waiter whose turn it is; None while no process is free for any of them."""
+        if self._running.total() >= MAX_PROCESSES:
+            return None
+        running = {waiter: self._running[owner] for waiter, owner in self._waiting.items()}
+        able = [one for one in running if self._waiting[one] is None or running[one] < MAX_PER_OWNER]
+        return min(able, key=running.__getitem__, default=None)  # the oldest of equals
+
+
 class _Pool:
     def __init__(self) -> None:
         self._watchdog = _Watchdog()
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
-        self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
+        self._slots = _Slots()
 
-    def evaluate(self, function: str, seconds: float, arguments: dict[str, Any]) -> Any:
-        """See ``evaluate``."""
-        if not self._slots.acquire(timeout=seconds):
-            raise GymError(
-                ErrorCode.BUSY,
-                f"all {MAX_PROCESSES} template processes were busy for {seconds:g} s",
-                "try again later",
-            )
-        process: _Process | None = None
+    def evaluate(self, function: str, seconds: float, deadline: float, arguments: dict[str, Any]) -> Any:
+        """See ``evaluate``; ``deadline`` includes the wait for a process and its start, ``seconds`` does not."""
+        with self._slots.take(min(seconds, deadline - time.monotonic())):
+            reply = self._reply(function, seconds, deadline, arguments)
+        if "refused" in reply:
+            code, message, hint = reply["refused"]
+            raise GymError(ErrorCode(code), message, hint)
+        if "error" in reply:
+            raise EvaluationError(reply["error"], reply["message"], reply["line"])
+        return reply["value"]
+
+    def _reply(
+        self, function: str, seconds: float, deadline: float, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        process = self._living()
         try:
-            process = self._living() or _Process(self._watchdog)
+            if process is None:
+                process = _Process(self._watchdog, min(_START_SECONDS, deadline - time.monotonic()))
+            seconds = min(seconds, deadline - time.monotonic())
             reply = process.request(function, seconds, arguments)
             limit: Limit | None = reply.get("limit")
             if limit is not None:  # the process is killed: its memory may be full
@@ -240,17 +298,9 @@ class _Pool:
             if process is not None:
                 process.close()
             raise
-        else:
-            with self._lock:
-                self._idle.append(process)  # one that was killed a moment too late is left out by ``_living``
-        finally:
-            self._slots.release()
-        if "refused" in reply:
-            code, message, hint = reply["refused"]
-            raise GymError(ErrorCode(code), message, hint)
-        if "error" in reply:
-            raise EvaluationError(reply["error"], reply["message"], reply["line"])
-        return reply["value"]
+        with self._lock:
+            self._idle.append(process)  # one that was killed a moment too late is left out by ``_living``
+        return reply
 
     def _living(self) -> _Process | None:
         """A process that waits for requests; those that the system ended meanwhile are given up."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 
+from gym_fed.core.bounded.pool import evaluation_owner
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import strict_json
 from gym_fed.serving.http.gateway import Gateway
@@ -74,6 +75,7 @@ class Admitted:
             work: Computes the result from the parsed body.
             given_up: Gets a result that was computed after the client had disconnected.
         """
+        evaluation_owner.set(self.caller.name)
         pictures_to_read = self.serving.service.pictures_to_read
 
         def begun() -> tuple[int, Any, T | None]:

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from gym_client.agent.data import evaluation_notes
+from gym_client.agent.hooks import Hooks, TimeLimit
+from gym_client.agent.policy import Policy
 from gym_server.evaluations.runner import announced_suites
 
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.core.errors import GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 BASE = "sha256:" + "a" * 64
 
@@ -33,12 +35,23 @@ def spec(**changes: object) -> TaskSpec:
     return TaskSpec.model_validate({**values, **changes})
 
 
+def notes(evaluated_on: dict[str, str]) -> list[str]:
+    return list(evaluation_notes(evaluated_on, lambda: None))
+
+
+def test_the_check_against_a_hubs_suites_counts_towards_the_policys_time() -> None:
+    limit = TimeLimit(Policy(max_seconds=1e-9), Hooks())
+    with pytest.raises(GymError, match=r"max_seconds \(1e-09 s\) .* during the check") as refused:
+        list(evaluation_notes({"tiny": "0" * 64}, lambda: limit.require("the check")))
+    assert refused.value.code is ErrorCode.POLICY_REFUSED
+
+
 def test_a_hub_announces_its_suites_and_one_that_has_them_needs_no_note(tmp_path: Path) -> None:
     gate = GateConfig.model_validate({"evals": [{"suite": "tiny"}, {"suite": "tiny_capital"}]})
     announced = announced_suites(gate, tmp_path)
     assert set(announced) == {"tiny", "tiny_capital"}
     assert spec(evaluated_on=announced).model_dump(mode="json")["evaluated_on"] == announced
-    assert evaluation_notes(announced) == []
+    assert notes(announced) == []
 
 
 def test_a_task_without_evaluations_is_written_as_ever() -> None:
@@ -58,7 +71,7 @@ def test_a_task_without_evaluations_is_written_as_ever() -> None:
     ],
 )
 def test_what_is_not_checked_is_said(suite: str, said: str) -> None:
-    (note,) = evaluation_notes({suite: "0" * 64})
+    (note,) = notes({suite: "0" * 64})
     assert note.startswith(f"the hub evaluates on {suite}")
     assert said in note
 
@@ -74,5 +87,5 @@ def test_a_file_on_this_machine_is_never_read_for_a_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_x.yaml").write_text("task: [")
-    (note,) = evaluation_notes({"tiny_x.yaml": "0" * 64})
+    (note,) = notes({"tiny_x.yaml": "0" * 64})
     assert "rows of its own" in note
