@@ -65,11 +65,14 @@ class BuildOrReport(build_ext):
 
 
 def put_guides(assets):
-    """The guides as Markdown, and, where MkDocs is installed, as a site that opens without a server."""
+    """Put in the guides as Markdown and, where MkDocs and this package are installed, as a site.
+
+    The reference pages (config, api, ...) are built from the code: the site has them, and `gym docs` prints them.
+    """
     for name in ("docs", "site"):
         shutil.rmtree(assets / name, ignore_errors=True)
     shutil.copytree("docs", assets / "docs")
-    if all(find_spec(module) for module in ("mkdocs", "material", "mkdocstrings_handlers")):
+    if all(find_spec(module) for module in ("mkdocs", "material", "mkdocstrings_handlers", "gym_client")):
         site = (assets / "site").resolve()
         subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", site], check=True)
         shutil.rmtree(site / "assets" / "javascripts" / "lunr")  # other languages than the guides'

@@ -181,4 +181,4 @@ ALL: tuple[Registry[Any], ...] = (
     EXPORT_FORMATS,
     TOOL_FORMATS,
 )
-"""Every kind; docs/support.md and `gym doctor` go through it."""
+"""Every kind; `gym docs members` and `gym doctor` go through it."""

@@ -63,7 +63,6 @@ SLOW = (
     "data.md",
     "export.md",
     "serving.md",
-    "config.md",
     "content-filter.md",
     "contribute.md",
     "dashboard.md",

@@ -119,7 +119,6 @@ ALLOWED = (
     ),
     Allowed("gym_fed/config/train/run.py", "patience: int", "the key of early stopping"),
     Allowed("docs/runs.md", "patience", "the key of early stopping"),
-    Allowed("docs/config.md", "`patience`", "the key of early stopping"),
     Allowed("tools/checks/words.py", "", "this list"),
     Allowed("gym_fed/privacy/secure_aggregation/messages.py", '"roster": ', "bytes that contributors sign"),
     Allowed("gym_fed/data/tasks/_table.py", "tell me: ", "the text of a task's prompts"),

@@ -14,6 +14,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
+from gym_fed.cli.reference import BUILT_PAGES, built_page
+
 FROM_THE_ROOT = ("CONTRIBUTING.md", "SECURITY.md")
 """Pages that hosts of repositories look for beside docs/, and that readers of the site want too."""
 _LINK = re.compile(r"(`+).+?\1|(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(([^)\s]+)\)")
@@ -26,10 +28,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the pages of the root."""
+    """Add the pages of the root and those that are built from the code."""
     root = Path(config.config_file_path).parent
     for name in FROM_THE_ROOT:
         files.append(File.generated(config, name, abs_src_path=str(root / name)))
+    for name in BUILT_PAGES:
+        files.append(File.generated(config, f"{name}.md", content=built_page(name)))
     return files
 
 
@@ -54,4 +58,9 @@ def linked_within(text: str, page: str, files: Files) -> str:
             return words
         return f"[{words}]({relpath(to, dirname(page) or '.')}{'#' + anchor if anchor else ''})"
 
-    return _LINK.sub(link, text)
+    built = re.sub(
+        rf"`gym docs ({'|'.join(BUILT_PAGES)})`(?!\])",
+        lambda found: f"[{found[0]}]({relpath(f'{found[1]}.md', dirname(page) or '.')})",
+        _LINK.sub(link, text),
+    )
+    return built

@@ -127,7 +127,7 @@ class ExportFormat(ABC):
     """Whether it is one file, not a folder."""
 
     tried: ClassVar[str] = ""
-    """What the tests export with it; docs/support.md is generated from it."""
+    """What the tests export with it; `gym docs members` shows it."""
 
     untried: ClassVar[str] = ""
     """What it supports and no test has run."""

@@ -96,7 +96,7 @@ class Algorithm(ABC):
     """Defaults of its section for a few dozen rows of one person."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; docs/support.md is generated from it."""
+    """What the tests run it with, on a CPU and tiny models; `gym docs members` shows it."""
 
     untried: ClassVar[str] = ""
     """What it supports and no test has run."""

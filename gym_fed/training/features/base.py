@@ -22,7 +22,7 @@ class Feature:
     """Whether gradients of single examples (``privacy``) have been tried with it."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""
+    """What the tests run it with, on a CPU and tiny models; `gym docs members` shows it."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this feature, machine or installation cannot honour, before anything is loaded.

@@ -42,7 +42,7 @@ class Tuning(ABC):
     """Of those that federate: whether an update is LoRA's two factors a weight, instead of values."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; docs/support.md is made of it."""
+    """What the tests run it with, on a CPU and tiny models; `gym docs members` shows it."""
 
     untried: ClassVar[str] = ""
     """What goes with it and was never run."""

@@ -43,6 +43,16 @@ def test_a_page_that_is_piped_is_its_markdown() -> None:
     assert run("train", "--print") == (ROOT / "docs" / "train.md").read_text()
 
 
+def test_a_reference_page_is_built_and_printed_where_there_is_no_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docs, "_SITES", (tmp_path,))
+    assert run("docs/config.md").startswith("# Every key of every file\n")
+    assert json.loads(run("config", "--json")) == {"page": "config", "url": None, "file": None}
+    (tmp_path / "config.html").write_text("<h1>Keys</h1>")
+    assert run("config").split() == [(tmp_path / "config.html").as_uri()]
+
+
 def test_a_page_in_a_terminal_has_no_marks_of_markdown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,55 +1,47 @@
-"""Pages that are made from the code, or held to it: keys of configs, public names, error codes, the citation."""
+"""Pages that are built from the code or compared with it: keys of configs, public names, error codes, the citation."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
+from gym_fed.cli.reference import api, config
 from gym_fed.core.errors import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 
 
-def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("pages_tool", ROOT / "tools" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_page_of_the_configs_is_what_the_schemas_say() -> None:
-    assert tool().config_page() == (DOCS / "config.md").read_text(), "run: python tools/pages.py"
-
-
-def test_the_page_of_the_python_names_has_every_public_name() -> None:
-    offered = {
-        f"{package}.{name}"
-        for package in tool().PACKAGES
-        for name in getattr(importlib.import_module(package), "__all__", ())
-        if not name.startswith("_")
-    }
-    shown = set(re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.MULTILINE))
-    assert offered == {name for name in shown if not name.startswith("gym_fed.quickstart.")}
+def test_the_page_of_the_configs_has_every_file_with_its_sections() -> None:
+    shown = config.page()
+    assert [title for title in config.FILES if f"\n## {title}\n" not in shown] == []
+    assert "\n### `lora`\n" in shown
+    assert "| `num_train_epochs` |" in shown
 
 
 @pytest.mark.slow  # imports every public name, ten seconds
-def test_the_page_of_the_python_names_is_what_the_packages_offer() -> None:
-    assert tool().api_page() == (DOCS / "api.md").read_text(), "run: python tools/pages.py"
+def test_the_page_of_the_python_names_has_every_public_name() -> None:
+    offered = {
+        f"{package}.{name}"
+        for package in api.PACKAGES
+        for name in getattr(importlib.import_module(package), "__all__", ())
+        if not name.startswith("_")
+    }
+    shown = api.page()
+    places = set(re.findall(r"^::: (\S+)$", shown, re.MULTILINE))
+    assert offered == {name for name in places if not name.startswith("gym_fed.quickstart.")}
+    rows = set(re.findall(r"^\| `(\w+)` \| \S", shown, re.MULTILINE))
+    assert {name.rpartition(".")[2] for name in places} == rows
 
 
 def test_a_key_is_shown_with_its_type_limits_and_default() -> None:
     schema = {"properties": {"port": {"type": "integer", "default": 1, "minimum": 0, "description": "A. B."}}}
-    assert "| `port` | whole number ≥ 0 | `1` | A |" in list(tool()._sections(schema))
+    assert "| `port` | whole number ≥ 0 | `1` | A |" in list(config._sections(schema))
 
 
 def test_every_error_code_has_its_remedy() -> None:

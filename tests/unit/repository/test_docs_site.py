@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gym_fed.cli.reference import BUILT_PAGES
 from tests.support.guides_site import build_site
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,6 +28,7 @@ def test_every_page_is_in_the_site(site: Path) -> None:
         page.with_name("index.html") if page.name == "README.html" and len(page.parts) > 1 else page
         for page in pages
     ]
+    html += [Path(f"{name}.html") for name in BUILT_PAGES]
     assert [str(page) for page in html if not (site / page).exists()] == []
 
 
@@ -72,6 +74,7 @@ def hook() -> Any:
         ("security.md", "[`a`](../tests/test_a.py), [b](keys.md#x)", "`a`, [b](keys.md#x)"),
         ("decisions/1.md", "[a](../keys.md), [b](../../README.md)", "[a](../keys.md), b"),
         ("CONTRIBUTING.md", "[a](docs/keys.md) and [b](https://x.y)", "[a](keys.md) and [b](https://x.y)"),
+        ("decisions/1.md", "see `gym docs config`", "see [`gym docs config`](../config.md)"),
         ("index.md", "[a](../CONTRIBUTING.md), `[b](../tests)`", "[a](CONTRIBUTING.md), `[b](../tests)`"),
     ],
 )

@@ -1,16 +1,16 @@
-"""The page of what runs where is made from the registry, and names everything else that can be named in a config."""
+"""`gym docs members` has every registered name; the pages of the guides name what a config can name besides."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from gym_fed.cli.reference import members
 from gym_fed.config.train.distributed import DistributedSettings
-from gym_fed.core.registries import ALGORITHMS, CHECKS, FORMATS, GRADERS, TRACKERS, TUNING
+from gym_fed.core.registries import ALGORITHMS, ALL, CHECKS, FORMATS, GRADERS, TRACKERS, TUNING
 from gym_fed.training.algorithms.sft import Sft
 
 ROOT = Path(__file__).parents[3]
@@ -19,22 +19,15 @@ PAGE = (DOCS / "support.md").read_text(encoding="utf-8")
 STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotation))
 
 
-def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("support_tables", ROOT / "tools" / "support.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_tables_are_what_the_registry_says() -> None:
-    assert tool().page() == PAGE, "run: python tools/support.py"
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
+def test_the_page_of_the_members_has_a_row_for_each(kind: Any) -> None:
+    rows = members.page()
+    assert [name for name in kind.own() if f"| `{name}` | " not in rows] == []
 
 
 def test_a_fact_that_changes_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sft, "tried", "nothing")
-    assert "| nothing |" in tool().page()
+    assert "| nothing |" in members.page()
 
 
 def test_every_algorithm_and_tuning_method_says_what_was_tried() -> None:

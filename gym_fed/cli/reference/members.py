@@ -1,20 +1,12 @@
-"""Writes the tables of docs/support.md from the registry; `--check` reports whether that is needed.
-
-A row is a member of ours: the first line of its documentation, what its class says it goes with, and what the tests run
-it with. Members of installed packages are left out.
-"""
+"""Every name that a config may hold, from the registries: `gym docs members`."""
 
 from __future__ import annotations
 
 import inspect
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "support.md"
-BEGIN, END = "<!-- from the registry, by tools/support.py -->\n", "<!-- until here -->\n"
+from gym_fed.cli.reference._markdown import cell
+from gym_fed.core.registries import ALL
 
 KEYS = {"tuning method": "finetuning", "export format": "--format"}
 """What a kind is called in a config, where its own word is another."""
@@ -40,19 +32,17 @@ FACTS = {
 """Attributes of a member, and what it goes with where they are true."""
 
 
-def tables() -> str:
-    """All kinds, a table each."""
-    from gym_fed.core.registries import ALL
+_INTRODUCTION = """\
+# Every name that a config may hold
 
-    return "\n".join(_table(kind) for kind in ALL)
+What each name is, what it goes with, and what the tests ran it with, on a CPU and tiny models. Names that an installed
+package adds are not listed. Hardware and libraries: [what runs where](support.md).
+"""
 
 
 def page() -> str:
-    """The page as it should be."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    """A table for each kind."""
+    return "\n".join([_INTRODUCTION, *(_table(kind) for kind in ALL)])
 
 
 def _table(kind: Any) -> str:
@@ -82,20 +72,10 @@ def _where(optimizer: Any) -> str:
 
 
 def _first_line(member: Any) -> str:
-    """Of a class its module's first line; of a line of a table its own words, or what it is made of."""
+    """The first line of its module; for an entry of a table its own summary, or the class that it names."""
     if not isinstance(member, type) and type(member).__module__.rpartition(".")[2].startswith("_"):
-        words: str = getattr(member, "summary", "") or f"`{member.source.replace(':', '.')}`"
-        return words.replace("|", "\\|")
+        return cell(getattr(member, "summary", "") or f"`{member.source.replace(':', '.')}`")
     module = inspect.getmodule(member if isinstance(member, type) else type(member))
     assert module is not None
     assert module.__doc__ is not None, module
-    return re.sub(r"``(.+?)``", r"`\1`", " ".join(module.__doc__.split("\n\n")[0].split())).replace(
-        "|", "\\|"
-    )
-
-
-if __name__ == "__main__":
-    wanted = page()
-    if "--check" in sys.argv:
-        sys.exit(PAGE.read_text(encoding="utf-8") != wanted)
-    PAGE.write_text(wanted, encoding="utf-8")
+    return cell(" ".join(module.__doc__.split("\n\n")[0].split()))

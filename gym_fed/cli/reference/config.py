@@ -1,23 +1,14 @@
-"""The pages that are made from the code: docs/config.md from the schemas, docs/api.md from the public names.
-
-python tools/pages.py            write them
-python tools/pages.py --check    exit status 1 where one is not what the code says
-"""
+"""Every key of the files that people write, from the schemas that check them: `gym docs config`."""
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCS = ROOT / "docs"
-BEGIN, END = "<!-- from the code, by tools/pages.py -->\n", "<!-- until here -->\n"
+from gym_fed.cli.reference._markdown import cell
 
 FILES = {
     "A training file: `gym train`": "gym_fed.config.train.training:TrainingConfig",
@@ -25,65 +16,32 @@ FILES = {
     "A contributor's limits: `policy.yaml`": "gym_client.agent.policy:Policy",
     "A server of variants: `serving.yaml`": "gym_fed.config.serving:ServingConfig",
 }
-"""Headings of docs/config.md, and the schema below each."""
-PACKAGES = (
-    "gym_fed",
-    "gym_fed.quickstart",
-    "gym_fed.data",
-    "gym_fed.evaluation",
-    "gym_fed.quantization",
-    "gym_fed.personalization",
-    "gym_fed.registry",
-    "gym_server.strategy",
-)
-"""Whose public names docs/api.md has; what else can be imported may change with any version."""
+"""The headings, and the schema below each."""
 _MOST_CHOICES = 12
 _MOST_WORDS = 22
 _WORDS = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "keys"}
+_INTRODUCTION = """\
+# Every key of every file
+
+The keys of the four files that people write: what each takes, its default, and what it is for. A key that is not here
+is refused with file, line and column. `--set section.key=value` sets a key for one command.
+
+An editor completes and checks training files with the schema, which has the whole text of each key:
+
+```console
+$ gym configs schema --output train.schema.json
+```
+"""
 
 
-def config_page() -> str:
-    """docs/config.md as it should be."""
-    parts = []
+def page() -> str:
+    """A table for each section of each file."""
+    parts = [_INTRODUCTION]
     for title, place in FILES.items():
         module, name = place.split(":")
         schema = getattr(importlib.import_module(module), name).model_json_schema()
         parts.append(f"## {title}\n\n" + "\n".join(_sections(schema)) + "\n")
-    return _filled("config.md", "\n".join(parts))
-
-
-def api_page() -> str:
-    """docs/api.md as it should be: a table of names, and the place of each for the site."""
-    parts = []
-    for package in PACKAGES:
-        module = importlib.import_module(package)
-        rows = "".join(f"| `{name}` | {_summary(getattr(module, name))} |\n" for name in public_names(module))
-        places = "".join(f"::: {package}.{name}\n\n" for name in public_names(module))
-        parts.append(f"## `{package}`\n\n| name | is |\n|---|---|\n{rows}\n{places}")
-    return _filled("api.md", "\n".join(parts))
-
-
-def public_names(module: Any) -> list[str]:
-    """Functions and classes that a package offers, or that a module defines."""
-    names = getattr(module, "__all__", None) or [
-        name
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", None) == module.__name__ and not name.startswith("_")
-    ]
-    return sorted(name for name in names if callable(getattr(module, name)))
-
-
-def _filled(page: str, text: str) -> str:
-    before, rest = (DOCS / page).read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
-
-
-def _summary(value: Any) -> str:
-    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
-    return _cell(text)
-
-
-# ---- schemas ----
+    return "\n".join(parts)
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[str]:
@@ -155,23 +113,4 @@ def _first(text: str) -> str:
     words = sentence.split("; ")[0]
     if len(words.split()) > _MOST_WORDS:
         words = re.sub(r" \([^()]*\)", "", words).split(": ")[0]
-    return _cell(words.rstrip(".:"))
-
-
-def _cell(text: str) -> str:
-    return re.sub(r"``(.+?)``", r"`\1`", text).replace("|", "\\|")
-
-
-def main() -> int:
-    """Write, or with ``--check`` compare."""
-    wanted = {"config.md": config_page(), "api.md": api_page()}
-    stale = [page for page, text in wanted.items() if (DOCS / page).read_text(encoding="utf-8") != text]
-    for page in stale:
-        if "--check" not in sys.argv:
-            (DOCS / page).write_text(wanted[page], encoding="utf-8")
-        print(DOCS / page)
-    return 1 if stale and "--check" in sys.argv else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return cell(words.rstrip(".:"))
