@@ -9,7 +9,7 @@ refused must be refused by an error of ours, whose words the table shows; anythi
 with status 1.
 
 A part of the files is run with ``--only`` and kept with ``--json``; ``--former`` takes what was kept for the others.
-The page is written once each file has an outcome. It marks those that ran before the last change of our code.
+The page is written once each file has an outcome. It counts those that ran before the last change of our code.
 """
 
 from __future__ import annotations
@@ -208,16 +208,18 @@ def prepare(repo: Path, work: Path, files: list[Path]) -> None:
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The Markdown of the outcomes, with how many ran above it."""
+    """The Markdown of the outcomes: how many ran, and by what happened the files that did not run as they are."""
     ran, now = sum(outcome.runs for outcome in outcomes), code_now()
-    earlier = [outcome for outcome in outcomes if outcome.code != now]
+    earlier = sum(outcome.code != now for outcome in outcomes)
     lines = [f"Of {len(outcomes)} files, {ran} run and {len(outcomes) - ran} are refused."]
     if earlier:
-        lines.append(f"† marks the {len(earlier)} that were not run again after the last change of our code.")
-    lines += ["", "| file | job | sibling | what happens |", "|---|---|---|---|"]
+        lines.append(f"Not run again after the last change of our code: {earlier}.")
+    groups: dict[str, list[str]] = {}
     for o in outcomes:
-        mark = " †" if o in earlier else ""
-        lines.append(f"| `{o.file}` | {o.job} | {o.kind} | {o.text.replace('|', '&#124;')}{mark} |")
+        groups.setdefault(o.text, []).append(f"`{o.file}`")
+    unchanged = groups.pop("runs", [])
+    lines += [f"{len(unchanged)} run as they are; the others:", "", "| what happens | files |", "|---|---|"]
+    lines += [f"| {text.replace('|', '&#124;')} | {', '.join(files)} |" for text, files in groups.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -113,7 +113,6 @@ class Allowed:
 
 ALLOWED = (
     Allowed("CHANGELOG.md", "", "history: what releases were about, in the words of their time"),
-    Allowed("docs/glossary.md", r"\|", 'the column "formerly" of its tables'),
     Allowed(
         "gym_fed/training/run/early_stopping.py", "patience", "the field's word: evaluations without gain"
     ),

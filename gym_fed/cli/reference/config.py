@@ -26,11 +26,8 @@ _INTRODUCTION = """\
 The keys of the four files that people write: what each takes, its default, and what it is for. A key that is not here
 is refused with file, line and column. `--set section.key=value` sets a key for one command.
 
-An editor completes and checks training files with the schema, which has the whole text of each key:
-
-```console
-$ gym configs schema --output train.schema.json
-```
+The schema has the whole text of each key: `gym configs schema --output train.schema.json`. With
+`# yaml-language-server: $schema=train.schema.json` as a file's first line, an editor completes and checks its keys.
 """
 
 

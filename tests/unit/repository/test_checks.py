@@ -75,16 +75,11 @@ def test_a_file_named_by_a_retired_word_is_found() -> None:
         ("gym_fed/new.py", "guard = order = choice = piece"),
         ("gym_fed/new.py", "PRAGMA journal_mode = wal"),
         ("gym_fed/new.py", "both sides"),
-        ("docs/glossary.md", "| balance | purse |"),
         ("CHANGELOG.md", "- purses were mended"),
     ],
 )
 def test_ordinary_words_and_allowed_places_pass(file: str, line: str) -> None:
     assert list(retired_words({file: line})) == []
-
-
-def test_the_glossary_may_use_old_words_in_its_tables_only() -> None:
-    assert [f.line for f in retired_words({"docs/glossary.md": "| a purse |\n\na purse\n"})] == [3]
 
 
 def test_every_place_where_old_words_are_allowed_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:

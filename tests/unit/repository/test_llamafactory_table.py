@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ def test_each_file_runs_or_is_refused_as_expected_and_the_page_says_so(
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "Of 9 files, 2 run and 7 are refused." in text
-    assert "| `learn/adapter.yaml` | train | qwen3 | runs |" in text
+    assert "\n2 run as they are; the others:\n" in text
+    assert re.search(r"\| refused: fp8: .* \| `learn/eight_bits.yaml` \|\n", text)
+    assert "`learn/adapter.yaml`" not in text
 
 
-def test_a_row_of_earlier_code_is_marked_and_a_defect_leaves_the_page(checkout: Path, tmp_path: Path) -> None:
+def test_a_file_of_earlier_code_is_counted_and_a_defect_leaves_the_page(checkout: Path, tmp_path: Path) -> None:
     page, kept = tmp_path / "page.md", tmp_path / "kept.json"
     given = [str(checkout), "--page", str(page), "--only", "none", "--former", str(kept)]
     rows = [tool.Outcome(name, "train", "qwen3", True, "runs", code=tool.code_now()) for name in REASONS]
@@ -101,6 +104,5 @@ def test_a_row_of_earlier_code_is_marked_and_a_defect_leaves_the_page(checkout: 
     assert "old" in page.read_text()
     kept.write_text(json.dumps([{**first, "code": "earlier"}, *map(vars, rows[1:])]))
     assert tool.main(given) == 0
-    assert "† marks the 1 that were not run again" in page.read_text()
-    assert page.read_text().count("runs † |") == 1
+    assert "Not run again after the last change of our code: 1.\n" in page.read_text()
     assert tool.main([*given, "--check"]) == 0
