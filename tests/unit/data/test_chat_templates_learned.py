@@ -304,12 +304,17 @@ def test_the_text_trained_on_is_the_model_s_own_where_that_shows_the_whole_conve
 
 
 def table() -> str:
-    """The outcome as Markdown: which conversations each template learns (x) and refuses (-)."""
-    names = list(CONVERSATIONS)
-    lines = ["| template | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    """The templates as Markdown, by the conversations that they refuse; all others are learned word for word."""
+    groups: dict[tuple[str, ...], list[str]] = {}
     for name in ORIGINALS:
-        cells = ("–" if conversation in REFUSED.get(name, ()) else "x" for conversation in names)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        refused = tuple(
+            conversation for conversation in CONVERSATIONS if conversation in REFUSED.get(name, ())
+        )
+        groups.setdefault(refused, []).append(f"`{name}`")
+    lines = ["| templates | refused |", "|---|---|"]
+    lines += [
+        f"| {', '.join(names)} | {'; '.join(refused) or 'nothing'} |" for refused, names in groups.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

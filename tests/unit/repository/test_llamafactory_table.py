@@ -91,7 +91,9 @@ def test_each_file_runs_or_is_refused_as_expected_and_the_page_says_so(
     assert "`learn/adapter.yaml`" not in text
 
 
-def test_a_file_of_earlier_code_is_counted_and_a_defect_leaves_the_page(checkout: Path, tmp_path: Path) -> None:
+def test_a_file_of_earlier_code_is_counted_and_a_defect_leaves_the_page(
+    checkout: Path, tmp_path: Path
+) -> None:
     page, kept = tmp_path / "page.md", tmp_path / "kept.json"
     given = [str(checkout), "--page", str(page), "--only", "none", "--former", str(kept)]
     rows = [tool.Outcome(name, "train", "qwen3", True, "runs", code=tool.code_now()) for name in REASONS]
