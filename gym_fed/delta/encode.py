@@ -260,7 +260,7 @@ def lora_delta(
 
 
 def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
-    """A layer's second moments relative to their mean over all layers, so that a tensor without any counts as average."""
+    """A layer's second moments relative to the mean of all layers; a tensor without any counts as average."""
     if not importance or name not in importance:
         return None
     squares = [m.diagonal() if m.dim() == 2 else m for m in importance.values()]

@@ -120,7 +120,7 @@ class _Buffered:
 
 
 def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
-    """Draw a chunk: the top bit is the sign, the others start a uniform p in [0, 1/2), the tail probability beyond |z|."""
+    """Draw a chunk: the top bit is the sign, the others begin the tail probability p in [0, 1/2) beyond |z|."""
     words = bits.words(_CHUNK)
     negative, tail = (words >> np.uint64(63)).astype(bool), words & np.uint64(2**63 - 1)
     low = _quantile(tail.astype(np.float64) + 1.0) * std

@@ -137,12 +137,12 @@ def check_variant(
     key = bytes.fromhex(client.pin.ledger_key)
     copy = LedgerCopy(client.home, key)
     copy.sync(client, progress)
-    record = VariantRecord(client.pin.server, signed)
+    record = PublishedVariant(client.pin.server, signed)
     verify_file(copy.path, key, record)
     return record.checked()
 
 
-class VariantRecord:
+class PublishedVariant:
     """Visitor of ledger entries that collects the records of one variant.
 
     Args:

@@ -88,7 +88,7 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
         return shown + (", ..." if len(names) > _MOST_CHOICES else "")
     if field.get("type") == "array":
         return f"list of {_takes(field.get('items', {}), schema)}"
-    return _WORDS.get(field.get("type", ""), field.get("type", "any")) + _limits(field)
+    return _WORDS.get(field.get("type", ""), str(field.get("type", "any"))) + _limits(field)
 
 
 def _limits(field: dict[str, Any]) -> str:

@@ -162,7 +162,7 @@ def check_soup(config: ServerConfig) -> None:
     """
     import torch
 
-    from gym_fed.soup.linalg.gram import Needs
+    from gym_fed.soup.gram import Needs
     from gym_fed.soup.pipeline import Pipeline
 
     pipeline = Pipeline.of(config.soup)
