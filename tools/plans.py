@@ -22,7 +22,7 @@ from gym_fed.planning.sizes import sizes_of
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes-for-models.md"
 BEGIN, END = "<!-- planned, by tools/plans.py -->\n", "<!-- until here -->\n"
-HEAD = "| recipe | size | memory | operations a step |\n|---|---|---|---|\n"
+HEAD = "| recipe | sizes | memory, GiB | operations a step |\n|---|---|---|---|\n"
 
 
 def public_recipes() -> list[Recipe]:
@@ -30,9 +30,10 @@ def public_recipes() -> list[Recipe]:
     return [recipe for recipe in recipes() if recipe.sizes]
 
 
-def rows(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """A line of the table for each size that a recipe has, on one GPU; and the models that are left out."""
-    lines, left = [], []
+def row(recipe: Recipe) -> tuple[str, list[str]]:
+    """The recipe's line of the table, planned for one GPU; and the models that are left out."""
+    cells: list[tuple[str, str, str]] = []
+    left = []
     known = yaml.safe_load((ROOT / "tools" / "plans.yaml").read_text(encoding="utf-8"))
     for size, preset in sizes_for(recipe.file).items():
         model = preset["model"]
@@ -44,19 +45,17 @@ def rows(recipe: Recipe) -> tuple[list[str], list[str]]:
             values = yaml.safe_load(fitted(recipe.file, size=size, machine="cuda"))
             config = TrainingConfig(**{**values, "model": folder})
             sizes = sizes_of(config)
-            peak, operations = (
-                memory_of(config, sizes, device="cuda").peak,
-                step_operations(config, sizes),
-            )
-        lines.append(f"| `{recipe.name}` | {size} | {gib(peak)} | {operations:.1e} |\n")
-    return lines, left
+            peak = memory_of(config, sizes, device="cuda").peak
+            cells.append((size, gib(peak).removesuffix(" GiB"), f"{step_operations(config, sizes):.1e}"))
+    columns = [", ".join(column) for column in zip(*cells, strict=True)]
+    return f"| `{recipe.name}` | {' | '.join(columns)} |\n" if cells else "", left
 
 
 def table() -> str:
     """The table of every recipe, and what is not in it."""
-    found = [rows(recipe) for recipe in public_recipes()]
+    found = [row(recipe) for recipe in public_recipes()]
     left = sorted({model for _, models in found for model in models})
-    lines = "".join(line for some, _ in found for line in some)
+    lines = "".join(line for line, _ in found)
     return f"{HEAD}{lines}\nNot planned, since their sizes are not stated here: {', '.join(left)}.\n"
 
 

@@ -112,7 +112,6 @@ class Allowed:
 
 
 ALLOWED = (
-    Allowed("CHANGELOG.md", "", "history: what releases were about, in the words of their time"),
     Allowed(
         "gym_fed/training/run/early_stopping.py", "patience", "the field's word: evaluations without gain"
     ),
