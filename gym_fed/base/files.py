@@ -148,14 +148,14 @@ def names_in(folder: Path) -> list[str]:
     missing = [name for name in weights if not (folder / name).is_file()]
     if missing:
         raise _invalid(who, f"has no {missing[0]}: only weights in safetensors travel")
-    found = [*names, *weights]
-    for name in found:
+    files = [*names, *weights]
+    for name in files:
         if not lies_in(folder / name, folder):
             raise _invalid(
                 who, f"has {name} as a link to {(folder / name).resolve()}: only its own files travel"
             )
-    check_settings(folder, found)
-    return found
+    check_settings(folder, files)
+    return files
 
 
 def check_settings(folder: Path, names: Sequence[str]) -> None:
@@ -190,19 +190,19 @@ def licence_of(folder: Path) -> str:
     import yaml
 
     try:
-        said = yaml.safe_load(head)
+        card = yaml.safe_load(head)
     except (yaml.YAMLError, ValueError, RecursionError):
         return ""
-    licence = (said.get("license_name") or said.get("license")) if isinstance(said, dict) else None
+    licence = (card.get("license_name") or card.get("license")) if isinstance(card, dict) else None
     name = licence.strip().lower()[:80] if isinstance(licence, str) else ""
     return "" if name == "unknown" else name
 
 
 def _weights_of_index(path: Path) -> list[str]:
-    found = _object(path).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+    weight_map = _object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise _invalid(path.name, "has no weight_map of names")
-    names = sorted(set(found.values()))
+    names = sorted(set(weight_map.values()))
     for name in names:
         if most_bytes(name) != MAX_WEIGHTS_BYTES:
             raise _invalid(path.name, f"names {plain(name, 140)!r}, which is no file of weights")
@@ -220,12 +220,12 @@ def _keys(value: object) -> Iterable[str]:
     """Every key at any depth."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            yield from one
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield from node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
 
 
 def _invalid(who: str, what: str) -> GymError:

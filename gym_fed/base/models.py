@@ -132,8 +132,8 @@ def _require_words(name: str, folder: Path) -> None:
     kinds: list[str] = []
     for file, key in (("adapter_config.json", "task_type"), ("config.json", "architectures")):
         with suppress(OSError, ValueError, AttributeError):  # loading will say so
-            found = read_object(folder / file).get(key) or []
-            kinds += found if isinstance(found, list) else [str(found)]
+            names = read_object(folder / file).get(key) or []
+            kinds += names if isinstance(names, list) else [str(names)]
     if any(kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification") for kind in kinds):
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -196,10 +196,10 @@ def resolve(name_or_path: str) -> str:
         raise GymError(ErrorCode.MODEL_INVALID, f"no model in the folder {path}", hint)
     _require_no_variant(name_or_path)
     kind = "file" if is_gguf(path) else "folder"
-    what = f"not a {kind}" if path.exists() else f"no such {kind}"
+    problem = f"not a {kind}" if path.exists() else f"no such {kind}"
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,
-        f"{name_or_path}: {what}",
+        f"{name_or_path}: {problem}",
         "give the folder of a model, a .gguf file, or gym-nano",
     )
 
@@ -213,12 +213,12 @@ def _require_no_variant(name: str) -> None:
     base, _, variant = name.rpartition(":")
     here = base == NANO or Path(base).expanduser().exists() or (is_hub_name(base) and "/" in base)
     if base and here and "/" not in variant and not Path(name).exists():
-        one, other = shlex.quote(base), shlex.quote(variant)
+        quoted_base, other = shlex.quote(base), shlex.quote(variant)
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"{name}: names a variant as gym api serves it, and a model is wanted",
-            f"chat with it: gym chat {one} --variant {other}; or make a model folder of the file that "
-            f"gym variant show {other} names: gym delta apply {one} FILE -o FOLDER",
+            f"chat with it: gym chat {quoted_base} --variant {other}; or make a model folder of the file that "
+            f"gym variant show {other} names: gym delta apply {quoted_base} FILE -o FOLDER",
         )
 
 

@@ -52,14 +52,14 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     """
     reader: io.BufferedReader = io.BufferedReader(_Unbuffered(stream), _CHUNK_BYTES)
     head = reader.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-    found = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
-    if found is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16
-        found = "UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE"
-    if found is not None:
+    wide_encoding = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
+    if wide_encoding is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16
+        wide_encoding = "UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE"
+    if wide_encoding is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{name}: is {found}, and rows are read in UTF-8",
-            f"convert it: iconv -f {found} -t UTF-8 FILE > NEW",
+            f"{name}: is {wide_encoding}, and rows are read in UTF-8",
+            f"convert it: iconv -f {wide_encoding} -t UTF-8 FILE > NEW",
         )
     return reader
 

@@ -151,12 +151,12 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
             f"data set {name!r} names pictures that are no part of it: {entry.pictures}",
             f"put them beside the set's file (hf download --repo-type dataset {entry.hub}) and name that with path",
         )
-    wanted = split or entry.split
-    if wanted is None:
+    chosen_split = split or entry.split
+    if chosen_split is None:
         raise GymError(ErrorCode.USAGE, f"data set {name!r} has no split of its own", "name one with split")
     subsets: list[str | None] = [*entry.subsets] or [entry.subset]
     for subset in subsets:
-        raw = hub_rows(entry.hub, subset=subset, split=wanted, folder=entry.folder, files=entry.files)
+        raw = hub_rows(entry.hub, subset=subset, split=chosen_split, folder=entry.folder, files=entry.files)
         yield from rows_of_entry(entry, raw)
 
 
@@ -169,10 +169,10 @@ def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iter
         missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
         if missing:
             raise BadRow(f"has no column {missing[0]!r}", "the set has changed; name its columns with hub")
-        kept = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
-        if entry.speakers and isinstance(turns := kept.get("conversations"), list):
-            kept["conversations"] = [_spoken(turn, entry.speakers) for turn in turns]
-        return kept
+        renamed = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+        if entry.speakers and isinstance(turns := renamed.get("conversations"), list):
+            renamed["conversations"] = [_spoken(turn, entry.speakers) for turn in turns]
+        return renamed
 
     return converted(raw, entry.format, rename)
 

@@ -205,13 +205,13 @@ def _turns(values: Iterable[Any]) -> str | None:
 
 
 def _is_text(values: Iterable[Any]) -> bool:
-    found = [value for value in values if value is not None]
-    return bool(found) and all(isinstance(value, str) for value in found)
+    present = [value for value in values if value is not None]
+    return bool(present) and all(isinstance(value, str) for value in present)
 
 
 def _has_words(values: Iterable[Any]) -> bool:
-    found = [value for value in values if isinstance(value, str)]
-    return sum(len(value.split()) > 1 for value in found) >= _SPACED_TEXT * len(found)
+    texts = [value for value in values if isinstance(value, str)]
+    return sum(len(value.split()) > 1 for value in texts) >= _SPACED_TEXT * len(texts)
 
 
 def _longest(names: Sequence[str], sample: Sequence[Raw]) -> str | None:

@@ -156,20 +156,20 @@ def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
     rename = renaming(columns)
     if rename is None:
         return list(sample)
-    found = [rename(sample[0])]
+    renamed = [rename(sample[0])]
     for row in sample[1:]:
         with suppress(BadRow):  # reading the file reports it
-            found.append(rename(row))
-    return found
+            renamed.append(rename(row))
+    return renamed
 
 
 def _is_known(row: Raw, kind: RowKind) -> bool:
     """True if a format reads the row; a prompt alone is not enough if answers are needed."""
     try:
-        found = format_of(row)
+        matched = format_of(row)
     except BadRow:
         return False
-    return found.kind != "prompt" or kind in ("prompt", "any")
+    return matched.kind != "prompt" or kind in ("prompt", "any")
 
 
 def _texts_beside(sample: Sequence[Raw]) -> str | None:

@@ -137,8 +137,8 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
         close = difflib.get_close_matches(name, entries, n=3) or sorted(entries)[:8]
         raise GymError(ErrorCode.NOT_FOUND, f"{info}: no dataset {name!r}", f"such as {', '.join(close)}")
     rows = _rows(name, entries[name], info if info.is_dir() else info.parent)
-    wanted = entries[name].num_samples
-    yield from rows if wanted is None else reservoir(rows, wanted, seed)
+    count = entries[name].num_samples
+    yield from rows if count is None else reservoir(rows, count, seed)
 
 
 def _require_here(name: str, info: Path) -> None:
@@ -254,5 +254,5 @@ def _retagged(turn: Any, tags: Tags) -> Raw:
         tags.system_tag: "system",
     }
     speaker = turn[tags.role_tag]
-    kept = {key: turn[key] for key in turn if key not in (tags.role_tag, tags.content_tag)}
-    return {**kept, "from": names.get(speaker, speaker), "value": turn.get(tags.content_tag)}
+    others = {key: turn[key] for key in turn if key not in (tags.role_tag, tags.content_tag)}
+    return {**others, "from": names.get(speaker, speaker), "value": turn.get(tags.content_tag)}

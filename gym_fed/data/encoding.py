@@ -65,10 +65,10 @@ def encode_rows(
     encoded = _stream(renderer, rows)
     if keep_all:
         return EncodedRows([_cut(row, max_length, counts) for row in encoded], counts)
-    kept = EncodedRows(_teaching(encoded, max_length, packing, counts), counts)
-    if not kept:
+    rows_with_counts = EncodedRows(_teaching(encoded, max_length, packing, counts), counts)
+    if not rows_with_counts:
         raise counts.nothing_learned(max_length)
-    return kept
+    return rows_with_counts
 
 
 def iter_encoded(

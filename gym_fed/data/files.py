@@ -162,13 +162,13 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
     """Yield rows under a header line; empty cells are omitted, and cells of list columns are parsed as JSON."""
     csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-    taken = 0
+    row_bytes = 0
 
     def lines() -> Iterator[str]:
-        nonlocal taken
+        nonlocal row_bytes
         while line := text.readline(MAX_ROW_BYTES + 1):
-            taken += len(line)
-            if taken > MAX_ROW_BYTES:
+            row_bytes += len(line)
+            if row_bytes > MAX_ROW_BYTES:
                 raise too_long(
                     f"{name}:{max(reader.line_num + 1, 2)}: the row", "close the quotes, or drop the row"
                 )
@@ -176,7 +176,7 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
 
     reader = csv.DictReader(lines(), delimiter=delimiter, strict=True)
     while True:
-        taken = 0
+        row_bytes = 0
         line = max(reader.line_num + 1, 2)  # the header is read with the first row
         try:
             row = next(reader, None)
@@ -190,10 +190,10 @@ def _read_csv(name: str, stream: io.BufferedReader, delimiter: str) -> Iterator[
             return
         place = f"{name}:{max(line, 2)}"
         if None in row or None in row.values():
-            found = "more" if None in row else "fewer"
+            more_or_fewer = "more" if None in row else "fewer"
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: {found} cells than the header has",
+                f"{place}: {more_or_fewer} cells than the header has",
                 f"quote cells that hold {delimiter_name(delimiter)}",
             )
         cells = {key: cell_value(key, value) for key, value in row.items() if value != ""}
@@ -206,10 +206,10 @@ def cell_value(key: str, value: str) -> Any:
         return value.lower() == "true"
     if key in JSON_CELLS and value.lstrip()[:1] in ("[", "{"):
         try:
-            found = json.loads(value)
+            parsed = json.loads(value)
         except (ValueError, RecursionError):
             return value  # a text that begins with a bracket; the format decides whether it may be one
-        return found if key not in _TEXT_OR_MESSAGES or _is_messages(found) else value
+        return parsed if key not in _TEXT_OR_MESSAGES or _is_messages(parsed) else value
     return value
 
 

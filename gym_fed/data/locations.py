@@ -57,26 +57,26 @@ def find_files(path: str | Path) -> list[DataFile]:
     """
     fs, root, prefix = filesystem(path)
     if fs.isfile(root):
-        found = [root]
+        paths = [root]
     elif fs.isdir(root):
-        found = [name for name in fs.find(root) if _is_data(name, root)]
+        paths = [name for name in fs.find(root) if _is_data(name, root)]
     elif any(c in root for c in "*?["):
         hidden = PurePosixPath(root).name.startswith(".")  # as in a shell, * does not stand for a first dot
         names = [name for name in fs.glob(root) if hidden or not PurePosixPath(name).name.startswith(".")]
-        found = [name for name in names if fs.isfile(name)]
+        paths = [name for name in names if fs.isfile(name)]
     else:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no data file at {path}",
             "give the path of a data file or a folder of them",
         )
-    if not found:
+    if not paths:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no data files in {path}",
             f"data files end in {', '.join(SUFFIXES)}, or in .gz after that",
         )
-    return [_data_file(name, path, fs, prefix, alone=fs.isfile(root)) for name in sorted(found)]
+    return [_data_file(name, path, fs, prefix, alone=fs.isfile(root)) for name in sorted(paths)]
 
 
 def filesystem(path: str | Path) -> tuple[Any, str, str]:
@@ -92,8 +92,8 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
     if "://" not in text:
         return LocalFileSystem(), str(Path(text).expanduser()), ""
     protocol = text.partition("://")[0]
-    if protocol == "s3" and (found := _s3(text)) is not None:
-        return found
+    if protocol == "s3" and (s3 := _s3(text)) is not None:
+        return s3
     try:
         fs, root = fsspec.core.url_to_fs(text)
     except ImportError as error:

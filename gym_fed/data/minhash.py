@@ -71,9 +71,12 @@ def signature(text: str) -> Any:
     """MinHash of a text's 5-character shingles (``LeanMinHash``), ignoring case and whitespace."""
     from datasketch import LeanMinHash
 
-    said = folded(text)
+    normalised = folded(text)
     shingles = list(
-        {said[at : at + SHINGLE_CHARACTERS] for at in range(max(len(said) - SHINGLE_CHARACTERS + 1, 1))}
+        {
+            normalised[at : at + SHINGLE_CHARACTERS]
+            for at in range(max(len(normalised) - SHINGLE_CHARACTERS + 1, 1))
+        }
     )
     minima = _empty().copy()
     for start in range(0, len(shingles), _BLOCK):

@@ -91,12 +91,12 @@ class Objects:
                 seen += len(block)
             out.flush()
             os.fsync(out.fileno())
-        found = file_sha256(part)
-        if found != sha256:
+        actual = file_sha256(part)
+        if actual != sha256:
             part.unlink()
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"{self.url}/{_object(sha256)}: its bytes hash to {found}",
+                f"{self.url}/{_object(sha256)}: its bytes hash to {actual}",
                 "the object is damaged: remove it from the store and push it again",
             )
         os.link(part, target)  # unlike a rename, this refuses to replace a file that came in between
@@ -175,12 +175,12 @@ class Objects:
         target = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(target):
             return None
-        found, seen = hashlib.sha256(), 0
+        digest, seen = hashlib.sha256(), 0
         with self._open(target) as stream:
             while seen <= num_bytes and (block := stream.read(_BLOCK_BYTES)):
-                found.update(block)
+                digest.update(block)
                 seen += len(block)
-        return found.hexdigest()
+        return digest.hexdigest()
 
     def _open(self, path: str) -> IO[bytes]:
         """Open a file. Local files must be regular ones, since a named pipe would block forever."""

@@ -125,10 +125,10 @@ class CsvRows(PageLayout):
 
         def load() -> Any:
             if len(cells) != len(header):
-                found = "more" if len(cells) > len(header) else "fewer"
+                more_or_fewer = "more" if len(cells) > len(header) else "fewer"
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"{place}: {found} cells than the header has",
+                    f"{place}: {more_or_fewer} cells than the header has",
                     f"quote cells that hold {delimiter_name(self._delimiter)}",
                 )
             filled = {
@@ -224,13 +224,13 @@ class ParquetRows(PageLayout):
 
         number = 0
         try:
-            found = parquet.ParquetFile(stream)
-            for group in range(found.num_row_groups):
-                rows = found.metadata.row_group(group).num_rows
+            file = parquet.ParquetFile(stream)
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
                 if number + rows <= mark:
                     number += rows
                     continue
-                for batch in found.iter_batches(batch_size=STRIDE, row_groups=[group]):
+                for batch in file.iter_batches(batch_size=STRIDE, row_groups=[group]):
                     if number + batch.num_rows <= mark:
                         number += batch.num_rows
                         continue

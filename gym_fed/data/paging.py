@@ -154,8 +154,8 @@ class PagedFile:
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
     """Modification time, size and inode, which change with the file."""
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def is_data_file(path: Path) -> bool:

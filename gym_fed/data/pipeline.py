@@ -220,9 +220,9 @@ class DataPipeline(ExpectedElsewhere):
             report.ended = self._inputs[index].name
 
         mixed = interleave(sources, weights, self._seed, self._stopping, stopped)
-        for kept in islice(_kept(mixed, after, report), self._limit):
+        for row in islice(_kept(mixed, after, report), self._limit):
             report.kept += 1
-            yield kept
+            yield row
 
     def encoded(self) -> Iterator[Row]:
         """Yield token ids and labels, from the cache if it is set and filled.

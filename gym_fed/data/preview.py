@@ -90,9 +90,9 @@ class Statistics:
         learned = lost = 0
         for sequence in sequences:
             labels = [label != IGNORED for label in sequence.encoded["labels"]]
-            kept = labels[: len(labels) - sequence.cut]
-            learned += sum(kept[1:])
-            lost += sum(labels[1:]) - sum(kept[1:])
+            learnable = labels[: len(labels) - sequence.cut]
+            learned += sum(learnable[1:])
+            lost += sum(labels[1:]) - sum(learnable[1:])
         longest = max((len(sequence.encoded["input_ids"]) for sequence in sequences), default=0)
         cut = any(sequence.cut for sequence in sequences)
         self.counts.count(longest, cut=cut, tokens=learned, tokens_cut=lost)
@@ -128,7 +128,7 @@ def sequences_of(
     Raises:
         GymError: ``DATA_INVALID`` when the tokenizer cannot encode it; see ``encode_rows``.
     """
-    found = []
+    previews = []
     (row,) = as_turns(tokenizer, [row])
     kind = kind_of(row)
     if kind in ("preference", "unpaired", "prompt"):
@@ -140,10 +140,10 @@ def sequences_of(
         sequences = iter([("row", whole)])
     for name, encoded in sequences:
         length = len(encoded["input_ids"])
-        found.append(
+        previews.append(
             PreviewedSequence(name, encoded, 0 if max_length is None else max(0, length - max_length))
         )
-    return found
+    return previews
 
 
 def _of_prompt(tokenizer: Any, row: Row, kind: str, reasoning: Reasoning) -> Iterator[tuple[str, Encoded]]:

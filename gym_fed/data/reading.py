@@ -137,19 +137,19 @@ def _media_rows(
     first: MediaRow, reader: Format, rest: Iterator[Placed], rename: Rename | None, number: int
 ) -> BadRow:
     """Return ``first`` with the count of all such rows: row ``number`` and those in ``rest``."""
-    found = Counter(first.kinds)
+    kinds = Counter(first.kinds)
     media, total = 1, number
     for total, (_, raw) in enumerate(rest, start=number + 1):  # noqa: B007
         try:
             reader.read(as_object(raw if rename is None else rename(raw)))
         except MediaRow as other:
             media += 1
-            found.update(other.kinds)
+            kinds.update(other.kinds)
         except BadRow:
             continue  # named once those with sound and film are gone
     if media == 1:
         return first
-    counts = " and ".join(f"{count} with {kind}" for kind, count in found.items())
+    counts = " and ".join(f"{count} with {kind}" for kind, count in kinds.items())
     return BadRow(f"{first.problem}; so have {media} of the {total} rows: {counts}", first.remedy)
 
 
@@ -164,9 +164,9 @@ def format_of(row: Row) -> Format:
         FORMATS.own,
         FORMATS.usable,
     ):  # those of other packages are imported where none of ours matches
-        for found in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
-            if found.matches(whole):
-                format: Format = found()
+        for candidate in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
+            if candidate.matches(whole):
+                format: Format = candidate()
                 return format
     raise unknown_format(row, guess_rest([row]))
 

@@ -158,12 +158,12 @@ class DatasetRegistry:
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a manifest that cannot be read.
         """
-        name, _, wanted = reference.partition("@")
+        name, _, number = reference.partition("@")
         _check_name(name)
         versions = self.versions(name)
-        if wanted and not wanted.isdecimal():
-            raise GymError(ErrorCode.USAGE, f"{reference}: {wanted!r} is no version", "a number, such as @1")
-        version = int(wanted) if wanted else max(versions, default=0)
+        if number and not number.isdecimal():
+            raise GymError(ErrorCode.USAGE, f"{reference}: {number!r} is no version", "a number, such as @1")
+        version = int(number) if number else max(versions, default=0)
         if version not in versions:
             known = (
                 f"versions {', '.join(map(str, versions))}" if versions else f"{self._kind}: {self._names()}"
@@ -175,18 +175,19 @@ class DatasetRegistry:
             )
         path = self._path(name, version)
         try:
-            found = DatasetManifest.model_validate_json(self._objects.read(path))
+            manifest = DatasetManifest.model_validate_json(self._objects.read(path))
         except ValidationError as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{self._objects.url}/{path}: {first_problem(error)}",
                 "restore the manifest, or push the dataset again",
             ) from error
-        if (found.name, found.version) != (name, version):
+        if (manifest.name, manifest.version) != (name, version):
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{self._objects.url}/{path}: is of {found.name}@{found.version}"
+                ErrorCode.STATE_CORRUPT,
+                f"{self._objects.url}/{path}: is of {manifest.name}@{manifest.version}",
             )
-        return found
+        return manifest
 
     def list(self) -> Manifests:
         """List the newest version of every dataset, by name."""
@@ -227,12 +228,12 @@ def _local_files(path: Path) -> Iterator[tuple[Path, str]]:
     if path.is_file():
         yield path, path.name
         return
-    found: list[Any] = []
+    files: list[Any] = []
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             relative = file.relative_to(path)
             if file.is_file() and not any(part.startswith(".") for part in relative.parts):
-                found.append((file, relative.as_posix()))
-    if not found:
+                files.append((file, relative.as_posix()))
+    if not files:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no files at {path}", "give a file, or a folder with files")
-    yield from found
+    yield from files

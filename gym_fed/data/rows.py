@@ -131,13 +131,13 @@ def kind_of(row: Row) -> RowKind | None:
 
 
 def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
-    found = kind_of(row)
-    _require_types(row, found, number)
+    actual = kind_of(row)
+    _require_types(row, actual, number)
     if getattr(row, "place", None) is None and (problem := surrogate_in(row)) is not None:
         raise GymError(ErrorCode.DATA_INVALID, f"{place_of(row, number)}: {problem}", SURROGATE_REMEDY)
-    if found == kind:
+    if actual == kind:
         return [row]
-    if found == "preference":
+    if actual == "preference":
         rest = {k: v for k, v in row.items() if k not in ("chosen", "rejected")}
         if kind == "unpaired":
             return [
@@ -148,19 +148,19 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
             return [rest]
         if kind == "supervised":
             return [_joined(row)]
-    if found == "supervised" and kind == "prompt" and "completion" in row:
+    if actual == "supervised" and kind == "prompt" and "completion" in row:
         rest = {k: v for k, v in row.items() if k != "completion"}
         return [{"answer": row["completion"], **rest}]
-    if found == "supervised" and kind == "prompt" and "messages" in row:
+    if actual == "supervised" and kind == "prompt" and "messages" in row:
         messages = row["messages"]
         if messages[-1]["role"] == "assistant" and len(messages) > 1:
             rest = {k: v for k, v in row.items() if k != "messages"}
             return [{"answer": messages[-1]["content"], **rest, "prompt": messages[:-1]}]
-    problem = "has none of the keys of a row" if found is None else f"is a {found} row"
+    problem = "has none of the keys of a row" if actual is None else f"is a {actual} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}, and {kind} rows are needed",
-        f"{_REMEDY[kind]}{_column_remedy(row, kind) if found in (None, 'prompt') else ''}",
+        f"{_REMEDY[kind]}{_column_remedy(row, kind) if actual in (None, 'prompt') else ''}",
     )
 
 
@@ -180,10 +180,10 @@ def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
         keys = ("prompt",)
     for key in keys:
         if key not in ("input_ids", "label") and not _is_text_or_turns(key, row[key]):
-            wanted = {"text": "text", "messages": "messages"}.get(key, "text or messages")
+            expected = {"text": "text", "messages": "messages"}.get(key, "text or messages")
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place_of(row, number)}: {key!r} is {type(row[key]).__name__}, expected {wanted}",
+                f"{place_of(row, number)}: {key!r} is {type(row[key]).__name__}, expected {expected}",
                 'give texts as strings, and messages as a list of {"role": ..., "content": ...}',
             )
 
@@ -216,10 +216,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def surrogate_in(row: dict[str, Any]) -> str | None:
     """Describe the first unpaired surrogate in a row's texts, which no tokenizer accepts; None if there is none."""
     for key, value in row.items():
-        if (found := _found(key)) is None:
-            found = _found(value)
-        if found is not None:
-            code, at = found
+        if (surrogate := _found(key)) is None:
+            surrogate = _found(value)
+        if surrogate is not None:
+            code, at = surrogate
             return f"{key!a} holds \\u{code:04x} at character {at}, which is half a character"
     return None
 
@@ -232,5 +232,5 @@ def _found(value: Any) -> tuple[int, int] | None:
     if isinstance(value, dict):
         value = [part for item in value.items() for part in item]
     if isinstance(value, list | tuple):
-        return next((found for part in value if (found := _found(part)) is not None), None)
+        return next((surrogate for part in value if (surrogate := _found(part)) is not None), None)
     return None

@@ -100,7 +100,7 @@ class DedupStep(Step):
     def start(self, tokenizer: Any, report: Report) -> Judge:
         seen: dict[bytes, str] = {}
         index = None if self.near is None else NearDuplicates(self.near)
-        kept: list[str] = []
+        places: list[str] = []
 
         def judge(place: str, row: Row) -> str | None:
             if self.exact:
@@ -110,11 +110,11 @@ class DedupStep(Step):
                     return "exact duplicate"
                 seen[digest] = place
             if index is not None:
-                found = index.find_or_add(text_of(row))
-                if found is not None:
-                    report.duplicates.append(Duplicate(place, kept[found[0]], found[1]))
+                match = index.find_or_add(text_of(row))
+                if match is not None:
+                    report.duplicates.append(Duplicate(place, places[match[0]], match[1]))
                     return "near duplicate"
-                kept.append(place)
+                places.append(place)
             return None
 
         return judge

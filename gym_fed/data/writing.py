@@ -72,22 +72,22 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
     """
     into: Format = FORMATS.type_of(format)()
     kind = into.kind
-    found = kind_of(row)
-    if found != kind and not allow_loss and not (found == "supervised" and kind == "prompt"):
+    actual = kind_of(row)
+    if actual != kind and not allow_loss and not (actual == "supervised" and kind == "prompt"):
         raise BadRow(
-            f"is a {found} row, and {format} holds {kind} rows", "choose another format, or --allow-loss"
+            f"is a {actual} row, and {format} holds {kind} rows", "choose another format, or --allow-loss"
         )
     try:
         alike = as_kind([row], kind)
     except GymError as error:
         raise BadRow(error.message.removeprefix("row 1 "), error.hint) from error
-    if found == "supervised" and kind == "prompt" and (lost := _only_of_the_answer(row)):
+    if actual == "supervised" and kind == "prompt" and (lost := _only_of_the_answer(row)):
         raise BadRow(f"{format} would lose {lost} of its answer", "choose messages, which holds everything")
     written = []
-    for one in alike:
-        raw = into.write(one)
-        if (back := into.read(raw)) != one:
-            lost = ", ".join(_lost(one, back)) or "a part of it"
+    for converted_row in alike:
+        raw = into.write(converted_row)
+        if (back := into.read(raw)) != converted_row:
+            lost = ", ".join(_lost(converted_row, back)) or "a part of it"
             raise BadRow(f"{format} would lose {lost}", "choose messages, which holds everything")
         written.append(raw)
     return written
@@ -102,11 +102,11 @@ def _only_of_the_answer(row: Row) -> str:
 def _lost(row: Row, back: Row) -> Iterator[str]:
     """Names of the keys that ``back`` does not restore."""
     for key, value in row.items():
-        found = back.get(key)
-        if found == value:
+        restored = back.get(key)
+        if restored == value:
             continue
-        if key == "messages" and found and len(found) == len(value):
-            for number, (before, after) in enumerate(zip(value, found, strict=True), 1):
+        if key == "messages" and restored and len(restored) == len(value):
+            for number, (before, after) in enumerate(zip(value, restored, strict=True), 1):
                 yield from (f"{k!r} of message {number}" for k in before if before[k] != after.get(k))
         else:
             yield repr(key)

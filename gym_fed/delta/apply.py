@@ -22,10 +22,10 @@ def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0
     tensors = model_tensors(model)
     for record in delta.manifest.tensors:
         if record.name not in tensors or tuple(tensors[record.name].shape) != record.shape:
-            found = list(tensors[record.name].shape) if record.name in tensors else "absent"
+            actual = list(tensors[record.name].shape) if record.name in tensors else "absent"
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the model: {found}",
+                f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the model: {actual}",
             )
     with torch.no_grad():
         for name in delta.names:

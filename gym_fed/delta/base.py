@@ -90,12 +90,12 @@ def tensors_digest(model: nn.Module | Tensors) -> str:
 
 def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
     """Sixteen bytes of sha256 per parameter, over what ``tensors_digest`` hashes of it, to find differences."""
-    found = {}
+    digests = {}
     for name, tensor in model_tensors(model).items():
         digest = hashlib.sha256()
         _hash_tensor(digest, name, tensor)
-        found[name] = digest.digest()[:16]
-    return found
+        digests[name] = digest.digest()[:16]
+    return digests
 
 
 def _hash_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:

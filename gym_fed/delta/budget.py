@@ -85,19 +85,19 @@ def candidates(
     rows, cols = as_matrix(tuple(delta.shape))
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
     share = rows / sample.shape[0]
-    found = [
+    options = [
         *left_out,
         *(
             BudgetOption(way, share * output_error(sample, _decoded(sample, way, importance), importance))
             for way in ways
         ),
     ]
-    if sensitivity is None or len(found) == 1:
-        return found
+    if sensitivity is None or len(options) == 1:
+        return options
     worst = _decoded(delta.reshape(rows, cols), min(ways, key=lambda way: way.payload_bytes), importance)
     lost = output_error(delta, worst.reshape(delta.shape), importance)
     unit = sensitivity(name, worst.reshape(delta.shape)) / lost if lost else 0.0
-    return [replace(candidate, error=unit * candidate.error) for candidate in found]
+    return [replace(candidate, error=unit * candidate.error) for candidate in options]
 
 
 def fit(
@@ -115,20 +115,20 @@ def fit(
         GymError: ``CONFIG_INVALID`` when not one tensor fits, or not all that may not be left out.
     """
     budget = math.floor(spec.num_parameters * max_bits_per_weight / 8)
-    if version == 1 and any(len(found) > 2 for found in options.values()):
+    if version == 1 and any(len(choices) > 2 for choices in options.values()):
         first = _fit_by_payload(options, spec, extra, budget)
         if first:
             return first
-        options = {name: [found[0], replace(found[1], error=0.0)] for name, found in options.items()}
+        options = {name: [choices[0], replace(choices[1], error=0.0)] for name, choices in options.items()}
 
     def chosen(picks: Picks) -> list[CodecChoice]:
-        found = (options[name][index].choice for name, index in picks.items())
-        return [choice for choice in found if choice is not None]
+        choices = (options[name][index].choice for name, index in picks.items())
+        return [choice for choice in choices if choice is not None]
 
-    sizes = {name: [(c.payload_bytes, c.error) for c in found] for name, found in options.items()}
+    sizes = {name: [(c.payload_bytes, c.error) for c in choices] for name, choices in options.items()}
     picks = allocate(sizes, budget, lambda picks: file_bytes(chosen(picks), spec, extra), _TRIES)
-    if picks is None and all(found[0].choice is not None for found in options.values()):
-        least = [min(found, key=lambda c: c.payload_bytes).choice for found in options.values()]
+    if picks is None and all(choices[0].choice is not None for choices in options.values()):
+        least = [min(choices, key=lambda c: c.payload_bytes).choice for choices in options.values()]
         smallest = file_bytes([choice for choice in least if choice is not None], spec, extra)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -152,18 +152,20 @@ def _fit_by_payload(
 
     It leaves some bytes of the budget unused.
     """
-    sizes = {name: [(c.payload_bytes, c.error) for c in found] for name, found in options.items()}
+    sizes = {
+        name: [(c.payload_bytes, c.error) for c in tensor_options] for name, tensor_options in options.items()
+    }
     room = budget - file_bytes([], spec, extra)
     for _ in range(_ATTEMPTS):
         picks = allocate(sizes, room) if room > 0 else None
         if picks is None:
             return []
-        picked = (_in_numbers(found, picks[name]) for name, found in options.items())
-        kept = [choice for choice in picked if choice is not None]
-        over = file_bytes(kept, spec, extra) - budget
+        picked = (_in_numbers(tensor_options, picks[name]) for name, tensor_options in options.items())
+        choices = [choice for choice in picked if choice is not None]
+        over = file_bytes(choices, spec, extra) - budget
         if over <= 0:
-            return kept
-        room = min(room, sum(choice.payload_bytes for choice in kept)) - over
+            return choices
+        room = min(room, sum(choice.payload_bytes for choice in choices)) - over
     return []
 
 

@@ -165,17 +165,17 @@ def encode_source(
             weights = _relative(name, importance)
             options[name] = candidates(delta, choices[name], policy, weights, sensitivity, menu)
     changed = [choice for name, choice in choices.items() if energy[name] > 0.0]
-    kept = changed
+    fitting = changed
     if policy.max_bits_per_weight is not None:
-        kept = fit(options, spec, extra or {}, policy.max_bits_per_weight, version)
-        choices.update((choice.record.name, choice) for choice in kept)
+        fitting = fit(options, spec, extra or {}, policy.max_bits_per_weight, version)
+        choices.update((choice.record.name, choice) for choice in fitting)
 
     squares: list[float] = []
     write = functools.partial(_encode, importance=importance or {}, gain=policy.scale_gain)
-    refined = refine(_coded(kept, corrected, write)) if refine is not None else {}
-    entries = [_entry(choice, corrected, residual, squares, write, refined) for choice in kept]
+    refined = refine(_coded(fitting, corrected, write)) if refine is not None else {}
+    entries = [_entry(choice, corrected, residual, squares, write, refined) for choice in fitting]
     info = write_delta(out_path, entries, spec, extra)
-    kept_names = {choice.record.name for choice in kept}
+    kept_names = {choice.record.name for choice in fitting}
     if residual is not None:
         for choice in changed:
             if choice.record.name not in kept_names:
@@ -232,16 +232,20 @@ def lora_delta(
     )
     entries: list[DeltaEntry] = []
     reports: list[TensorReport] = []
-    for name, found in sorted(written.items()):
-        record, size = found.choice.record, found.choice.payload_bytes
+    for name, factors_written in sorted(written.items()):
+        record, size = factors_written.choice.record, factors_written.choice.payload_bytes
         entries.append(
             DeltaEntry(
-                name, record.shape, record.codec, record.params, functools.partial(dict, found.payload)
+                name,
+                record.shape,
+                record.codec,
+                record.params,
+                functools.partial(dict, factors_written.payload),
             )
         )
-        energy = Lora().norm(found.payload, record.shape, record.params) ** 2
-        reports.append(TensorReport(name, record.codec, found.choice.why, size, energy))
-    choices = [found.choice for found in written.values()]
+        energy = Lora().norm(factors_written.payload, record.shape, record.params) ** 2
+        reports.append(TensorReport(name, record.codec, factors_written.choice.why, size, energy))
+    choices = [factors_written.choice for factors_written in written.values()]
     for name, delta in sorted((values or {}).items()):
         dtype = "bfloat16" if policy is None else policy.dense_dtype
         entry = DeltaEntry.of(name, delta, "dense", dtype=dtype)
@@ -260,7 +264,7 @@ def lora_delta(
 
 
 def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
-    """A layer's second moments relative to the mean of all layers; a tensor without any counts as average."""
+    """A layer's second moments relative to their mean over all layers; a tensor without any counts as average."""
     if not importance or name not in importance:
         return None
     squares = [m.diagonal() if m.dim() == 2 else m for m in importance.values()]

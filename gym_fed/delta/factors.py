@@ -65,8 +65,8 @@ def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:
     import torch
 
     return {
-        name: found
-        for name, found, frozen in _products(model)
+        name: product_factors
+        for name, product_factors, frozen in _products(model)
         if name in base and torch.equal(frozen.to("cpu", torch.float32), base[name].to("cpu", torch.float32))
     }
 
@@ -88,12 +88,12 @@ def lora_factors(model: Any) -> dict[str, Factors]:
             f"the adapter changes more than LoRA factors: {', '.join(beyond[:_SHOWN])}{more}",
             "encode it as differences of tensors, with codec bitdelta or dense",
         )
-    found = {name: factors for name, factors, _ in _products(model)}
-    if not found:
+    factors_by_name = {name: factors for name, factors, _ in _products(model)}
+    if not factors_by_name:
         raise GymError(
             ErrorCode.MODEL_INVALID, "the model has no LoRA layers", "choose codec bitdelta or dense"
         )
-    return found
+    return factors_by_name
 
 
 def is_plain_lora(model: Any) -> bool:

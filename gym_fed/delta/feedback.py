@@ -102,10 +102,10 @@ class ErrorFeedback:
     def stage(self, path: str | Path | None = None) -> Path:
         """Write the recorded residual to ``path``, durably, without touching the committed one."""
         target = Path(path) if path is not None else self.staged_path()
-        kept = {name: tensor for name, tensor in sorted(self._next.items()) if bool(tensor.any())}
+        residuals = {name: tensor for name, tensor in sorted(self._next.items()) if bool(tensor.any())}
         head = canonical_json({"format": _FORMAT, "lineage": self.lineage}).decode("utf-8")
         with atomic_file(target) as file:
-            file.write(save(kept, {_METADATA_KEY: head}))
+            file.write(save(residuals, {_METADATA_KEY: head}))
         return target
 
     def commit(self, path: str | Path | None = None) -> None:

@@ -311,12 +311,12 @@ def _check_sections(header: dict[str, Any], layout: Layout, data_bytes: int) -> 
                 "data_offsets": [start, start + size],
             }
             _check_room(layout, dtype, start, data_bytes)
-    found = {key: value for key, value in header.items() if key != "__metadata__"}
-    for key in [*expected, *found]:
-        if found.get(key) != expected.get(key):
-            wanted = expected.get(key, "absent")
+    actual = {key: value for key, value in header.items() if key != "__metadata__"}
+    for key in [*expected, *actual]:
+        if actual.get(key) != expected.get(key):
+            needed = expected.get(key, "absent")
             first = _first_tensor(layout, key)
-            raise _invalid(f"section {key!r}{first} is {found.get(key, 'absent')}, expected {wanted}")
+            raise _invalid(f"section {key!r}{first} is {actual.get(key, 'absent')}, expected {needed}")
     if data_bytes != layout.data_bytes:
         raise _invalid(f"has {data_bytes - layout.data_bytes} trailing bytes after its last tensor")
 

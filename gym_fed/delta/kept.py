@@ -27,11 +27,11 @@ class KeptDelta:
 
     def add(self, base: Tensor, tuned: Tensor, written: Tensor) -> None:
         """Add a tensor of the base, the exact model and the written model, all of one shape."""
-        flat = [one.detach().reshape(-1) for one in (base, tuned, written)]
+        flat = [tensor.detach().reshape(-1) for tensor in (base, tuned, written)]
         for at in range(0, flat[0].numel(), _BLOCK):
-            old, exact, found = (one[at : at + _BLOCK].to("cpu").double() for one in flat)
+            old, exact, rounded = (tensor[at : at + _BLOCK].to("cpu").double() for tensor in flat)
             self._whole += float((exact - old).square().sum())
-            self._lost += float((found - exact).square().sum())
+            self._lost += float((rounded - exact).square().sum())
 
     @property
     def share(self) -> float | None:
@@ -52,11 +52,11 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
     """
     import torch
 
-    kept = KeptDelta()
+    total = KeptDelta()
     for name, tensor in tuned.items():
         if name in base:
-            kept.add(base[name], tensor, tensor.detach().to(getattr(torch, dtype)))
-    return kept.share
+            total.add(base[name], tensor, tensor.detach().to(getattr(torch, dtype)))
+    return total.share
 
 
 def precise_dtype(stored: str, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> str:

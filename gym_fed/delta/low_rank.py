@@ -65,12 +65,12 @@ def quantise_factors(
         with _about(name):
             components[name] = _components(name, a, b, scaling, residual)
     group = policy.factor_group_size or GROUP
-    plans = {name: (len(found.values), str(policy.factors)) for name, found in components.items()}
+    plans = {name: (len(parts.values), str(policy.factors)) for name, parts in components.items()}
     if policy.factors == "auto":
         elements = sum(a.numel() + b.numel() for a, b, _ in factors.values())
         budget = factor_budget(policy.factor_bits, elements)
         plans = plan_factors(components, budget, group)
-        if not plans and any(bool(found.values.any()) for found in components.values()):
+        if not plans and any(bool(parts.values.any()) for parts in components.values()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"factor_bits allows {budget} bytes, in which not one component of {spec.model_name!r} fits",

@@ -38,9 +38,9 @@ def parts_of(shapes: Mapping[str, tuple[int, ...]], model: nn.Module | None = No
     what it calls its output embeddings. A head that is tied to the embeddings is listed once, as them. By the names,
     see ``part_of``.
     """
-    found = {name: part_of(name, shape) for name, shape in shapes.items()}
+    by_name = {name: part_of(name, shape) for name, shape in shapes.items()}
     if model is None:
-        return found
+        return by_name
     ends = {}
     for kind, modules in (
         ("head", [_end(model, "get_output_embeddings")]),
@@ -54,7 +54,7 @@ def parts_of(shapes: Mapping[str, tuple[int, ...]], model: nn.Module | None = No
         name: ends.get(id(parameter), "body") if parameter.ndim == 2 else "body"
         for name, parameter in model.named_parameters()
     }
-    return {name: parts.get(name, part) for name, part in found.items()}
+    return {name: parts.get(name, part) for name, part in by_name.items()}
 
 
 def part_of(name: str, shape: tuple[int, ...]) -> str:
@@ -108,7 +108,7 @@ def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str
 def _end(model: nn.Module, getter: str) -> nn.Module | None:
     """The model's own embeddings or head, if its class provides them."""
     try:
-        found = getattr(model, getter)()
+        module = getattr(model, getter)()
     except (AttributeError, NotImplementedError):
         return None
-    return found if isinstance(found, nn.Module) else None
+    return module if isinstance(module, nn.Module) else None

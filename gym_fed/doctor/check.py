@@ -64,8 +64,10 @@ def _findings(name: str) -> Iterable[Finding]:
     except Exception as error:  # a check of another package may raise anything
         if name in CHECKS.own():
             raise
-        what = f"check of a plug-in: {plain(name, 60)}"
-        return [Finding(what, Level.FAIL, plain(f"does not run: {error!r}"), "repair or remove the package")]
+        subject = f"check of a plug-in: {plain(name, 60)}"
+        return [
+            Finding(subject, Level.FAIL, plain(f"does not run: {error!r}"), "repair or remove the package")
+        ]
 
 
 def worst(findings: Sequence[Finding]) -> Level:

@@ -55,8 +55,8 @@ class Base:
     @property
     def context(self) -> int | None:
         """Context length in tokens, if its config has one."""
-        found = getattr(self.model.config, "max_position_embeddings", None)
-        return int(found) if found else None
+        length = getattr(self.model.config, "max_position_embeddings", None)
+        return int(length) if length else None
 
     @property
     def size(self) -> BaseSize:
@@ -67,13 +67,13 @@ class Base:
     def plus(self, delta: DeltaFile, scale: float = 1.0) -> Iterator[Any]:
         """Add ``scale * delta`` inside this context; the exact base is restored after it."""
         tensors = model_tensors(self.model)
-        kept = {name: tensors[name].clone() for name in delta.names if name in tensors}
+        originals = {name: tensors[name].clone() for name in delta.names if name in tensors}
         try:
             apply_delta(self.model, delta, scale)
             yield self.model
         finally:
             with torch.no_grad():
-                for name, tensor in kept.items():
+                for name, tensor in originals.items():
                     tensors[name].copy_(tensor)
 
     def for_rows(self, rows: PersonalRows) -> Base:

@@ -223,18 +223,18 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
 
 def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
     """Start the folder, or check that it holds the same work. The encoding may differ and is repeated."""
-    what = {
+    job_facts = {
         "rows": rows.digest,
         "base": base.spec.digest,
         "training": job.training.model_dump(mode="json", exclude={"output_dir"}),
     }
     path = job.folder / "order.json"
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(training := found.get("training"), dict):
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(training := recorded.get("training"), dict):
             training = with_schema_defaults(training, job.training)
-            found["training"] = {key: value for key, value in training.items() if key != "output_dir"}
-        changed = [key for key, value in what.items() if found.get(key) != value]
+            recorded["training"] = {key: value for key, value in training.items() if key != "output_dir"}
+        changed = [key for key, value in job_facts.items() if recorded.get(key) != value]
         if changed:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
@@ -249,7 +249,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
             "name a new folder",
         )
     job.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_atomically(path, json.dumps(what, indent=2, sort_keys=True).encode())
+    write_atomically(path, json.dumps(job_facts, indent=2, sort_keys=True).encode())
 
 
 def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[Any, dict[str, Any]]:
@@ -257,8 +257,8 @@ def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[A
     run = RunFolder(Path(job.training.output_dir))
     if run.result.exists():
         listener.phase("training was finished before")
-        found: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
-        return load_model(str(run.path), device=job.training.device).model, found
+        figures: dict[str, Any] = json.loads(run.result.read_text(encoding="utf-8"))
+        return load_model(str(run.path), device=job.training.device).model, figures
     begun = run.last_checkpoint()
     begin(
         listener,

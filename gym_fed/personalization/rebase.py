@@ -214,10 +214,10 @@ def _refit_overrides(
 
 def _note(record: VariantRecord, carried: Carried) -> str:
     """The manifest's note on its origin, with nothing about the rows, since every user of the variant can read it."""
-    what = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
+    origin = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
-        return f"{what}, refitted in {counted(carried.steps, 'step')}"
-    return what if carried.alpha == 1.0 else f"{what}, scaled by {carried.alpha:g}"
+        return f"{origin}, refitted in {counted(carried.steps, 'step')}"
+    return origin if carried.alpha == 1.0 else f"{origin}, scaled by {carried.alpha:g}"
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,8 @@ def search_alpha(
     def measure(alpha: float) -> None:
         require_wanted(listener, "while scales were compared")
         with base.plus(carried, alpha) as model:
-            found = evaluator.loss(model)
-        losses[alpha] = found if math.isfinite(found) else math.inf
+            loss = evaluator.loss(model)
+        losses[alpha] = loss if math.isfinite(loss) else math.inf
 
     for alpha in ALPHAS:
         measure(alpha)
@@ -318,8 +318,8 @@ def refit(
 
 def method_of(delta: DeltaFile) -> tuple[Method, int]:
     """The training method implied by a variant's codecs, and the largest rank of its factors (0 for a full one)."""
-    found = [get_codec(record.codec).rank(record.params) for record in delta.manifest.tensors]
-    ranks = [rank for rank in found if rank is not None]
+    all_ranks = [get_codec(record.codec).rank(record.params) for record in delta.manifest.tensors]
+    ranks = [rank for rank in all_ranks if rank is not None]
     return ("lora", max(ranks)) if ranks else ("full", 0)
 
 
@@ -370,9 +370,9 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
         GymError: ``BASE_MISMATCH`` naming the tensor.
     """
     for record in delta.manifest.tensors:
-        found = onto.shapes.get(record.name)
-        if found != record.shape:
-            has = "no such tensor" if found is None else f"it in shape {list(found)}"
+        shape = onto.shapes.get(record.name)
+        if shape != record.shape:
+            has = "no such tensor" if shape is None else f"it in shape {list(shape)}"
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"tensor {record.name!r} {list(record.shape)}: the base {onto.model_name!r} has {has}",

@@ -97,7 +97,7 @@ def _require_idle(work: Iterable[Path]) -> None:
     from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
 
     for path in work:
-        if any(is_held(found.parent) for found in path.rglob(LOCK_FILE)):
+        if any(is_held(lock.parent) for lock in path.rglob(LOCK_FILE)):
             raise GymError(
                 ErrorCode.STATE_LOCKED, f"{path}: a process is at work in it", "wait for it, or stop it"
             )

@@ -147,8 +147,8 @@ class Losses:
     @property
     def best(self) -> float | None:
         """The loss of the variant that was kept."""
-        found = [value for value in (self.scaled, self.refitted) if value is not None]
-        return min(found) if found else None
+        losses = [value for value in (self.scaled, self.refitted) if value is not None]
+        return min(losses) if losses else None
 
     @property
     def helps(self) -> bool | None:

@@ -146,20 +146,20 @@ def read_rows(
     rows: list[Row] = []
     kind: str | None = wanted
     for place, row in _placed(source, format, renaming(columns or {})):
-        found = kind_of(row)
-        if found not in _KINDS or "input_ids" in row:
+        actual = kind_of(row)
+        if actual not in _KINDS or "input_ids" in row:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: is {_called(found)}, which is not learnt from here",
+                f"{place}: is {_called(actual)}, which is not learnt from here",
                 _REMEDY,
             )
         if kind is None:
-            kind = found
-        if found != kind:
+            kind = actual
+        if actual != kind:
             asked = "asked for" if not rows and wanted is not None else "before it"
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: is {_called(found)}, and {_called(kind)} is {asked}",
+                f"{place}: is {_called(actual)}, and {_called(kind)} is {asked}",
                 _REMEDY,
             )
         rows.append(PlacedDict.of(row, place, getattr(row, "unread", ())))

@@ -106,24 +106,24 @@ class VariantWriter:
         validate_name(name)
         validate_owner(user_id)
         try:
-            found = store.get(name)
+            variant = store.get(name)
         except GymError as error:
             if error.code is not ErrorCode.NOT_FOUND:
                 raise
             return 1
-        if found.owner != user_id:
+        if variant.owner != user_id:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"variant {name!r} is owned by {found.owner}, and this would be {user_id}'s",
+                f"variant {name!r} is owned by {variant.owner}, and this would be {user_id}'s",
                 "choose another name",
             )
         if not replace:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"variant {name!r} exists (revision {found.revision})",
+                f"variant {name!r} exists (revision {variant.revision})",
                 "pass replace (--replace) for its next revision, or choose another name",
             )
-        return found.revision + 1
+        return variant.revision + 1
 
     def put(
         self,

@@ -84,10 +84,10 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, shape.vocabulary, (rows, length), generator=generator).to(device)
     seconds = {layers: _timed(config, layers, ids) for layers in (1, 3)}
-    (one, _, _), (three, update, moved) = seconds[1], seconds[3]
-    measured = max(three - one, 0.0) / 2
+    (single, _, _), (triple, update, moved) = seconds[1], seconds[3]
+    measured = max(triple - single, 0.0) / 2
     each = rows * length
-    return BlockTiming(measured / each, max(one - measured, 0.0) / each, update / moved, length)
+    return BlockTiming(measured / each, max(single - measured, 0.0) / each, update / moved, length)
 
 
 def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
@@ -98,7 +98,7 @@ def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float,
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained)
     half = torch.float16 if config.mixed_precision == "fp16" else torch.bfloat16
-    found = []
+    timings = []
     for _ in range(1 + _REPETITIONS):  # the first one warms up
         begun = _now(ids.device)
         with torch.autocast(ids.device.type, half, enabled=config.mixed_precision != "no"):
@@ -108,8 +108,8 @@ def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float,
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        found.append((passed - begun, _now(ids.device) - passed))
-    passes, updates = (statistics.median(values) for values in zip(*found[1:], strict=True))
+        timings.append((passed - begun, _now(ids.device) - passed))
+    passes, updates = (statistics.median(values) for values in zip(*timings[1:], strict=True))
     state = 2  # of AdamW
     moved = sum(weight.numel() * weight.element_size() for weight in trained) * (_MOVED + 2 * state)
     return passes, updates, float(moved)
@@ -144,8 +144,8 @@ def _tuned(config: TrainingConfig, model: Any) -> Any:
         return model
     if config.lora is not None:
         named = config.lora.target_modules  # names alone: a path may point to a block that is not here
-        kept = isinstance(named, list) and all(name.isidentifier() for name in named)
-        lora = config.lora.model_copy(update={"target_modules": named if kept else "all-linear"})
+        has_names = isinstance(named, list) and all(name.isidentifier() for name in named)
+        lora = config.lora.model_copy(update={"target_modules": named if has_names else "all-linear"})
         return TUNING.new(config.finetuning).prepare(
             model, without_start(config.model_copy(update={"lora": lora}))
         )

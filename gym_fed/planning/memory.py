@@ -102,9 +102,9 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
     copies = frozen * body + trained * (2 * body + sizes.total * 8) + others
     tokens = tokens_of_batch(config)
     length = row_length(config)
-    kept = activation_bytes(config, sizes.shape, length, device=device) * tokens
+    activations = activation_bytes(config, sizes.shape, length, device=device) * tokens
     head = _head_bytes(config, sizes, tokens, device)
-    copies += trained * kept
+    copies += trained * activations
     whole = not sizes.adapted and sizes.num_trained == sizes.total
     doubled = float(sizes.shape.vocabulary * sizes.shape.hidden * width) if whole and sizes.tied else 0.0
     cache = (
@@ -114,7 +114,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
         weights=own * weight_share,
         gradients=gradients * state_share,
         optimizer=state * state_share,
-        activations=kept,
+        activations=activations,
         logits=head,
         copies=copies,
         generation=cache,
@@ -198,13 +198,13 @@ def _adapter_bytes(config: TrainingConfig, shape: TextShape, device: str) -> flo
         return 0.0
     width = _compute_width(config)
     wide = width if config.mixed_precision != "no" else 4
-    kept = 7.0 * config.lora.r * wide
+    saved = 7.0 * config.lora.r * wide
     mixed = config.mixed_precision != "no" or config.loaded_dtype != "float32"
     if config.lora.lora_dropout or mixed:
         mask = (1 if device == "cuda" else 4) if config.lora.lora_dropout else 0
         inputs = 5 * shape.hidden + shape.queries + shape.inner
-        kept += inputs * (wide + mask) - (2 * shape.hidden + shape.inner) * width
-    return kept
+        saved += inputs * (wide + mask) - (2 * shape.hidden + shape.inner) * width
+    return saved
 
 
 def _compute_width(config: TrainingConfig) -> int:

@@ -59,24 +59,24 @@ class RunPlan:
         """The plan as text."""
         trained = self.sizes.num_trained
         whole = self.sizes.frozen + trained
-        found = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({trained / whole:.2%})")]
-        found += [(f"  {name}", gib(value)) for name, value in self.memory.parts().items() if value]
+        lines = [("weights", f"{self.sizes.total:,}"), ("trained", f"{trained:,} ({trained / whole:.2%})")]
+        lines += [(f"  {name}", gib(value)) for name, value in self.memory.parts().items() if value]
         has = "not on this machine" if self.available is None else f"which has {gib(self.available)}"
-        found += [
+        lines += [
             ("memory at the peak", f"{gib(self.memory.peak)} on {self.device}, {has}"),
             ("tokens per step", f"{self.tokens:,} at most"),
             ("operations per step", f"{self.operations:.2e}"),
             ("steps", "as many as the rows give" if self.steps is None else f"{self.steps:,}"),
         ]
         if self.available is None:
-            found.append(("time", f"not tried: this machine has no {self.device}"))
+            lines.append(("time", f"not tried: this machine has no {self.device}"))
         elif self.seconds is None:
-            found.append(("time", "not tried: its blocks are too large for that here, or it reads images"))
+            lines.append(("time", "not tried: its blocks are too large for that here, or it reads images"))
         else:
-            found.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
+            lines.append(("time per step", f"{self.seconds:.2f} s, calibrated on this machine"))
             if self.steps is not None:
-                found.append(("time", duration(self.seconds * self.steps)))
-        return found
+                lines.append(("time", duration(self.seconds * self.steps)))
+        return lines
 
 
 def plan_run(

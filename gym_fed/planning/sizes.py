@@ -221,7 +221,12 @@ def _active(model: Any) -> int:
 
     text = model.config.get_text_config()
     experts = next(
-        (found for key in ("num_experts", "num_local_experts") if (found := getattr(text, key, None))), 0
+        (
+            num_experts
+            for key in ("num_experts", "num_local_experts")
+            if (num_experts := getattr(text, key, None))
+        ),
+        0,
     )
     share = getattr(text, "num_experts_per_tok", 0) / experts if experts else 1.0
     count = 0.0

@@ -122,16 +122,16 @@ def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
         else:
             key = (event.mechanism, event.noise_multiplier, event.sampling_probability)
             counts[key] = counts.get(key, 0) + event.count
-    found = [
+    collected = [
         NoiseEvent(mechanism=mechanism, noise_multiplier=1 / math.sqrt(total))
         for mechanism, total in precision.items()
         if total
     ]
-    found += [
+    collected += [
         NoiseEvent(mechanism=m, noise_multiplier=z, sampling_probability=q, count=count)
         for (m, z, q), count in sorted(counts.items())
     ]
-    return tuple(found)
+    return tuple(collected)
 
 
 @lru_cache(maxsize=1024)
@@ -152,7 +152,7 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
             value_discretization_interval=max(_GRID, _widest_loss(events) / _MOST_CELLS)
         )
     for event in events:
-        one = dp.GaussianDpEvent(event.noise_multiplier)
+        dp_event = dp.GaussianDpEvent(event.noise_multiplier)
         if event.sampling_probability < 1.0:
             if event.mechanism == "discrete_gaussian":
                 raise GymError(
@@ -160,8 +160,8 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
                     "a discrete Gaussian on a sample of the contributors is not accounted for",
                     "use mechanism: gaussian, or no sampling",
                 )
-            one = dp.PoissonSampledDpEvent(event.sampling_probability, one)
-        accountant.compose(one, event.count)
+            dp_event = dp.PoissonSampledDpEvent(event.sampling_probability, dp_event)
+        accountant.compose(dp_event, event.count)
     return float(accountant.get_epsilon(target_delta))
 
 

@@ -48,11 +48,14 @@ def scale_factors(
     Returns:
         ``[n, L]`` float64.
     """
-    found = np.asarray(norms, dtype=np.float64).reshape(len(norms), -1)
+    tensor_norms = np.asarray(norms, dtype=np.float64).reshape(len(norms), -1)
     if per_layer:
-        bound, own = 1.0 / math.sqrt(max(1, found.shape[1])), found
+        bound, own = 1.0 / math.sqrt(max(1, tensor_norms.shape[1])), tensor_norms
     else:
-        bound, own = 1.0, np.broadcast_to(np.array([whole_norm(row) for row in found])[:, None], found.shape)
+        bound, own = (
+            1.0,
+            np.broadcast_to(np.array([whole_norm(row) for row in tensor_norms])[:, None], tensor_norms.shape),
+        )
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         steps = UNITS * np.minimum(bound / own, np.inf if lengthen else 1.0 / clipping_norm) * GUARD
     return np.where(np.isfinite(own) & np.isfinite(steps), steps, 0.0)

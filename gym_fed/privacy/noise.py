@@ -120,7 +120,7 @@ class _Buffered:
 
 
 def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
-    """Draw a chunk: the top bit is the sign, the others begin the tail probability p in [0, 1/2) beyond |z|."""
+    """Draw a chunk: the top bit is the sign, the others start a uniform p in [0, 1/2), the tail probability."""
     words = bits.words(_CHUNK)
     negative, tail = (words >> np.uint64(63)).astype(bool), words & np.uint64(2**63 - 1)
     low = _quantile(tail.astype(np.float64) + 1.0) * std
@@ -135,8 +135,8 @@ def _rounded_gaussian(bits: _Bits, std: float) -> np.ndarray:
 
 def _quantile(tail: np.ndarray) -> np.ndarray:
     """The z that a normal variable exceeds with probability tail / 2^64, ``[n]`` float64; infinite at 0."""
-    found: np.ndarray = torch.special.ndtri(torch.from_numpy(tail * 2.0**-64)).numpy()
-    return -found
+    quantiles: np.ndarray = torch.special.ndtri(torch.from_numpy(tail * 2.0**-64)).numpy()
+    return -quantiles
 
 
 def _settled_gaussian(tail: int, std: float, least: int, bits: _Bits) -> int:
@@ -200,8 +200,8 @@ def _discrete_gaussian(bits: _Bits, variance: int) -> np.ndarray:
     for index in np.flatnonzero(np.abs(uniform - chance) <= margin):
         accepted[index] = _settled_chance(int(draws[1][index]), int(size[index]), scale, variance, bits)
     accepted &= ~(negative & (size == 0))  # zero has one sign
-    kept: np.ndarray = np.where(negative, -size, size)[accepted].astype(np.int64)
-    return kept
+    accepted_draws: np.ndarray = np.where(negative, -size, size)[accepted].astype(np.int64)
+    return accepted_draws
 
 
 def _settled_geometric(first: int, scale: int, least: int, bits: _Bits) -> int:

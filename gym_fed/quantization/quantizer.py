@@ -309,13 +309,13 @@ class Quantizer:
         for name, part in sorted(parts.items()):
             if part == "body" and deltas[name].ndim == 2:
                 try:
-                    found = project_delta(
+                    projection = project_delta(
                         deltas[name], safe[name], unsafe[name], threshold, self.policy.safety_projection
                     )
                 except CodecError as error:
                     raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
-                deltas[name] = found.delta
-                layers.append(LayerSafety(name, found.cosine, found.replaced))
+                deltas[name] = projection.delta
+                layers.append(LayerSafety(name, projection.cosine, projection.replaced))
         return "applied", tuple(layers)
 
 
@@ -338,9 +338,9 @@ def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
     if not batches:
         return {}
     spaced = batches[:: -(-len(batches) // _MOMENT_BATCHES)]
-    found = collect_input_moments(model, plain_sequences(spaced), samples=sum(len(b.ids) for b in spaced))
+    by_module = collect_input_moments(model, plain_sequences(spaced), samples=sum(len(b.ids) for b in spaced))
     aliases = linear_aliases(model)
-    return {aliases[path]: moments for path, moments in found.items()}
+    return {aliases[path]: moments for path, moments in by_module.items()}
 
 
 def _sensitivity(

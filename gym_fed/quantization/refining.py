@@ -38,19 +38,19 @@ def calibration_batches(
     count = min(len(sequences), config.calibration_samples)
     chosen = [sequences[i * len(sequences) // count] for i in range(count)]
     size = config.distill_batch
-    found = (_batch(chosen[at : at + size]) for at in range(0, count, size))
-    return [Batch(b.ids.to(device), b.mask.to(device), b.counted.to(device)) for b in found]
+    batches = (_batch(chosen[at : at + size]) for at in range(0, count, size))
+    return [Batch(b.ids.to(device), b.mask.to(device), b.counted.to(device)) for b in batches]
 
 
 def plain_sequences(batches: Sequence[Batch]) -> list[Tensor]:
     """Split batches into unpadded sequences: ``[1, t]`` or, if nothing is padded, ``[b, t]``."""
-    found: list[Tensor] = []
+    sequences: list[Tensor] = []
     for batch in batches:
         if bool(batch.mask.all()):
-            found.append(batch.ids)
+            sequences.append(batch.ids)
         else:
-            found += [ids[mask][None] for ids, mask in zip(batch.ids, batch.mask, strict=True)]
-    return found
+            sequences += [ids[mask][None] for ids, mask in zip(batch.ids, batch.mask, strict=True)]
+    return sequences
 
 
 def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) -> list[tuple[Tensor, Tensor]]:
@@ -166,7 +166,7 @@ class Distiller:
     def __call__(self, coded: Coded) -> Mapping[str, Encoded]:
         settings, on_step, began = self._settings, self._on_step, time.monotonic()
         try:
-            found = distill_scales(
+            distilled = distill_scales(
                 self._model,
                 self._base,
                 self._tuned,
@@ -186,10 +186,10 @@ class Distiller:
         self.report = DistillReport(
             settings.distill_loss,
             settings.distill_steps,
-            found.num_scales,
-            found.flipped,
-            found.loss_before,
-            found.loss_after,
+            distilled.num_scales,
+            distilled.flipped,
+            distilled.loss_before,
+            distilled.loss_after,
             time.monotonic() - began,
         )
-        return found.encoded
+        return distilled.encoded

@@ -20,7 +20,7 @@ def tensor_reports(
 ) -> tuple[QuantizedTensor, ...]:
     """Report every tensor of the base, with the errors of the decoded file."""
     encoded = {tensor.name: tensor for tensor in report.tensors}
-    found: list[QuantizedTensor] = []
+    reports: list[QuantizedTensor] = []
     with DeltaFile.open(path) as file:
         for name, delta in sorted(deltas.items()):
             tensor = encoded.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
@@ -29,11 +29,11 @@ def tensor_reports(
                 lost = 1.0 if bool(delta.any()) else 0.0
                 energy = energy_of(name, delta)
                 output = lost if len(weights) > 1 else None
-                found.append(QuantizedTensor(name, None, {}, tensor.why, 0, energy, 0.0, lost, output))
+                reports.append(QuantizedTensor(name, None, {}, tensor.why, 0, energy, 0.0, lost, output))
                 continue
             decoded = file.decode(name)
             errors = [_relative(delta, decoded, weight) for weight in weights]
-            found.append(
+            reports.append(
                 QuantizedTensor(
                     name,
                     tensor.codec,
@@ -46,7 +46,7 @@ def tensor_reports(
                     errors[1] if len(errors) > 1 else None,
                 )
             )
-    return tuple(found)
+    return tuple(reports)
 
 
 def _relative(delta: Tensor, decoded: Tensor, weights: Tensor | None) -> float:

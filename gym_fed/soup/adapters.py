@@ -64,7 +64,7 @@ def write_adapters(
     if not all(isinstance(stack, FactorStack) for stack in stacks):
         return None
     certain = len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule)
-    kept: dict[str, tuple[Tensor, Tensor, float]] = {}
+    factors: dict[str, tuple[Tensor, Tensor, float]] = {}
     rest: dict[str, tuple[Tensor, Tensor, float]] = {}
     values: dict[str, Tensor] = {}
     lost: dict[str, float] = {}
@@ -83,14 +83,14 @@ def write_adapters(
                 if cut.residual.rank:
                     rest[stack.name] = _factors(cut.residual, learning_rate)
             if whole.rank:
-                kept[stack.name] = _factors(whole, learning_rate)
+                factors[stack.name] = _factors(whole, learning_rate)
         stack.release()
         if certain:
             on_tensor(stack.name)
     if not certain:
         for stack in stacks:
             on_tensor(stack.name)
-    report = lora_delta(kept, out_path, spec, extra, policy, values=values)
+    report = lora_delta(factors, out_path, spec, extra, policy, values=values)
     if residual_path is not None:
         lora_delta(rest, residual_path, spec, {"residual_of": report.sha256}, _EXACT)
     return report, lost

@@ -51,8 +51,8 @@ def menu() -> Menu:
 
     Codecs of other packages are never chosen: every reader of the soup would need the package.
     """
-    found = [(name, option) for name in CODECS.own() for option in get_codec(name).compact]
-    return tuple(sorted(found, key=lambda option: _bytes(option[0], option[1], _USUAL)))
+    options = [(name, option) for name in CODECS.own() for option in get_codec(name).compact]
+    return tuple(sorted(options, key=lambda option: _bytes(option[0], option[1], _USUAL)))
 
 
 def values_only() -> Menu:
@@ -113,16 +113,16 @@ def write_compact(
 
 def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
     """Compare ``exact`` with its encoding ``soup``; both are open and have the same base."""
-    wrong = true = kept = 0.0
+    wrong = true = encoded_square = 0.0
     for name in sorted({*exact.names, *soup.names}):
         truth = exact.decode(name) if name in exact else soup.decode(name).zero_()
-        found = soup.decode(name) if name in soup else truth.new_zeros(truth.shape)
-        true, kept = true + sum_of_squares(truth), kept + sum_of_squares(found)
-        wrong += sum_of_squares(found.sub_(truth))
+        decoded = soup.decode(name) if name in soup else truth.new_zeros(truth.shape)
+        true, encoded_square = true + sum_of_squares(truth), encoded_square + sum_of_squares(decoded)
+        wrong += sum_of_squares(decoded.sub_(truth))
     error = math.sqrt(wrong / true) if true else 0.0
     codecs = Counter(soup.record(name).codec for name in soup.names)
     return CompactReport(
-        soup.sha256(), soup.size_bytes, math.sqrt(kept), soup.bits_per_weight, error, dict(codecs)
+        soup.sha256(), soup.size_bytes, math.sqrt(encoded_square), soup.bits_per_weight, error, dict(codecs)
     )
 
 
@@ -145,9 +145,9 @@ class _Option:
             encoded = self.encode(delta)
         except CodecError:
             return math.inf
-        found = get_codec(self.codec).decode(encoded.payload, tuple(delta.shape), encoded.params)
+        decoded = get_codec(self.codec).decode(encoded.payload, tuple(delta.shape), encoded.params)
         true = sum_of_squares(delta)
-        return math.sqrt(sum_of_squares(found.sub_(delta)) / true) if true else 0.0
+        return math.sqrt(sum_of_squares(decoded.sub_(delta)) / true) if true else 0.0
 
 
 def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, options: Menu) -> DeltaEntry:
@@ -179,10 +179,10 @@ def _options(exact: DeltaFile, name: str, options: Menu) -> list[_Option]:
     def size(option: _Option) -> int:
         return get_codec(option.codec).payload_bytes(record.shape, option.params)
 
-    found = [
+    smaller = [
         option for option in _all_options(exact, name, options) if size(option) < exact.payload_bytes(name)
     ]
-    return sorted(found, key=size)
+    return sorted(smaller, key=size)
 
 
 def _all_options(exact: DeltaFile, name: str, options: Menu) -> Iterator[_Option]:
@@ -196,8 +196,8 @@ def _all_options(exact: DeltaFile, name: str, options: Menu) -> Iterator[_Option
 
 def _params(codec: str, settings: Mapping[str, int | str], shape: Shape) -> Params:
     cols = as_matrix(shape)[1]
-    wanted = {key: cols if value == ROW else value for key, value in settings.items()}
-    return get_codec(codec).normalise(wanted, shape)
+    params = {key: cols if value == ROW else value for key, value in settings.items()}
+    return get_codec(codec).normalise(params, shape)
 
 
 def _bytes(codec: str, settings: Mapping[str, int | str], shape: Shape) -> int:

@@ -143,18 +143,18 @@ class CountedGame:
         """
         if coalition not in self._known:
             self._on_evaluation(self.evaluations)
-            found = _parts(self._game, coalition)
-            self._known[coalition] = _finite(found, f"the soup of updates {sorted(coalition)}")
+            parts = _parts(self._game, coalition)
+            self._known[coalition] = _finite(parts, f"the soup of updates {sorted(coalition)}")
             self.evaluations += 1
         return self._known[coalition]
 
     def slopes(self, shares: Vector) -> Vector:
         """``[n, k]`` slopes of the game; costs ``GRADIENT_COST`` evaluations."""
         self._on_evaluation(self.evaluations)
-        found = _finite(self._smooth.slopes(shares), "the gradient")
+        slopes = _finite(self._smooth.slopes(shares), "the gradient")
         self.evaluations += GRADIENT_COST
         self._sloped = True
-        return found.reshape(self.n, -1)
+        return slopes.reshape(self.n, -1)
 
     @property
     def smooth(self) -> bool:
@@ -234,13 +234,13 @@ class GroupedGame:
         spread = np.zeros(self._game.n)
         for group, share in zip(self._groups, shares, strict=True):
             spread[group] = share
-        found = self._smooth.slopes(spread)
-        return np.array([found[group].sum(axis=0) for group in self._groups])
+        slopes = self._smooth.slopes(spread)
+        return np.array([slopes[group].sum(axis=0) for group in self._groups])
 
     def chance(self) -> Vector:
         """The chance level with perfectly correlated members, as copies are."""
-        found = self._smooth.chance()
-        return np.array([found[group].sum() for group in self._groups])
+        chances = self._smooth.chance()
+        return np.array([chances[group].sum() for group in self._groups])
 
     @property
     def _smooth(self) -> SmoothGame:

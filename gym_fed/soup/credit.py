@@ -90,7 +90,7 @@ def pay_by_score(
         pot: Credits that are there.
     """
     gained = certain_gain(run, block_weights)
-    brought = {who: one.brought if one.is_work else 0.0 for who, one in running_scores.items()}
+    brought = {who: score.brought if score.is_work else 0.0 for who, score in running_scores.items()}
     total = sum(brought.values())
     if total <= 0.0:
         return dict.fromkeys(present, 0)
@@ -110,13 +110,13 @@ def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]
         parts: ``[k]`` scores by contributor.
         groups: Two or more contributors each, nobody in two.
     """
-    found = dict(parts)
+    shared = dict(parts)
     for group in groups:
         mean = np.mean([parts[who] for who in group], axis=0)
-        found |= dict.fromkeys(group, mean / len(group))
-    before, after = (sum(max(0.0, float(one.sum())) for one in some.values()) for some in (parts, found))
+        shared |= dict.fromkeys(group, mean / len(group))
+    before, after = (sum(max(0.0, float(score.sum())) for score in some.values()) for some in (parts, shared))
     factor = before / after if groups and after > 0.0 else 1.0
-    return {who: factor * one for who, one in found.items()}
+    return {who: factor * score for who, score in shared.items()}
 
 
 Vector: TypeAlias = "NDArray[np.float64]"

@@ -70,8 +70,8 @@ class GramMatrix:
     def squared_distances(self) -> Tensor:
         """``[n, n]`` float64, symmetric, the diagonal exactly zero."""
         squares = self.products.diagonal()
-        found = (squares[:, None] + squares[None] - 2.0 * self.products).clamp_min(0.0)
-        return found.fill_diagonal_(0.0)
+        distances = (squares[:, None] + squares[None] - 2.0 * self.products).clamp_min(0.0)
+        return distances.fill_diagonal_(0.0)
 
     def combined(self, combination: CombinationWeights) -> GramMatrix:
         """The Gram matrix of the vectors that ``combination`` makes of the updates."""
@@ -140,8 +140,8 @@ Array: TypeAlias = NDArray[Any]
 
 def symmetric_times(matrix: Array, vector: Array) -> Array:
     """``matrix @ vector`` for a symmetric ``[n, n]`` float64, in a fixed order."""
-    found: Array = np.einsum("ij,j->i", matrix, vector, optimize=False)
-    return found
+    product: Array = np.einsum("ij,j->i", matrix, vector, optimize=False)
+    return product
 
 
 def dot(left: Array, right: Array) -> float:

@@ -59,10 +59,10 @@ class LowRank:
             TypeError: For a codec that gives no factors (``Codec.rank`` says which does).
         """
         codec = get_codec(record.codec)
-        found = codec.factors(payload, record.shape, record.params)
-        if found is None:
+        factors = codec.factors(payload, record.shape, record.params)
+        if factors is None:
             raise TypeError(f"codec {record.codec!r} gives no factors")
-        a, b = (factor.to(torch.float64) for factor in found)
+        a, b = (factor.to(torch.float64) for factor in factors)
         scaling = codec.scaling(record.params)
         if not bool(a.any()) or not bool(
             b.any()
@@ -95,21 +95,21 @@ def products(factors: Sequence[LowRank | None]) -> Tensor:
         ``[n, n]`` float64, symmetric, no square below zero, from two Gram matrices. They are made a block of updates
         against another at a time: memory does not grow with the square of n.
     """
-    found = torch.zeros(len(factors), len(factors), dtype=torch.float64)
+    gram = torch.zeros(len(factors), len(factors), dtype=torch.float64)
     blocks = _blocks(factors)
     present = [factor for block in blocks for _, factor in block]
     if not present:
-        return found
+        return gram
     common_shape(present)
     for at, block in enumerate(blocks):
         left = _Grams(block)
         for other in blocks[at:]:
             right = left if other is block else _Grams(other)
             sums = left.products(right)
-            found[np.ix_(left.places, right.places)] = sums
-            found[np.ix_(right.places, left.places)] = sums.T
-    found.diagonal().clamp_(min=0.0)  # squares that rounding took below zero
-    return found
+            gram[np.ix_(left.places, right.places)] = sums
+            gram[np.ix_(right.places, left.places)] = sums.T
+    gram.diagonal().clamp_(min=0.0)  # squares that rounding took below zero
+    return gram
 
 
 class _Grams:
@@ -123,16 +123,16 @@ class _Grams:
 
     def products(self, other: _Grams) -> Tensor:
         core = (exact_products(self._b, other._b) * exact_products(self._a, other._a)).numpy()
-        one = _sums(core, self._starts, other._starts)
+        sums = _sums(core, self._starts, other._starts)
         return torch.from_numpy(
-            (one + _sums(np.ascontiguousarray(core.T), other._starts, self._starts).T) / 2
+            (sums + _sums(np.ascontiguousarray(core.T), other._starts, self._starts).T) / 2
         )
 
 
 def _sums(core: NDArray[np.float64], rows: NDArray[np.int64], cols: NDArray[np.int64]) -> NDArray[np.float64]:
     """Sum the blocks of a matrix that start at given rows and columns; rows are added first."""
-    found: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(core, rows, axis=0), cols, axis=1)
-    return found
+    sums: NDArray[np.float64] = np.add.reduceat(np.add.reduceat(core, rows, axis=0), cols, axis=1)
+    return sums
 
 
 def _blocks(factors: Sequence[LowRank | None]) -> list[list[tuple[int, LowRank]]]:
@@ -250,16 +250,16 @@ def refactor(low_rank: LowRank, rank: int) -> Refactored:
     if not low_rank.rank:
         return Refactored(low_rank, low_rank, 0.0, torch.zeros(0, dtype=torch.float64))
     with one_thread():
-        found = components_of_product(low_rank.b, low_rank.a)
-    floor = float(found.values[0]) * torch.finfo(torch.float64).eps * max(low_rank.shape)
-    found = found.first(int((found.values > floor).sum()))
-    squares = found.values.square().tolist()
+        components = components_of_product(low_rank.b, low_rank.a)
+    floor = float(components.values[0]) * torch.finfo(torch.float64).eps * max(low_rank.shape)
+    components = components.first(int((components.values > floor).sum()))
+    squares = components.values.square().tolist()
     total = math.fsum(squares)
     return Refactored(
-        LowRank(found.right[:rank], found.left[:, :rank]),
-        LowRank(found.right[rank:], found.left[:, rank:]),
+        LowRank(components.right[:rank], components.left[:, :rank]),
+        LowRank(components.right[rank:], components.left[:, rank:]),
         math.sqrt(math.fsum(squares[rank:]) / total) if total else 0.0,
-        found.values,
+        components.values,
     )
 
 

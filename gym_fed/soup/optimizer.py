@@ -55,8 +55,8 @@ class OptimizerState:
         held = {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
         made_by = {name.removeprefix(_RULE) for name in held if name.startswith(_RULE)}
         if held and made_by != {rule}:
-            found = ", ".join(sorted(made_by)) or "an optimiser that it does not name"
-            log.warning("%s holds the moments of %s; %s starts afresh", path, found, rule)
+            owners = ", ".join(sorted(made_by)) or "an optimiser that it does not name"
+            log.warning("%s holds the moments of %s; %s starts afresh", path, owners, rule)
             held = {}
         return cls({name: tensor for name, tensor in held.items() if not name.startswith(_RULE)}, rule)
 

@@ -256,14 +256,14 @@ class NoisedFactors(FactorStack):
             return None
         record = update.record(self.name)
         is_factors = form_of(record).kind == "factors"
-        found = LowRank.of(update.payload(self.name), record) if is_factors else None
-        if found is None or not torch.equal(found.a, self.shared):
+        factors = LowRank.of(update.payload(self.name), record) if is_factors else None
+        if factors is None or not torch.equal(factors.a, self.shared):
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"tensor {self.name!r} of an update has another A than the round's",
                 "train with recipe.lora.freeze_a, as the task says",
             )
-        return found.b
+        return factors.b
 
     def update_norm(self, update: DeltaFile) -> float:
         """L2 norm of an update's B."""
@@ -274,13 +274,13 @@ class NoisedFactors(FactorStack):
         """L2 norm of the B of the coordinator's own update, whose A may be stored in another dtype."""
         if self.name not in root:
             return 0.0
-        found = LowRank.of(root.payload(self.name), root.record(self.name))
-        return math.sqrt(sum_of_squares(found.b))
+        factors = LowRank.of(root.payload(self.name), root.record(self.name))
+        return math.sqrt(sum_of_squares(factors.b))
 
     def merged(self, plan: CombinationWeights, rule: Aggregator) -> LowRank:
         draw = self.query.begin(self.name)
         rank, count = len(self.shared), len(self.updates)
-        found = torch.empty(self.rows, rank, dtype=torch.float64)
+        merged_b = torch.empty(self.rows, rank, dtype=torch.float64)
         factors = [self.b_of(update) for update in self.updates]
         step = max(1, BLOCK_ELEMENTS // (rank * count))
         for start in range(0, self.rows, step):
@@ -290,8 +290,8 @@ class NoisedFactors(FactorStack):
                 if b is not None:
                     row[:] = b[start:stop].reshape(-1).numpy()
             values = self.query.release(self.name, block, draw)
-            found[start:stop] = torch.from_numpy(values).reshape(stop - start, rank)
-        return LowRank(self.shared, found)
+            merged_b[start:stop] = torch.from_numpy(values).reshape(stop - start, rank)
+        return LowRank(self.shared, merged_b)
 
 
 def private_stacks(

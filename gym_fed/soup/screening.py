@@ -125,12 +125,14 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
         size += stack.rows * stack.cols
         stack.release()
     cosine = _cosines(whole)
-    found = np.maximum(cosine, layered / max(1, size))
+    similarity = np.maximum(cosine, layered / max(1, size))
     mixed = _mixed_pairs([stack.name for stack in stacks], updates)
     if mixed.any():
-        found = np.where(mixed, np.maximum(found, _values_against_signs(stacks, factors)), found)
+        similarity = np.where(
+            mixed, np.maximum(similarity, _values_against_signs(stacks, factors)), similarity
+        )
     cosine = _as_if_dense(cosine, _in_signs(stacks, updates))
-    return Comparison(np.asarray(np.round(found, _DIGITS)), np.asarray(np.round(cosine, _DIGITS)))
+    return Comparison(np.asarray(np.round(similarity, _DIGITS)), np.asarray(np.round(cosine, _DIGITS)))
 
 
 def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
@@ -143,15 +145,15 @@ def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
         order: All of 0 to n - 1, the first to come first.
         threshold: The similarity from which on two are one.
     """
-    found = list(range(len(order)))
+    leader_of = list(range(len(order)))
     first: list[int] = []
-    for one in order:
-        leader = next((other for other in first if alike[one, other] >= threshold), None)
+    for update in order:
+        leader = next((other for other in first if alike[update, other] >= threshold), None)
         if leader is None:
-            first.append(one)
+            first.append(update)
         else:
-            found[one] = leader
-    return found
+            leader_of[update] = leader
+    return leader_of
 
 
 def _cosines(products: Matrix) -> Matrix:
@@ -164,9 +166,9 @@ def _as_if_dense(cosine: Matrix, signs: NDArray[np.bool_]) -> Matrix:
     """Estimate cosines of dense updates from those of their sign deltas: for normal pairs with correlation r, signs
     have cosine (2 / pi) asin r, and values against signs r sqrt(2 / pi).
     """
-    both, one = np.outer(signs, signs), signs[:, None] != signs[None]
-    found = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)
-    return np.asarray(np.where(one, np.clip(cosine * math.sqrt(math.pi / 2), -1.0, 1.0), found))
+    both, mixed = np.outer(signs, signs), signs[:, None] != signs[None]
+    estimate = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)
+    return np.asarray(np.where(mixed, np.clip(cosine * math.sqrt(math.pi / 2), -1.0, 1.0), estimate))
 
 
 def _in_signs(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
@@ -195,11 +197,11 @@ def _mixed_pairs(names: Sequence[str], updates: Sequence[DeltaFile]) -> NDArray[
 
     Of two dense updates values against signs say too much, whatever a third one was written with.
     """
-    found = np.zeros((len(updates), len(updates)), dtype=bool)
+    pairs = np.zeros((len(updates), len(updates)), dtype=bool)
     for name in names:
         kinds = np.array([_kind(update.record(name)) if name in update else "" for update in updates])
-        found |= (kinds[:, None] != kinds[None]) & np.outer(kinds != "", kinds != "")
-    return found
+        pairs |= (kinds[:, None] != kinds[None]) & np.outer(kinds != "", kinds != "")
+    return pairs
 
 
 def _kind(record: TensorRecord) -> str:
@@ -231,11 +233,11 @@ class _BlockStack(DecodedStack):
 
     def common(self) -> Matrix:
         """``[n, n]`` counts of weights that are nonzero in both updates of a pair."""
-        found = np.zeros((len(self.updates), len(self.updates)))
+        counts = np.zeros((len(self.updates), len(self.updates)))
         for _, block in self._blocks():
             held = (block != 0.0).to(torch.float32)
-            found += (held @ held.T).to(torch.float64).numpy()
-        return found
+            counts += (held @ held.T).to(torch.float64).numpy()
+        return counts
 
 
 def beyond(cosines: Matrix, each: bool = False) -> Matrix:
@@ -270,8 +272,8 @@ def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
     groups = [[i] for i in range(len(links))]
     while True:
         joins = [
-            (-float(links[np.ix_(one, other)].min()), a, b)
-            for a, one in enumerate(groups)
+            (-float(links[np.ix_(group, other)].min()), a, b)
+            for a, group in enumerate(groups)
             for b, other in enumerate(groups[:a])
         ]
         strength, a, b = min(joins, default=(0.0, 0, 0))

@@ -179,14 +179,14 @@ class FactorStack(Stack):
         return None if shared is None else LowRank(shared, self._merge_b(plan, rule, shared))
 
     def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
-        found = self.merged(plan, rule)
-        if found is None:
+        factors = self.merged(plan, rule)
+        if factors is None:
             DecodedStack(self.name, self.updates, self.shape, self.version).merge(plan, rule, target)
             return
         step = max(1, BLOCK_ELEMENTS // self.cols)
         for start in range(0, self.rows, step):
             stop = min(self.rows, start + step)
-            target[start:stop] = rows_of(found, start, stop)
+            target[start:stop] = rows_of(factors, start, stop)
 
     def _merge_b(self, plan: CombinationWeights, rule: Aggregator, shared: Tensor) -> Tensor:
         """Merge the B of updates that all trained the same A, as a small tensor.
@@ -227,10 +227,10 @@ class SignStack(Stack):
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
         """Bits and float32 scales of every update: views of the files, zeros where an update lacks the tensor."""
-        found = [_signs(update, self.name) if self.name in update else None for update in self.updates]
-        like = next(one for one in found if one is not None)
-        nothing = (torch.zeros_like(like[0]), torch.zeros_like(like[1])) if None in found else like
-        full = [nothing if one is None else one for one in found]
+        parts = [_signs(update, self.name) if self.name in update else None for update in self.updates]
+        like = next(part for part in parts if part is not None)
+        nothing = (torch.zeros_like(like[0]), torch.zeros_like(like[1])) if None in parts else like
+        full = [nothing if part is None else part for part in parts]
         return [bits for bits, _ in full], [scales for _, scales in full]
 
     @property
@@ -247,8 +247,8 @@ class SignStack(Stack):
         super().release()
 
     def products(self, factors: Tensor) -> Tensor:
-        found = sign_products(self.bits, self.scales, self.cols, self.group_size)
-        return found * factors[:, None] * factors[None]
+        products = sign_products(self.bits, self.scales, self.cols, self.group_size)
+        return products * factors[:, None] * factors[None]
 
     def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
         if self.group_size is None:
@@ -260,10 +260,10 @@ class SignStack(Stack):
 
 def _signs(update: DeltaFile, name: str) -> tuple[Tensor, Tensor]:
     record = update.record(name)
-    found = get_codec(record.codec).signs(update.payload(name), record.shape, record.params)
-    if found is None:
+    signs = get_codec(record.codec).signs(update.payload(name), record.shape, record.params)
+    if signs is None:
         raise TypeError(f"codec {record.codec!r} says that it merges as signs, but gives none")
-    return found.bits, found.scales
+    return signs.bits, signs.scales
 
 
 _STACKS: dict[str, type[SignStack] | type[FactorStack] | type[DecodedStack]] = {

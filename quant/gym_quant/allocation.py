@@ -43,7 +43,7 @@ def allocate(
     Returns:
         Name to the index of its option, or None when not even the smallest options fit together.
     """
-    hulls = {name: hull(found) for name, found in options.items()}
+    hulls = {name: hull(picks) for name, picks in options.items()}
     plan = _SplitPlan(options, hulls, budget_bytes, size)
     if plan.size(dict.fromkeys(hulls, 0)) > budget_bytes:
         return None
@@ -56,12 +56,12 @@ def allocate(
         return plan.picks(plan.after(steps))
     first = [step for step in steps if step[2] == 0]
     best, most = plan.picks({}), 0.0
-    for taken in range(min(tries, max(1, len(first)))):
-        at_once = first[len(first) - taken :]
-        found = plan.picks(plan.filled([*at_once, *(step for step in steps if step not in at_once)]))
-        removed = math.fsum(options[n][hulls[n][0]][1] - options[n][i][1] for n, i in found.items())
+    for num_taken in range(min(tries, max(1, len(first)))):
+        at_once = first[len(first) - num_taken :]
+        picks = plan.picks(plan.filled([*at_once, *(step for step in steps if step not in at_once)]))
+        removed = math.fsum(options[n][hulls[n][0]][1] - options[n][i][1] for n, i in picks.items())
         if removed > most:
-            best, most = found, removed
+            best, most = picks, removed
     return best
 
 
@@ -96,8 +96,8 @@ class _SplitPlan:
         at = self.after(steps[:low])
         spent = self.size(at)
         for _, name, place in steps[low:]:
-            found, path = self.options[name], self.hulls[name]
-            more = found[path[place + 1]][0] - found[path[place]][0]
+            options, path = self.options[name], self.hulls[name]
+            more = options[path[place + 1]][0] - options[path[place]][0]
             if at.get(name, 0) == place and spent + more <= self.budget_bytes:
                 grown = {**at, name: place + 1}
                 if self.measure is None:

@@ -45,15 +45,15 @@ def collect_input_moments(
     layers = {
         f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)
     }
-    wanted = list(layers) if names is None else [name for name in layers if name in names]
+    measured = list(layers) if names is None else [name for name in layers if name in names]
     unknown = sorted(set(names or ()) - set(layers))
     if unknown:
         raise CodecError(f"tensor {unknown[0]!r} is not the weight of a linear layer of this model")
     sums = {
         name: torch.zeros((layers[name].in_features,) * (2 if full else 1), dtype=torch.float64)
-        for name in wanted
+        for name in measured
     }
-    counts = dict.fromkeys(wanted, 0)
+    counts = dict.fromkeys(measured, 0)
 
     def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -63,7 +63,7 @@ def collect_input_moments(
 
         return hook
 
-    handles = [layers[name].register_forward_pre_hook(hook_of(name)) for name in wanted]
+    handles = [layers[name].register_forward_pre_hook(hook_of(name)) for name in measured]
     was_training = model.training
     model.eval()
     try:
@@ -74,7 +74,7 @@ def collect_input_moments(
             handle.remove()
     if not used:
         raise CodecError("there is not one sequence to calibrate with")
-    return {name: _mean(name, sums[name], counts[name]) for name in wanted}
+    return {name: _mean(name, sums[name], counts[name]) for name in measured}
 
 
 def output_error(delta: Tensor, decoded: Tensor, moments: Tensor | None = None) -> float:

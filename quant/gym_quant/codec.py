@@ -236,9 +236,9 @@ class Codec(ABC):
             return ResidentFactors(plain, rows, cols, None, device, self.scaling(params))
 
         def decode(fields: Payload) -> tuple[Tensor, Tensor]:
-            found = self.factors(fields, shape, params)
-            assert found is not None
-            return found
+            factors = self.factors(fields, shape, params)
+            assert factors is not None
+            return factors
 
         return ResidentFactors(payload, rows, cols, decode, device, self.scaling(params))
 
@@ -308,9 +308,9 @@ def check_finite(tensor: Tensor, what: str) -> None:
     """Raise ``CodecError`` at the first NaN or infinity; one pass, a chunk at a time, on this thread alone."""
     flat = tensor.reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
-        found = np.isfinite(flat[start : start + _CHUNK].detach().to("cpu", torch.float32).numpy())
-        if not found.all():
-            at = start + int(found.argmin())
+        finite = np.isfinite(flat[start : start + _CHUNK].detach().to("cpu", torch.float32).numpy())
+        if not finite.all():
+            at = start + int(finite.argmin())
             raise CodecError(f"{what} is not finite: {float(flat[at])} at flat index {at}")
 
 
@@ -359,15 +359,15 @@ def scale_params(params: Mapping[str, Any]) -> Params:
     Raises:
         CodecError: For values outside their range.
     """
-    kept: Params = {}
+    normalised: Params = {}
     if params.get("group_size") is not None:
-        kept["group_size"] = whole_number(params["group_size"], "group_size", 1, _MAX_GROUP)
+        normalised["group_size"] = whole_number(params["group_size"], "group_size", 1, _MAX_GROUP)
     dtype = params.get("scale_dtype", "float32")
     if dtype not in SCALE_DTYPES:
         raise CodecError(f"scale_dtype is {dtype!r}, not one of {', '.join(SCALE_DTYPES)}")
     if dtype != "float32":
-        kept["scale_dtype"] = dtype
-    return kept
+        normalised["scale_dtype"] = dtype
+    return normalised
 
 
 def group_size(params: Params) -> int | None:

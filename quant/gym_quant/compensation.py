@@ -62,5 +62,5 @@ def _factor(moments: Floats) -> Floats:
     lower, failed = torch.linalg.cholesky_ex(damped)
     if int(failed):
         raise CodecError("importance is no matrix of second moments: it is not positive semidefinite")
-    found: Floats = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).numpy()
-    return found
+    factor: Floats = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).numpy()
+    return factor

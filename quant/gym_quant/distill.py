@@ -154,20 +154,20 @@ def divergence(
     The model must be in evaluation mode.
     """
     tokens = [int(batch.counted.sum()) for batch in batches]
-    found = [float(_divergence(model, weights, tuned, batch, loss)) for batch in batches]
-    return math.fsum(v * n for v, n in zip(found, tokens, strict=True)) / max(1, sum(tokens))
+    divergences = [float(_divergence(model, weights, tuned, batch, loss)) for batch in batches]
+    return math.fsum(v * n for v, n in zip(divergences, tokens, strict=True)) / max(1, sum(tokens))
 
 
 def _divergence(
     model: nn.Module, weights: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batch: Batch, loss: Loss
 ) -> Tensor:
     with torch.no_grad():
-        wanted = _logits(model, tuned, batch)
-    return _LOSSES[loss](_logits(model, weights, batch), wanted, batch.counted)
+        target = _logits(model, tuned, batch)
+    return _LOSSES[loss](_logits(model, weights, batch), target, batch.counted)
 
 
 def _as_given(encoded: EncodedTensors) -> dict[str, Encoded]:
-    return {name: one for name, (_, _, one) in encoded.items()}
+    return {name: encoded_tensor for name, (_, _, encoded_tensor) in encoded.items()}
 
 
 def _train(
@@ -189,9 +189,9 @@ def _train(
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        found = _finite(float(value.detach()), f"at step {step}")
+        loss_value = _finite(float(value.detach()), f"at step {step}")
         if on_step is not None:
-            on_step(step, found)
+            on_step(step, loss_value)
 
 
 class _Student:
@@ -212,15 +212,15 @@ class _Student:
         self._scales: dict[str, Tensor] = {}
         self.logs: dict[str, Tensor] = {}
         self._latents: dict[str, Tensor] = {}
-        for name, (codec, shape, one) in encoded.items():
+        for name, (codec, shape, encoded_tensor) in encoded.items():
             old = self._base[name]
-            unit, rest = unit_delta(codec, shape, one)
+            unit, rest = unit_delta(codec, shape, encoded_tensor)
             self._fixed[name] = (
                 old.to(torch.float32).reshape(as_matrix(shape)) + rest.to(old.device)
             ).detach()
             if unit is None:
                 continue
-            scales = one.payload["scales"].to(old.device, torch.float32)
+            scales = encoded_tensor.payload["scales"].to(old.device, torch.float32)
             self._scales[name] = scales
             self.logs[name] = torch.zeros_like(scales, requires_grad=True)
             if train_bits and get_codec(codec).trains_bits:
@@ -277,20 +277,20 @@ class _Student:
         """The payloads with the new scales and bits; each is checked by its codec."""
         made = _as_given(self._encoded)
         for name in self.logs:
-            codec, shape, one = self._encoded[name]
-            payload = {**one.payload, "scales": self._stored(name)}
+            codec, shape, encoded_tensor = self._encoded[name]
+            payload = {**encoded_tensor.payload, "scales": self._stored(name)}
             if name in self._latents:
                 payload["bits"] = pack_signs(self._latents[name].detach().cpu())
-            get_codec(codec).check(payload, shape, one.params)
-            made[name] = Encoded(one.params, payload)
+            get_codec(codec).check(payload, shape, encoded_tensor.params)
+            made[name] = Encoded(encoded_tensor.params, payload)
         return made
 
     def flipped(self) -> float:
         """Share of bits that are not the encoded ones."""
         changed = total = 0
         for name, latent in self._latents.items():
-            _, shape, one = self._encoded[name]
-            old = unpack_signs(one.payload["bits"], as_matrix(shape)[1])
+            _, shape, encoded_tensor = self._encoded[name]
+            old = unpack_signs(encoded_tensor.payload["bits"], as_matrix(shape)[1])
             changed += int(((latent.detach().cpu() >= 0) != (old > 0)).sum())
             total += latent.numel()
         return changed / max(1, total)

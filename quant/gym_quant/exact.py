@@ -118,10 +118,10 @@ def gram(rows: Tensor) -> Tensor:
 
 def _pair(left: Sliced, right: Sliced, i: int, j: int) -> Tensor:
     """Slices i of one with j of the other, and the other way round."""
-    found = _product(left, right, i, j)
+    product = _product(left, right, i, j)
     if i == j:
-        return found
-    return found + (found.T if left is right else _product(left, right, j, i))
+        return product
+    return product + (product.T if left is right else _product(left, right, j, i))
 
 
 def _product(left: Sliced, right: Sliced, i: int, j: int) -> Tensor:

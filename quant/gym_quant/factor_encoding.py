@@ -58,9 +58,11 @@ def part_params(codec: str, group: int) -> Params:
 def factor_spec(parts: Parts, width: int, group: int, factor: str) -> dict[str, tuple[torch.dtype, Shape]]:
     """Dtype and shape of every field of a factor."""
     return {
-        f"{factor}{place}_{field}": found
+        f"{factor}{place}_{field}": field_spec
         for place, (codec, count) in enumerate(parts)
-        for field, found in get_codec(codec).payload_spec((count, width), part_params(codec, group)).items()
+        for field, field_spec in get_codec(codec)
+        .payload_spec((count, width), part_params(codec, group))
+        .items()
     }
 
 
@@ -119,7 +121,7 @@ def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -
         return total - 2 * cross + float(((got_left.T @ got_left) * (got_right @ got_right.T)).sum())
 
     (b, got_left), (a, got_right) = encode_left(left), encode_right(right)
-    best, kept = loss(got_left, got_right), {**a, **b}
+    best, best_payload = loss(got_left, got_right), {**a, **b}
     for step in range(_REFITS):
         if step % 2 == 0:
             a, got_right = encode_right(torch.linalg.pinv(got_left) @ left @ right)
@@ -127,8 +129,8 @@ def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -
             b, got_left = encode_left(left @ (right @ torch.linalg.pinv(got_right)))
         error = loss(got_left, got_right)
         if error < best:
-            best, kept = error, {**a, **b}
-    return kept
+            best, best_payload = error, {**a, **b}
+    return best_payload
 
 
 def payload_size(payload: Payload) -> int:

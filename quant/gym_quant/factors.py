@@ -133,10 +133,10 @@ def plan_factors(
         Name to its rank and plan; tensors of which nothing is worth its bytes, or fits, are left out.
     """
     options: dict[str, list[Option]] = {}
-    for name, found in tensors.items():
-        pair = (found.left.T.float().contiguous(), found.right.float().contiguous())
+    for name, components in tensors.items():
+        pair = (components.left.T.float().contiguous(), components.right.float().contiguous())
         measured = [[_measured(factor, codec, group) for factor in pair] for codec in factor_codecs()]
-        for i, value in enumerate(found.values.tolist()):
+        for i, value in enumerate(components.values.tolist()):
             options[f"{name}\n{i:06}"] = [
                 (0, value**2),
                 *(
@@ -146,8 +146,8 @@ def plan_factors(
             ]
     chosen = allocate(options, budget_bytes) or {}
     plans: dict[str, tuple[int, str]] = {}
-    for name, found in tensors.items():
-        picks = sorted(chosen.get(f"{name}\n{i:06}", 0) for i in range(len(found.values)))
+    for name, components in tensors.items():
+        picks = sorted(chosen.get(f"{name}\n{i:06}", 0) for i in range(len(components.values)))
         parts = [(factor_codecs()[pick - 1], 1) for pick in picks if pick]
         if parts:
             plans[name] = (len(parts), write_plan(parts))

@@ -179,25 +179,25 @@ class LevelCodec(Codec):
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("symmetric", "group_size", "scale_dtype"), self.name)
-        kept: Params = {}
+        normalised: Params = {}
         symmetric = params.get("symmetric", True)
         if symmetric not in (0, 1) or not isinstance(symmetric, int):
             raise CodecError(f"symmetric is {symmetric!r}, neither true nor false")
         if not symmetric:
-            kept["symmetric"] = 0
-        return kept | scale_params(params)
+            normalised["symmetric"] = 0
+        return normalised | scale_params(params)
 
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
         """A scale for each row, unless the policy says otherwise."""
         cols = as_matrix(shape)[1]
-        wanted = {
+        chosen = {
             "group_size": columns_of(words, cols, cols),
             "scale_dtype": words.get("scale_dtype", "float32"),
             "symmetric": words.get("symmetric", True),
         }
-        return self.normalise(wanted, shape), ""
+        return self.normalise(chosen, shape), ""
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         rows, cols = as_matrix(shape)
@@ -224,26 +224,26 @@ class LevelCodec(Codec):
             CodecError: For values that are not finite or whose grid overflows, and for refused parameters.
         """
         matrix, shape = to_matrix(tensor), tuple(tensor.shape)
-        kept = self.normalise(params, shape)
-        symmetric, spec = is_symmetric(kept), self.payload_spec(shape, kept)
+        normalised = self.normalise(params, shape)
+        symmetric, spec = is_symmetric(normalised), self.payload_spec(shape, normalised)
         values = matrix.numpy()
         weights = None if importance is None else column_weights(importance, values.shape[1])
-        found = self._solve_all(values, weights, group_size(kept), symmetric)
+        solved = self._solve_all(values, weights, group_size(normalised), symmetric)
         payload: Payload = {}
-        for field, numbers in zip(self.fields(symmetric), found, strict=True):
+        for field, numbers in zip(self.fields(symmetric), solved, strict=True):
             with np.errstate(over="ignore"):
                 narrow = torch.from_numpy(numbers.astype(np.float32)).to(spec[field][0])
             payload[field] = narrow.reshape(spec[field][1])
         self._check_shared(payload, symmetric)
         if importance is not None and importance.dim() == 2:
-            codes = self._compensated(values, importance, payload, kept)
+            codes = self._compensated(values, importance, payload, normalised)
         else:
             codes = np.empty(spec["codes"][1], dtype=np.uint8)
             for start, stop in row_blocks(*values.shape):
-                shared = self._shared(payload, kept, values.shape[1], start, stop)
+                shared = self._shared(payload, normalised, values.shape[1], start, stop)
                 codes[start:stop] = self.pack(self.quantise(values[start:stop], shared, symmetric))
         payload["codes"] = torch.from_numpy(codes)
-        return Encoded(kept, payload)
+        return Encoded(normalised, payload)
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         _, cols = as_matrix(shape)
@@ -310,7 +310,7 @@ class LevelCodec(Codec):
         if group is None:
             return self.solve(*sampled(values, weights), symmetric)
         count = -(-cols // group)
-        found = tuple(np.empty((rows, count)) for _ in self.fields(symmetric))
+        solved = tuple(np.empty((rows, count)) for _ in self.fields(symmetric))
         whole = cols // group
         for start, stop in row_blocks(rows, cols):
             for first, last, width in ((0, whole, group), (whole, count, cols - whole * group)):
@@ -319,9 +319,9 @@ class LevelCodec(Codec):
                 at = slice(first * group, first * group + (last - first) * width)
                 block = values[start:stop, at].reshape(-1, width)
                 wide = None if weights is None else _tiled(weights[at], stop - start, width)
-                for store, part in zip(found, self.solve(block, wide, symmetric), strict=True):
+                for store, part in zip(solved, self.solve(block, wide, symmetric), strict=True):
                     store[start:stop, first:last] = part.reshape(stop - start, last - first)
-        return found
+        return solved
 
     def _compensated(self, values: Floats, importance: Tensor, payload: Payload, params: Params) -> Bytes:
         rows, cols = values.shape
@@ -337,14 +337,14 @@ class LevelCodec(Codec):
 
     def _shared(self, payload: Payload, params: Params, cols: int, start: int, stop: int) -> Shared:
         group = group_size(params)
-        found: list[Floats] = []
+        shared: list[Floats] = []
         for field in self.fields(is_symmetric(params)):
             part = payload[field] if group is None else payload[field][start:stop]
             numbers = part.to(torch.float32).numpy()
             if group is not None and group < cols:
                 numbers = np.repeat(numbers, group, axis=1)[:, :cols]
-            found.append(numbers)
-        return tuple(found)
+            shared.append(numbers)
+        return tuple(shared)
 
     def _check_shared(self, payload: Payload, symmetric: bool) -> None:
         for field in self.fields(symmetric):

@@ -145,9 +145,9 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
         view, text = _mapped(file, require)
         entries, metadata = _header(text, len(view) - 8 - len(text))
         data = {name: _tensor(view, 8 + len(text), entry) for name, entry in entries.items()}
-        found = _assembled(dict(data), metadata)
+        assembled = _assembled(dict(data), metadata)
         _require_digests(data, metadata)  # last: damage that has a name of its own is reported by it
-        return PackedFile(found, metadata)
+        return PackedFile(assembled, metadata)
     except CodecError as error:
         raise CodecError(f"{file}: {error}") from error
 
@@ -195,19 +195,19 @@ def _write(file: BinaryIO, tensor: Tensor) -> None:
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Of the tensors' bytes, in threads: hashing releases the interpreter's lock."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        found = threads.map(lambda tensor: hashlib.sha256(_bytes(tensor)).hexdigest(), tensors.values())
-        return dict(zip(tensors, found, strict=True))
+        digests = threads.map(lambda tensor: hashlib.sha256(_bytes(tensor)).hexdigest(), tensors.values())
+        return dict(zip(tensors, digests, strict=True))
 
 
 def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Every tensor's bytes are those that were written. Takes the digests out of ``metadata``."""
     if _DIGESTS not in metadata:
         raise CodecError(f"is no file of packed weights: its metadata hold no {_DIGESTS!r}")
-    wanted = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
-    if wanted.keys() != data.keys():
+    expected = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
+    if expected.keys() != data.keys():
         raise CodecError(f"its table of {_DIGESTS!r} is not one of its tensors")
     for name, digest in _digests(data).items():
-        if digest != wanted[name]:
+        if digest != expected[name]:
             raise CodecError(f"tensor {name!r}: its bytes are not those that were written")
 
 
@@ -271,7 +271,7 @@ def _entry(name: str, value: object) -> _HeaderEntry:
 
 
 def _are_sizes(value: object) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 62 for one in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 62 for size in value)
 
 
 def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
@@ -286,15 +286,15 @@ def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, P
     """Packed layers from their fields; what is left are plain tensors. Takes the table out of ``metadata``."""
     if _LINEARS not in metadata:
         raise CodecError(f"is no file of packed weights: its metadata hold no {_LINEARS!r}")
-    found: dict[str, PackedLinear | Tensor] = {}
+    assembled: dict[str, PackedLinear | Tensor] = {}
     for name, entry in _json(metadata.pop(_LINEARS).encode(), f"table of {_LINEARS!r}").items():
         try:
-            found[name] = _linear(name, entry, data)
+            assembled[name] = _linear(name, entry, data)
         except CodecError as error:
             raise CodecError(f"tensor {name!r}: {error}") from error
-    if both := found.keys() & data.keys():
+    if both := assembled.keys() & data.keys():
         raise CodecError(f"tensor {min(both)!r} is both packed and plain")
-    return found | data
+    return assembled | data
 
 
 def _linear(name: str, entry: object, data: dict[str, Tensor]) -> PackedLinear:

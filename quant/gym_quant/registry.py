@@ -140,7 +140,7 @@ class Registry(Generic[T]):
     def _own(self, name: str) -> type[T]:
         module = importlib.import_module(_files(self.package)[name])
         base = self._base()
-        found = [
+        classes = [
             value
             for key, value in vars(module).items()
             if isinstance(value, type)
@@ -148,51 +148,54 @@ class Registry(Generic[T]):
             and value.__module__ == module.__name__
             and not key.startswith("_")
         ]
-        if len(found) != 1 or getattr(found[0], "name", name) != name:
+        if len(classes) != 1 or getattr(classes[0], "name", name) != name:
             raise TypeError(
-                f"{module.__file__} must hold one {base.__name__}, called {name!r}, not {[c.__name__ for c in found]}"
+                f"{module.__file__} must hold one {base.__name__}, called {name!r}, not {[c.__name__ for c in classes]}"
             )
-        return cast("type[T]", found[0])
+        return cast("type[T]", classes[0])
 
     def _foreign(self, name: str) -> type[T]:
         point, base = self._point(name), self._base()
         assert point.dist is not None
         whose = f"{self.kind} {name!r} of {point.dist.name} {point.dist.version}"
         try:
-            found = point.load()
+            member = point.load()
         except (Exception, SystemExit) as error:  # a stranger's module may raise anything
             raise self.broken(
                 name, f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
             ) from error
-        if not (isinstance(found, type) and issubclass(found, base)) or getattr(found, "name", name) != name:
+        if (
+            not (isinstance(member, type) and issubclass(member, base))
+            or getattr(member, "name", name) != name
+        ):
             raise self.broken(
                 name,
                 f"{whose}: {point.value} is no {base.__name__} called {name!r}",
                 f"repair or remove {point.dist.name}",
             )
-        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        missing = ", ".join(sorted(getattr(member, "__abstractmethods__", ())))
         if missing:
             raise self.broken(
                 name, f"{whose}: {point.value} lacks {missing}", f"repair or remove {point.dist.name}"
             )
-        return cast("type[T]", found)
+        return cast("type[T]", member)
 
     def _point(self, name: str) -> EntryPoint:
-        found = self._plugins().get(name, ())
-        if not found:
+        points = self._plugins().get(name, ())
+        if not points:
             raise self.unknown(name)
-        if len(found) > 1:
-            owners = " and ".join(sorted(p.dist.name for p in found if p.dist is not None))
+        if len(points) > 1:
+            owners = " and ".join(sorted(p.dist.name for p in points if p.dist is not None))
             raise self.broken(name, f"{self.kind} {name!r} is in {owners}", "remove one of them")
-        return found[0]
+        return points[0]
 
     def _plugins(self) -> dict[str, list[EntryPoint]]:
         own = self.own()
-        found: dict[str, list[EntryPoint]] = {}
+        points: dict[str, list[EntryPoint]] = {}
         for point in _installed(self.group):
             if point.name not in own:
-                found.setdefault(point.name, []).append(point)
-        return found
+                points.setdefault(point.name, []).append(point)
+        return points
 
     def _base(self) -> type:
         module, _, name = self.base.partition(":")
@@ -239,15 +242,15 @@ def _files(package: str) -> dict[str, str]:
     """
     spec = find_spec(package)
     folders = [] if spec is None else [Path(path) for path in spec.submodule_search_locations or ()]
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for name, is_folder in _modules(folders):
         inside = _modules([folder / name for folder in folders]) if is_folder else []
         members = [(member, f"{package}.{name}.{member}") for member, _ in inside]
         for member, module in members if is_folder else [(name, f"{package}.{name}")]:
-            if member in found:
-                raise TypeError(f"{member} is both {found[member]} and {module}")
-            found[member] = module
-    return dict(sorted(found.items()))
+            if member in modules:
+                raise TypeError(f"{member} is both {modules[member]} and {module}")
+            modules[member] = module
+    return dict(sorted(modules.items()))
 
 
 def _modules(folders: list[Path]) -> list[tuple[str, bool]]:

@@ -154,11 +154,11 @@ class DecodedBatch(ResidentBatch):
     ) -> None:
         del path, tables
         for number, variant in enumerate(self.variants):
-            found = np.flatnonzero(index == number)
-            if len(found) == len(index):
+            places = np.flatnonzero(index == number)
+            if len(places) == len(index):
                 variant.add(x, y)
-            elif len(found):
-                rows = torch.from_numpy(found).to(x.device)
+            elif len(places):
+                rows = torch.from_numpy(places).to(x.device)
                 part = y.index_select(0, rows)
                 variant.add(x.index_select(0, rows), part)
                 y[rows] = part

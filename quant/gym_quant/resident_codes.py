@@ -120,10 +120,10 @@ def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tenso
     if len(table) > _COMPARED:
         return torch.tensor(table, device=codes.device)[codes.to(torch.int32)]
     used = [(code, value) for code, value in enumerate(table) if value]
-    found = (codes == used[0][0]).to(torch.float32).mul_(used[0][1])
+    values = (codes == used[0][0]).to(torch.float32).mul_(used[0][1])
     for code, value in used[1:]:
-        found.add_((codes == code).to(torch.float32), alpha=value)
-    return found
+        values.add_((codes == code).to(torch.float32), alpha=value)
+    return values
 
 
 def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tuple[Tensor, Tensor]]:

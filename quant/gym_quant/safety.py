@@ -76,6 +76,6 @@ def _onto_columns(span: Tensor, values: Tensor) -> Tensor:
     """Orthogonal projection of the columns of ``values`` onto those of ``span``, of whatever rank."""
     basis, sizes, _ = torch.linalg.svd(span, full_matrices=False)
     tolerance = float(sizes[0]) * max(span.shape) * torch.finfo(torch.float32).eps
-    kept = basis[:, sizes > tolerance]
-    projected: Tensor = kept @ (kept.T @ values)
+    directions = basis[:, sizes > tolerance]
+    projected: Tensor = directions @ (directions.T @ values)
     return projected

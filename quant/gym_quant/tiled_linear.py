@@ -130,9 +130,9 @@ class TiledLinear(PackedLinear):
     def of(cls, tensors: Mapping[str, Tensor], rows: int, cols: int) -> Self:
         if rows < 1 or cols < 1:
             raise CodecError(f"weights are [{rows}, {cols}]")
-        wanted = {"tiles"} if cls.default_group is None else {"tiles", "unit"}
-        if set(tensors) != wanted:
-            raise CodecError(f"tensors are {sorted(tensors)}, not {sorted(wanted)}")
+        expected = {"tiles"} if cls.default_group is None else {"tiles", "unit"}
+        if set(tensors) != expected:
+            raise CodecError(f"tensors are {sorted(tensors)}, not {sorted(expected)}")
         tiles, group, unit = tensors["tiles"], 2, 1.0
         if cls.default_group is not None:
             group = cls._checked_group(group_of(cls.code, tiles))

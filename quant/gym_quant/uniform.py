@@ -57,8 +57,8 @@ class UniformCodec(LevelCodec):
         def offer(new_scale: Floats, new_offset: Floats) -> Floats:
             error = self._error(values, weights, new_scale, new_offset, symmetric)
             better = error < best
-            for kept, new in ((best, error), (scale, new_scale), (offset, new_offset)):
-                kept[better] = new[better]
+            for current, new in ((best, error), (scale, new_scale), (offset, new_offset)):
+                current[better] = new[better]
             return better
 
         for share in self.shrink:

@@ -70,10 +70,10 @@ def _note_limit(request: httpx2.Request) -> None:
         return
     limit: int | None = None
     path = unquote(request.url.path)
-    if found := _FILE.fullmatch(path):
-        sizes = _sizes.get(found[1].lower())
+    if match := _FILE.fullmatch(path):
+        sizes = _sizes.get(match[1].lower())
         if sizes is not None:
-            limit = max(sizes.get(found[2], 0), MAX_OTHER_BYTES)
+            limit = max(sizes.get(match[2], 0), MAX_OTHER_BYTES)
             asked = _RANGE.fullmatch(request.headers.get("Range", ""))
             if asked is not None:
                 limit = max(0, int(asked[2]) + 1 - int(asked[1]))

@@ -35,19 +35,19 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
     Raises:
         GymError: As ``resolve`` for a path; as ``offer_model`` and ``fetch``; ``MODEL_NOT_FOUND`` without consent.
     """
-    found: Path | None = None
-    wanted = name
+    result: Path | None = None
+    current = name
     for _ in range(MAX_ADAPTERS + 1):
-        folder = _present(wanted)
+        folder = _present(current)
         if folder is None:
-            offer = offer_model(wanted)
+            offer = offer_model(current)
             if not consent(offer):
                 raise declined(offer)
             folder = fetch(offer, report)
-        found = found or folder
+        result = result or folder
         if (base := _base_of(folder)) is None:
-            return found
-        wanted = base
+            return result
+        current = base
     raise no_base_model(name)
 
 
@@ -70,13 +70,13 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
 
 def missing_model(name: str) -> bool:
     """True if ``ensure_model`` would send requests for ``name`` or its base."""
-    wanted = name
+    current = name
     for _ in range(MAX_ADAPTERS + 1):
-        if (folder := _present(wanted)) is None:
+        if (folder := _present(current)) is None:
             return True
         if (base := _base_of(folder)) is None:
             return False
-        wanted = base
+        current = base
     raise no_base_model(name)
 
 

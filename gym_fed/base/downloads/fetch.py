@@ -123,10 +123,10 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
             size = part.stat().st_size
             part.unlink()
             state.at(file, 0, f"{file.path} came with other bytes than the Hub names and is fetched again")
-    found = f"{size} bytes instead of {file.size_bytes}" if size != file.size_bytes else "another checksum"
+    problem = f"{size} bytes instead of {file.size_bytes}" if size != file.size_bytes else "another checksum"
     raise GymError(
         ErrorCode.HASH_MISMATCH,
-        f"{file.path} of {offer.name}: {hub.endpoint()} sent {found}, {ATTEMPTS} times; it was not kept",
+        f"{file.path} of {offer.name}: {hub.endpoint()} sent {problem}, {ATTEMPTS} times; it was not kept",
         "something between changes or cuts files: try later, from another network, or with another HF_ENDPOINT",
     )
 
@@ -184,13 +184,13 @@ def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, s
 def _digest(path: Path, file: RepoFile, state: _State) -> str:
     """Hash a file as the Hub does: sha256, or git's sha1 of a blob."""
     size = path.stat().st_size
-    found = hashlib.sha256() if file.sha256 is not None else hashlib.sha1(b"blob %d\0" % size)
+    digest = hashlib.sha256() if file.sha256 is not None else hashlib.sha1(b"blob %d\0" % size)
     with path.open("rb") as stream:
         while data := stream.read(8 << 20):
-            found.update(data)
+            digest.update(data)
             if state.stop.is_set():
                 raise _Cancelled
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 @contextmanager

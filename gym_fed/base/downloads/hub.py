@@ -166,11 +166,11 @@ def _gated(kind: Kind, name: str) -> GymError:
 def _not_found(kind: Kind, name: str) -> GymError:
     near = _near_names(kind, name)
     code = ErrorCode.MODEL_NOT_FOUND if kind == "model" else ErrorCode.NOT_FOUND
-    what = "model" if kind == "model" else "data set"
+    noun = "model" if kind == "model" else "data set"
     hint = f"did you mean {', '.join(near)}? " if near else "check the name; "
     return GymError(
         code,
-        f"no {what} called {name!r} on this machine or at {endpoint()}",
+        f"no {noun} called {name!r} on this machine or at {endpoint()}",
         f"{hint}{'Otherwise for' if near else 'for'} a private one set HF_TOKEN",
     )
 
@@ -181,7 +181,7 @@ def _near_names(kind: Kind, name: str) -> list[str]:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     owner, _, last = name.rpartition("/")
-    found: dict[str, str] = {}
+    by_key: dict[str, str] = {}
     for query in dict.fromkeys(word for word in (last, last.split("-")[0], owner) if word):
         try:
             rows = json.loads(_body(f"api/{kind}s?search={quote(query[:96])}&limit=50", name, MAX_INFO_BYTES))
@@ -198,12 +198,12 @@ def _near_names(kind: Kind, name: str) -> list[str]:
         for row in rows if isinstance(rows, list) else []:
             if isinstance(row, dict) and isinstance(row.get("id"), str):
                 shown = plain(row["id"], 100)
-                found.setdefault(shown.lower(), shown)
-    keys = difflib.get_close_matches(name.lower(), found, n=3, cutoff=0.6)
+                by_key.setdefault(shown.lower(), shown)
+    keys = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.6)
     if not keys and not owner:
-        keys = difflib.get_close_matches(last.lower(), [key.rpartition("/")[2] for key in found], n=3)
-        keys = [key for key in found if key.rpartition("/")[2] in keys][:3]
-    return [found[key] for key in keys]
+        keys = difflib.get_close_matches(last.lower(), [key.rpartition("/")[2] for key in by_key], n=3)
+        keys = [key for key in by_key if key.rpartition("/")[2] in keys][:3]
+    return [by_key[key] for key in keys]
 
 
 def _refused(kind: Kind, name: str, status: int) -> GymError:

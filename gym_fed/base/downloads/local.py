@@ -18,16 +18,16 @@ def _cached() -> list[dict[str, Any]]:
     from gym_fed.base.models import NANO, nano_path
 
     size = sum(file.stat().st_size for file in nano_path().rglob("*") if file.is_file())
-    found: list[dict[str, Any]] = [_row(NANO, "package", size, None, True, str(nano_path()))]
+    rows: list[dict[str, Any]] = [_row(NANO, "package", size, None, True, str(nano_path()))]
     try:
         repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
-        return found
+        return rows
     for repo in sorted(repos, key=lambda repo: str(repo.repo_id)):
         main = next((revision for revision in repo.revisions if "main" in revision.refs), None)
         if repo.repo_type != "model":
             continue
-        found.append(
+        rows.append(
             _row(
                 repo.repo_id,
                 "cache",
@@ -37,7 +37,7 @@ def _cached() -> list[dict[str, Any]]:
                 None if main is None else str(main.snapshot_path),
             )
         )
-    return found
+    return rows
 
 
 def _imported() -> list[dict[str, Any]]:
@@ -45,8 +45,8 @@ def _imported() -> list[dict[str, Any]]:
     from gym_fed.base.imports.folder import imported_models
 
     return [
-        _row(one.source, f"imported {one.format}", one.bytes, None, True, str(one.folder))
-        for one in imported_models()
+        _row(model.source, f"imported {model.format}", model.bytes, None, True, str(model.folder))
+        for model in imported_models()
     ]
 
 

@@ -11,7 +11,7 @@ def models_of(config: TrainingConfig) -> list[str]:
     """List every model that a run loads: its own, adapters, reference, teacher, critic, reward models, tokenizers."""
     section = getattr(config, config.algorithm, None)
     graders = [(grader.grader, grader) for grader in config.graders]
-    found = [
+    candidates = [
         config.model,
         *config.adapter,
         config.reference_model,
@@ -21,7 +21,7 @@ def models_of(config: TrainingConfig) -> list[str]:
         *(getattr(grader, "model", None) for kind, grader in graders if kind == "reward_model"),
         *(getattr(grader, "tokenizer", None) for kind, grader in graders if kind == "length"),
     ]
-    return [name for name in found if isinstance(name, str)]
+    return [name for name in candidates if isinstance(name, str)]
 
 
 def hub_places(source: DataConfig) -> list[tuple[str, str | None]]:

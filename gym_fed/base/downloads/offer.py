@@ -69,9 +69,9 @@ class RepoFile:
     @property
     def digest(self) -> str:
         """The expected checksum of the content, which is also the file's name in the cache."""
-        found = self.sha256 or self.blob_sha1
-        assert found is not None
-        return found
+        digest = self.sha256 or self.blob_sha1
+        assert digest is not None
+        return digest
 
     def is_content(self, data: bytes) -> bool:
         """True if ``data`` is the content of this file."""
@@ -117,13 +117,13 @@ class DownloadOffer:
 
     def describe(self) -> str:
         """Describe the download in one line, to decide on it."""
-        found = readable_bytes(self.missing_bytes)
+        size = readable_bytes(self.missing_bytes)
         if self.streamed:
-            found = f"rows are streamed, {found} at most"
+            size = f"rows are streamed, {size} at most"
         elif self.missing_bytes < self.total_bytes:
-            found = f"{found} of {readable_bytes(self.total_bytes)} are missing"
+            size = f"{size} of {readable_bytes(self.total_bytes)} are missing"
         return (
-            f"{self.name} from {hub.endpoint()}, commit {self.commit[:12]}: {found}"
+            f"{self.name} from {hub.endpoint()}, commit {self.commit[:12]}: {size}"
             f"{'' if self.streamed else ' in ' + counted(len(self.files), 'file')}, "
             f"licence: {self.licence or 'not stated'}"
         )
@@ -282,12 +282,12 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
             "try later, from another network, or with another HF_ENDPOINT",
         )
     try:
-        found = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _unusable(name, f"{file.path} is no JSON: {plain(error, 120)}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _unusable(name, f"{file.path} is no JSON object")
-    return found
+    return content
 
 
 def _require_known_type(name: str, config: dict[str, Any]) -> None:
@@ -307,14 +307,16 @@ def _require_known_type(name: str, config: dict[str, Any]) -> None:
 def _licence(info: _Info) -> str | None:
     """The licence on the model card; custom names are in ``license_name``."""
     card = info.cardData or {}
-    found = card.get("license")
-    if isinstance(found, list):
-        found = ", ".join(str(one) for one in found[:10])
-    if found == "other" and card.get("license_name"):
-        found = card["license_name"]
-    if not found:
-        found = next((tag.removeprefix("license:") for tag in info.tags if tag.startswith("license:")), None)
-    return plain(re.sub(r"\s+", " ", str(found)), 80) if found else None
+    licence = card.get("license")
+    if isinstance(licence, list):
+        licence = ", ".join(str(name) for name in licence[:10])
+    if licence == "other" and card.get("license_name"):
+        licence = card["license_name"]
+    if not licence:
+        licence = next(
+            (tag.removeprefix("license:") for tag in info.tags if tag.startswith("license:")), None
+        )
+    return plain(re.sub(r"\s+", " ", str(licence)), 80) if licence else None
 
 
 def _unusable(

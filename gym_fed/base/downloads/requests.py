@@ -39,8 +39,8 @@ def headers() -> dict[str, str]:
 
     # Not build_hf_headers: it requests from the endpoint which variables of the environment to look at.
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    found = {"User-Agent": f"gym-fed/{__version__}", "Accept-Encoding": "identity"}
-    return found if token is None else {**found, "Authorization": f"Bearer {token}"}
+    common = {"User-Agent": f"gym-fed/{__version__}", "Accept-Encoding": "identity"}
+    return common if token is None else {**common, "Authorization": f"Bearer {token}"}
 
 
 @contextmanager
@@ -78,6 +78,10 @@ def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Respo
             stack.close()
             time.sleep(RETRY_SECONDS)
         if not response.is_success:
-            kept = {key: value for key in _ERROR_HEADERS if (value := response.headers.get(key)) is not None}
-            hf_raise_for_status(httpx2.Response(response.status_code, headers=kept, request=response.request))
+            error_headers = {
+                key: value for key in _ERROR_HEADERS if (value := response.headers.get(key)) is not None
+            }
+            hf_raise_for_status(
+                httpx2.Response(response.status_code, headers=error_headers, request=response.request)
+            )
         yield response

@@ -49,8 +49,8 @@ def to_stream(name: str) -> DownloadOffer:
 
 
 def _commits() -> dict[str, str]:
-    found: dict[str, str] = json.loads(os.environ.get(COMMITS, "{}"))
-    return found
+    commits: dict[str, str] = json.loads(os.environ.get(COMMITS, "{}"))
+    return commits
 
 
 def _key(name: str) -> str:

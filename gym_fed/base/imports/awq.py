@@ -68,6 +68,6 @@ def _in_order(values: Any) -> Any:
     import torch
 
     blocks = values.reshape(values.shape[0], -1, _PER_WORD)
-    found = torch.empty_like(blocks)
-    found[:, :, list(ORDER)] = blocks
-    return found.reshape(values.shape)
+    ordered = torch.empty_like(blocks)
+    ordered[:, :, list(ORDER)] = blocks
+    return ordered.reshape(values.shape)

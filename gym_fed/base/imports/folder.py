@@ -124,15 +124,15 @@ def imported(source: Path) -> Path:
 def imported_models() -> list[ImportedModel]:
     """List the imported models in the cache, by name of the source."""
     home = imports_home()
-    found = []
+    models = []
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
         if _DIGEST.fullmatch(folder.name):
             note = _note(folder)
             size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-            found.append(
+            models.append(
                 ImportedModel(folder, str(note.get("source", "")), str(note.get("format", "")), size)
             )
-    return sorted(found, key=lambda one: one.source)
+    return sorted(models, key=lambda one: one.source)
 
 
 def _before_hashing(importer: Importer, source: Path, new: list[Path]) -> None:
@@ -158,8 +158,8 @@ def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
             f"{readable_bytes(free)}",
             "free some space there, or set GYM_HOME to a folder of another disk",
         )
-    said = importer.describe(source)
-    err.print(f"importing {source} ({said}): {readable_bytes(needed)} in {folder}")
+    description = importer.describe(source)
+    err.print(f"importing {source} ({description}): {readable_bytes(needed)} in {folder}")
     with full_disk_named(folder), whole_or_not_at_all(folder) as part, _progress(source.name) as report:
         importer.write(source, part, report)
         note = {
@@ -252,10 +252,10 @@ def source_digest(
     remembered = {file: _remembered(file, store) for file in files}
     if new := [file for file, digest in remembered.items() if digest is None]:
         before_hashing(new)
-    found = [(file.name, remembered[file] or _hashed(file, store)) for file in files]
-    if len(found) == 1:
-        return found[0][1]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+    digests = [(file.name, remembered[file] or _hashed(file, store)) for file in files]
+    if len(digests) == 1:
+        return digests[0][1]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def state_of(files: list[Path]) -> list[list[int]]:
@@ -286,5 +286,5 @@ def _digest_note(file: Path, store: Path) -> Path:
 
 
 def _state(file: Path) -> list[int]:
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]

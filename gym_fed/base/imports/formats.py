@@ -13,4 +13,4 @@ IMPORTERS: tuple[Importer, ...] = (GgufImporter(), QuantisedImporter())
 
 def importer_of(source: Path) -> Importer | None:
     """Return the importer of ``source``; None for a model folder that needs none."""
-    return next((one for one in IMPORTERS if one.takes(source)), None)
+    return next((importer for importer in IMPORTERS if importer.takes(source)), None)

@@ -86,12 +86,12 @@ def _inputs(layer: Layer, bits: int) -> int:
 
 
 def _bits_by_shape(layer: Layer) -> int:
-    found = int(layer.qzeros.shape[1]) * 32 / int(layer.scales.shape[1])
-    if found not in BITS:
+    bits = int(layer.qzeros.shape[1]) * 32 / int(layer.scales.shape[1])
+    if bits not in BITS:
         raise layer.refuse(
             "qzeros", f"has shape {list(layer.qzeros.shape)}, which 2, 3, 4 or 8 bits do not make"
         )
-    return int(found)
+    return int(bits)
 
 
 def _size_by_shape(layer: Layer, inputs: int, usual: int) -> int:

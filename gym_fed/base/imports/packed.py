@@ -94,9 +94,9 @@ def _layer(tensors: Mapping[str, Any], stem: str, names: set[str]) -> Layer:
     if g_idx is not None and g_idx.numel() == 0:
         g_idx = None
     qweight, qzeros, scales = (tensors[f"{stem}.{part}"] for part in (PACKED, "qzeros", "scales"))
-    found = Layer(stem, qweight, qzeros, scales, g_idx)
-    _require_kinds(found)
-    return found
+    layer = Layer(stem, qweight, qzeros, scales, g_idx)
+    _require_kinds(layer)
+    return layer
 
 
 def _require_kinds(layer: Layer) -> None:
@@ -106,8 +106,8 @@ def _require_kinds(layer: Layer) -> None:
         value = getattr(layer, part)
         if value.ndim != 2 or 0 in value.shape:
             raise layer.refuse(part, f"has shape {list(value.shape)}, two sizes above 0 are needed")
-        wanted = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
-        if not wanted:
+        has_right_dtype = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
+        if not has_right_dtype:
             kind = "a floating type" if part == "scales" else "int32"
             raise layer.refuse(part, f"is of {value.dtype}, {kind} is needed")
     if not bool(layer.scales.isfinite().all()):
@@ -120,9 +120,9 @@ def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str
     Raises:
         GymError: ``MODEL_INVALID``.
     """
-    found = tuple(getattr(layer, part).shape)
-    if found != wanted:
-        raise layer.refuse(part, f"has shape {list(found)}, {because} {list(wanted)} is needed")
+    actual = tuple(getattr(layer, part).shape)
+    if actual != wanted:
+        raise layer.refuse(part, f"has shape {list(actual)}, {because} {list(wanted)} is needed")
 
 
 def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
@@ -150,10 +150,10 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
     require_shape(layer, "g_idx", (inputs,), "for the inputs of qweight")
     if layer.g_idx.is_floating_point():
         raise layer.refuse("g_idx", f"is of {layer.g_idx.dtype}, integers are needed")
-    found = layer.g_idx.long()
-    if int(found.min()) < 0 or int(found.max()) >= groups:
+    groups_of_inputs = layer.g_idx.long()
+    if int(groups_of_inputs.min()) < 0 or int(groups_of_inputs.max()) >= groups:
         raise layer.refuse("g_idx", f"names groups beyond the {groups} there are")
-    return found
+    return groups_of_inputs
 
 
 def unpacked(words: Any, bits: int, dim: int) -> Any:

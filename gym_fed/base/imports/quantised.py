@@ -135,10 +135,10 @@ def _plain_bytes(tensors: StoredTensors, name: str) -> int:
 
 def _beside(source: Path) -> list[Path]:
     """List the tokenizer, template, generation config and licence files."""
-    found = {file for pattern in _BESIDE for file in source.glob(pattern)}
+    files = {file for pattern in _BESIDE for file in source.glob(pattern)}
     return sorted(
         file
-        for file in found
+        for file in files
         if file.name not in _NOT_BESIDE and not file.name.endswith(".index.json") and lies_in(file, source)
     )
 

@@ -47,13 +47,13 @@ def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path 
     requantised = (
         alike and adapter.base is not None and Path(adapter.base).name.lower() != Path(model).name.lower()
     )
-    found = None if given is None or requantised else folder_digest(given)
-    wanted = _recorded(adapter.folder)
-    if found is not None and wanted is None and own is not None:
-        wanted = folder_digest(own)
-    if found is not None and wanted is not None:
-        if found != wanted:
-            raise _other_base(adapter, model, wanted, found)
+    actual = None if given is None or requantised else folder_digest(given)
+    expected = _recorded(adapter.folder)
+    if actual is not None and expected is None and own is not None:
+        expected = folder_digest(own)
+    if actual is not None and expected is not None:
+        if actual != expected:
+            raise _other_base(adapter, model, expected, actual)
         return
     if not alike:
         _log.warning(

@@ -58,8 +58,8 @@ class Adapter:
     @property
     def base(self) -> str | None:
         """The model it was trained on, as its config names it."""
-        found = self.config.get("base_model_name_or_path")
-        return found if isinstance(found, str) and found else None
+        base = self.config.get("base_model_name_or_path")
+        return base if isinstance(base, str) and base else None
 
     @property
     def kind(self) -> str:
@@ -180,8 +180,8 @@ def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
         below = [read_adapter(str(folder), folder) for folder in adapter.below]
         if not chain:
             chain = below
-        elif below and [one.sha256 for one in below] != [one.sha256 for one in chain]:
-            before = ", ".join(one.name for one in chain)
+        elif below and [lower.sha256 for lower in below] != [lower.sha256 for lower in chain]:
+            before = ", ".join(lower.name for lower in chain)
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"adapter: {adapter.name} was trained on a model with {len(below)} adapters merged in, which are not "
@@ -244,7 +244,9 @@ def _own_head(model: Any) -> None:
     layers: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     if not any(isinstance(layer, BaseTunerLayer) for layer in layers) or None in layers:
         return
-    plain: list[Any] = [one.get_base_layer() if isinstance(one, BaseTunerLayer) else one for one in layers]
+    plain: list[Any] = [
+        module.get_base_layer() if isinstance(module, BaseTunerLayer) else module for module in layers
+    ]
     words, head = plain
     if getattr(words, "weight", None) is getattr(head, "weight", False):
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
@@ -333,9 +335,9 @@ def load_on(model: Any, adapter: Adapter) -> Any:
             # Its advice to untie, which ``merged`` does where it matters.
             warnings.filterwarnings("ignore", message="Model with `tie_word_embeddings=True`")
             warnings.simplefilter("ignore", FutureWarning)
-            found = PeftModel.from_pretrained(model, str(adapter.folder))
-        _require_all_factors(found, adapter)
-        return found
+            peft_model = PeftModel.from_pretrained(model, str(adapter.folder))
+        _require_all_factors(peft_model, adapter)
+        return peft_model
     except (ValueError, RuntimeError, KeyError, UserWarning, SafetensorError) as error:
         raise does_not_fit(adapter, type(model).__name__, str(error)) from error
 

@@ -59,6 +59,6 @@ def _is_stateful(config: Any) -> bool:
     """True if transformers marks the model class as unable to go back to an earlier token."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    classes = found if isinstance(found, tuple) else (found,)
+    mapped = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    classes = mapped if isinstance(mapped, tuple) else (mapped,)
     return any(getattr(each, "_is_stateful", False) for each in classes)

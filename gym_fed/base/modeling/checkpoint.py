@@ -36,8 +36,8 @@ class Checkpoint:
     @classmethod
     def find(cls, folder: Path) -> Checkpoint | None:
         """Open a model folder; None in the cases of ``file_tensors``."""
-        found = file_tensors(folder)
-        return None if found is None else cls(found)
+        tensors = file_tensors(folder)
+        return None if tensors is None else cls(tensors)
 
     def is_in(self, dtype: torch.dtype) -> bool:
         """True if every tensor has this dtype, so that a model can use the mapped file."""
@@ -45,13 +45,13 @@ class Checkpoint:
 
     def tensors(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Load every tensor in a dtype, as ``from_pretrained`` takes it for ``state_dict``."""
-        found = {}
+        loaded = {}
         for name, entry in self.entries.items():
             whole = torch.empty(entry.shape, dtype=dtype)
             for at, block in _blocks(entry):
                 whole.view(-1)[at : at + len(block)] = block.to(dtype)
-            found[name] = whole
-        return found
+            loaded[name] = whole
+        return loaded
 
     def mapped(self) -> dict[str, Tensor]:
         """Map every tensor as stored, each in its own map (``mapped_tensor``)."""
@@ -74,8 +74,8 @@ def class_of(config: Any) -> Any:
     """The language model class of a config; None unless there is exactly one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    found = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return None if isinstance(found, tuple) else found
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return None if isinstance(model_class, tuple) else model_class
 
 
 def config_of(folder: Path) -> Any:

@@ -69,7 +69,7 @@ def _no_numbers(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     layers = config.get("num_hidden_layers")
-    there = 1 + max((int(found[1]) for name in shapes if (found := _LAYER.search(name))), default=-1)
+    there = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
     if layers is not None and there and layers > there:  # those that are too many in the files are left out
         yield f"num_hidden_layers is {layers:,}, and the weights have {there:,} layers"
     if config.get("quantization_config") is not None:  # packed weights have other shapes
@@ -96,7 +96,7 @@ def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     """Find a size that no model with these files can have, for an unknown model type."""
     most_layers = max(_SPARE_LAYERS, len(shapes))
     widest = _WEIGHTS_A_NUMBER * sum(map(math.prod, shapes.values()))
-    for part in (config, *(one for one in config.values() if isinstance(one, dict))):
+    for part in (config, *(section for section in config.values() if isinstance(section, dict))):
         for keys, most in ((_LAYERS, most_layers), (_WIDTHS, widest)):
             for key in keys:
                 if type(value := part.get(key)) is int and value > most:

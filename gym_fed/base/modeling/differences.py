@@ -63,11 +63,11 @@ def require_same_settings(
     Raises:
         GymError: ``BASE_MISMATCH`` naming the settings and both values.
     """
-    found = [
+    differences = [
         *_config_differences(getattr(base, "config", None), getattr(tuned, "config", None)),
         *_tokenizer_differences(*tokenizers),
     ]
-    computed = [str(one) for one in found if one.computes]
+    computed = [str(difference) for difference in differences if difference.computes]
     if computed and not allow:
         more = f" and {len(computed) - _SHOWN} more" if len(computed) > _SHOWN else ""
         raise GymError(
@@ -75,7 +75,7 @@ def require_same_settings(
             f"{name} differs from its base in more than weights: {'; '.join(computed[:_SHOWN])}{more}",
             f"a delta holds weights only, so base plus delta would be another model; to go on all the same: {ALLOW}",
         )
-    return found
+    return differences
 
 
 def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
@@ -109,7 +109,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _tokenizer_differences(base: Any, tuned: Any) -> Iterator[Difference]:
     """Compare token ids rather than files, since one tokenizer may be saved in several forms."""
-    base, tuned = (getattr(one, "tokenizer", one) for one in (base, tuned))
+    base, tuned = (getattr(tokenizer, "tokenizer", tokenizer) for tokenizer in (base, tuned))
     if base is None or tuned is None:
         return
     old, new = base.get_vocab(), tuned.get_vocab()

@@ -47,19 +47,22 @@ def convert_to_mixture_of_depths(
     Raises:
         GymError: ``MODEL_INVALID`` when the model has routers already, too few blocks, or blocks of another kind.
     """
-    what = f"mixture_of_depths: {type(model).__name__}"
+    subject = f"mixture_of_depths: {type(model).__name__}"
     if isinstance(model, RoutedModel):
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"{what} has routers already", "remove the key to train it on"
+            ErrorCode.MODEL_INVALID, f"{subject} has routers already", "remove the key to train it on"
         )
     layers = getattr(model.base_model, "layers", None)
     if layers is None or "position_embeddings" not in inspect.signature(type(layers[0]).forward).parameters:
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"{what} has no blocks that can be routed", "use a Llama or Qwen3 model"
+            ErrorCode.MODEL_INVALID,
+            f"{subject} has no blocks that can be routed",
+            "use a Llama or Qwen3 model",
         )
     if every > len(layers):
         raise GymError(
-            ErrorCode.MODEL_INVALID, f"{what} has {len(layers)} blocks, and every {every}th is to be routed"
+            ErrorCode.MODEL_INVALID,
+            f"{subject} has {len(layers)} blocks, and every {every}th is to be routed",
         )
     generator = torch.Generator().manual_seed(seed)
     for layer in layers[every - 1 :: every]:

@@ -47,13 +47,17 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
             raise _refused(
                 where, key, f"{plain(pattern, 80)!r} has {len(pattern)} characters, {MAX_CHARS} at most"
             )
-    wanted = {_AS_PEFT_DOES[key].format(p=one): (key, one) for key, one in given if not _PLAIN.fullmatch(one)}
-    if not wanted:
+    patterns = {
+        _AS_PEFT_DOES[key].format(p=regex): (key, regex)
+        for key, regex in given
+        if not _PLAIN.fullmatch(regex)
+    }
+    if not patterns:
         return
     try:
-        require_quick_match(list(wanted), [*names])
+        require_quick_match(list(patterns), [*names])
     except UnusablePatternError as error:
-        key, pattern = wanted[error.pattern]
+        key, pattern = patterns[error.pattern]
         raise _refused(where, key, f"{plain(pattern, 200)!r} {plain(error.problem, 200)}") from error
 
 
@@ -69,7 +73,7 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, str):
             yield key, value
         elif key not in _NAMES:
-            yield from ((key, one) for one in value if isinstance(one, str))
+            yield from ((key, pattern) for pattern in value if isinstance(pattern, str))
 
 
 def _refused(where: str, key: str, what: str) -> GymError:

@@ -77,10 +77,10 @@ def unreadable(name: str, error: Exception) -> GymError:
 
 
 def _require(module: str, what: str) -> None:
-    found = None
+    spec = None
     with suppress(ModuleNotFoundError):
-        found = importlib.util.find_spec(module)
-    if found is None:
+        spec = importlib.util.find_spec(module)
+    if spec is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             f"{what} needs the package {module}, which is not installed",

@@ -33,9 +33,9 @@ def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[Rendered
     """
     given = renderer.tokenizer.chat_template
     templates = list(given.values()) if isinstance(given, Mapping) else [given]
-    if all(is_trusted(str(one)) for one in templates):
+    if all(is_trusted(str(template)) for template in templates):
         return [renderer.render(row, place) for row, place in rows]
-    return [one for batch in _batches(rows) for one in _bounded(renderer, batch)]
+    return [template for batch in _batches(rows) for template in _bounded(renderer, batch)]
 
 
 def _batches(rows: Sequence[Placed]) -> Iterator[list[list[Any]]]:
@@ -98,8 +98,8 @@ def render_in_child(
         with present_time_set(moment):
             return render_in_child(rows, tokenizer, how, None)
     renderer = ChatRenderer(_RowTokenizer(**tokenizer), **how)
-    found = [renderer.render(row, place) for row, place in rows]
-    return [[one.text, one.spans] for one in found]
+    conversations = [renderer.render(row, place) for row, place in rows]
+    return [[conversation.text, conversation.spans] for conversation in conversations]
 
 
 @dataclass(frozen=True)

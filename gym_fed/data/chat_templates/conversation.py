@@ -64,11 +64,11 @@ def write_answered(
         template = template_of(tokenizer, tools)
         messages = _folded(template, messages)
         text = template.text(messages, tools, prompt=not answer)
-        what = left_out(template, messages, tools, text, first=len(prompt)) if answer else None
+        missing = left_out(template, messages, tools, text, first=len(prompt)) if answer else None
     except (TemplateError, TypeError) as error:
         raise _refused(place, error) from error
-    if what is not None:
-        raise _lost(place, what)
+    if missing is not None:
+        raise _lost(place, missing)
     return text
 
 
@@ -125,16 +125,16 @@ class ChatRenderer:
         messages = _folded(template, messages)
         if not self.assistant_only and not silent:
             return RenderedConversation(text, [(0, len(text))])
-        wanted = turns - silent if self.assistant_only else silent
+        selected = turns - silent if self.assistant_only else silent
         if own:
-            text, found = own_marks(template, messages, tools, self.ends)
+            text, spans_of = own_marks(template, messages, tools, self.ends)
         elif counterpart is not None:
-            text, found = trimmed_marks(template, messages, tools, self.ends)
+            text, spans_of = trimmed_marks(template, messages, tools, self.ends)
         else:
-            text, found = by_prefix(template, messages, tools, wanted, self.ends)
+            text, spans_of = by_prefix(template, messages, tools, selected, self.ends)
         if self.reasoning == "off" and self.assistant_only:
-            found = {turn: _after_empty_thoughts(text, spans) for turn, spans in found.items()}
-        spans = [span for turn in sorted(wanted) for span in found.get(turn, ())]
+            spans_of = {turn: _after_empty_thoughts(text, spans) for turn, spans in spans_of.items()}
+        spans = [span for turn in sorted(selected) for span in spans_of.get(turn, ())]
         return RenderedConversation(text, spans if self.assistant_only else _between(spans, len(text)))
 
     @cached_property
@@ -148,25 +148,25 @@ class ChatRenderer:
 def _clean(message: Message, reasoning: Reasoning) -> Message:
     """Normalise a message for templates: reasoning under one key, no weight."""
     thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
-    kept = {
+    cleaned = {
         key: value
         for key, value in message.items()
         if value is not None and key != "weight" and key not in REASONING_KEYS
     }
     if thought is not None and reasoning == "learn":
-        kept["reasoning_content"] = thought
-    return kept
+        cleaned["reasoning_content"] = thought
+    return cleaned
 
 
 def _after_empty_thoughts(text: str, spans: Sequence[Span]) -> list[Span]:
     """Move the start of each span behind an empty thought at its beginning."""
-    found = [(_EMPTY_THOUGHT.match(text, start, end), start, end) for start, end in spans]
-    return [(thought.end() if thought else start, end) for thought, start, end in found]
+    thoughts = [(_EMPTY_THOUGHT.match(text, start, end), start, end) for start, end in spans]
+    return [(thought.end() if thought else start, end) for thought, start, end in thoughts]
 
 
 def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> set[int]:
     """Indices of the assistant's messages that are not learned."""
-    found = set()
+    numbers = set()
     for number, message in enumerate(messages):
         weight = message.get("weight", 1)
         if weight not in (0, 1):
@@ -176,26 +176,26 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
                 "a message's weight is 1 (learned) or 0 (not learned); data: weight repeats whole sources",
             )
         if weight == 0 and message["role"] == "assistant":
-            found.add(number)
+            numbers.add(number)
         elif weight == 0 and prompts_too:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{place}: a message of the {message['role']} role has weight 0, and prompts are learned, too",
                 "leave assistant_only_loss and train_on_prompt alone, or drop the weight",
             )
-    return found
+    return numbers
 
 
 def _showing(template: Template, messages: list[Message], tools: Any, place: str) -> tuple[Template, str]:
     """The template, changed if needed to show the whole row, and the rendered text."""
-    what = None
+    missing = None
     for candidate in (template, showing_history(template)):
         turns = _folded(candidate, messages)
         text = candidate.text(turns, tools)
-        what = left_out(candidate, turns, tools, text)
-        if what is None:
+        missing = left_out(candidate, turns, tools, text)
+        if missing is None:
             return candidate, text
-    raise _lost(place, str(what))
+    raise _lost(place, str(missing))
 
 
 def _refused(place: str, error: Exception) -> GymError:

@@ -37,16 +37,16 @@ def trimmed_marks(
     template: Template, messages: list[Message], tools: Any, ends: tuple[str, ...]
 ) -> tuple[str, dict[int, list[Span]]]:
     """Run ``own_marks`` on a training template, without the generation prompt at the start of spans."""
-    text, found = own_marks(template, messages, tools, ends)
-    for turn, spans in found.items():
+    text, spans_of = own_marks(template, messages, tools, ends)
+    for turn, spans in spans_of.items():
         start, end = spans[0]
         if turn:
             prompt = template.text(messages[:turn], tools, prompt=True)
             start = min(max(start, _shared(text, prompt)), end)
         else:
             start = min(start + _opened(text[start:end], _opening(template)), end)
-        found[turn] = [(start, end), *spans[1:]]
-    return text, found
+        spans_of[turn] = [(start, end), *spans[1:]]
+    return text, spans_of
 
 
 def by_prefix(
@@ -61,7 +61,7 @@ def by_prefix(
         UnclearTurnsError: When a template writes a turn otherwise once another one follows.
     """
     text = template.text(messages, tools)
-    found = {}
+    spans_of = {}
     for turn in sorted(turns):
         after = template.text(messages[: turn + 1], tools)
         start = _start(template, messages[:turn], tools, after)
@@ -69,14 +69,14 @@ def by_prefix(
             after = _unclosed(text, after, ends)
         if start is None or start > len(after) or not text.startswith(after):
             raise UnclearTurnsError
-        found[turn] = [_trimmed(text, (start, len(after)), ends)]
-    return text, found
+        spans_of[turn] = [_trimmed(text, (start, len(after)), ends)]
+    return text, spans_of
 
 
 def _unclosed(text: str, after: str, ends: tuple[str, ...]) -> str:
     """Strip the token that the template adds after whole conversations (Phi-4-mini), if ``text`` also ends with it."""
-    found = (end for end in ends if end and after.endswith(end) and text.endswith(end))
-    return after.removesuffix(next(found, ""))
+    shared_ends = (end for end in ends if end and after.endswith(end) and text.endswith(end))
+    return after.removesuffix(next(shared_ends, ""))
 
 
 def _start(template: Template, before: list[Message], tools: Any, text: str) -> int | None:
@@ -99,7 +99,7 @@ def _by_message(
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if len(spans) == len(turns):
         return {turn: [span] for turn, span in zip(turns, spans, strict=True)}
-    found, before = {}, 0
+    spans_of, before = {}, 0
     for turn in turns:
         count = len(spans)
         if turn != turns[-1]:
@@ -108,10 +108,10 @@ def _by_message(
             count = min(count, len(closing))  # an end of the text, which only the last turn has
         if not before < count <= len(spans):
             raise UnclearTurnsError
-        found[turn], before = spans[before:count], count
+        spans_of[turn], before = spans[before:count], count
     if before != len(spans):
         raise UnclearTurnsError
-    return found
+    return spans_of
 
 
 def _shared(text: str, prompt: str) -> int:

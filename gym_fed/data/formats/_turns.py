@@ -207,9 +207,9 @@ def _weight(turn: Raw, role: str) -> Message:
             if key in _SWITCHES
             else isinstance(weight, int | float) and weight in (0, 1)
         ):
-            wanted = "true or false" if key in _SWITCHES else "0 or 1"
+            expected = "true or false" if key in _SWITCHES else "0 or 1"
             raise BadRow(
-                f"{key!r} of the {role}'s turn is {weight!r}, expected {wanted}",
+                f"{key!r} of the {role}'s turn is {weight!r}, expected {expected}",
                 "a turn is learned or it is not; round the weight, or drop the row",
             )
     if len({float(weight) for weight in given.values()}) > 1:
@@ -229,9 +229,9 @@ def _reasoning(turn: Raw, role: str) -> Message:
         BadRow: For reasoning that is no text, is given twice, or is not the assistant's.
     """
     given = {key: string(turn, key, optional=True) for key in _REASONING}
-    found = {key: text for key, text in given.items() if text}
-    if found and role != "assistant":
-        raise BadRow(f"{next(iter(found))!r} in a turn of the {role}", "only the assistant reasons")
-    if len(set(found.values())) > 1:
-        raise BadRow(f"{' and '.join(map(repr, found))} of one turn differ", "give one of them")
-    return {"reasoning_content": next(iter(found.values()))} if found else {}
+    texts = {key: text for key, text in given.items() if text}
+    if texts and role != "assistant":
+        raise BadRow(f"{next(iter(texts))!r} in a turn of the {role}", "only the assistant reasons")
+    if len(set(texts.values())) > 1:
+        raise BadRow(f"{' and '.join(map(repr, texts))} of one turn differ", "give one of them")
+    return {"reasoning_content": next(iter(texts.values()))} if texts else {}

@@ -106,8 +106,8 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
     if value is None and key in columns_of(row):
         raise EmptyCell(repr(key))
     if not isinstance(value, str):
-        found = "is missing" if key not in row else f"is {type(value).__name__}"
-        raise BadRow(f"{key!r} {found}, expected text", f"give {key!r} as a JSON string")
+        problem = "is missing" if key not in row else f"is {type(value).__name__}"
+        raise BadRow(f"{key!r} {problem}, expected text", f"give {key!r} as a JSON string")
     if not optional and not value.strip():
         raise EmptyCell(repr(key))
     return value
@@ -177,9 +177,9 @@ _unread: ContextVar[set[str] | None] = ContextVar("unread keys of a row", defaul
 
 def note_unread(names: Iterable[str]) -> None:
     """Record keys of a row with values that nothing reads; see ``unread_noted``."""
-    found = _unread.get()
-    if found is not None:
-        found.update(map(str, names))
+    unread = _unread.get()
+    if unread is not None:
+        unread.update(map(str, names))
 
 
 @contextmanager
@@ -204,15 +204,15 @@ def tools_of(row: Raw) -> list[Raw]:
         tools = parsed(tools, "tools") if tools.strip() else None
     if not tools:
         return []
-    found = []
+    checked = []
     for tool in tools if isinstance(tools, list) else [tools]:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(
                 "'tools' holds something that is no function", "give each tool a name and parameters"
             )
-        found.append({"type": "function", "function": function})
-    return found
+        checked.append({"type": "function", "function": function})
+    return checked
 
 
 def images_of(row: Raw) -> list[Any]:

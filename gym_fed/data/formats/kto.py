@@ -28,9 +28,9 @@ class KtoFormat(Format):
         images: list[Any] = []
         prompt, completion = _halves(row, images)
         require_learned([completion])
-        found = {"prompt": prompt, "completion": completion, "label": _label(row)}
+        converted = {"prompt": prompt, "completion": completion, "label": _label(row)}
         read = ("completion", "label", "kto_tag", *PROMPT_KEYS)
-        return with_context(row, found, *read, images=images)
+        return with_context(row, converted, *read, images=images)
 
 
 def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:
@@ -47,8 +47,10 @@ def _label(row: Raw) -> bool:
     key = "kto_tag" if "kto_tag" in row else "label"
     liked = label_of(row.get(key))
     if liked is None:
-        found = "is missing" if key not in row else f"is {row[key]!r}"
-        raise BadRow(f"{key!r} {found}, expected true or false (or 1 or 0)", "true when the answer was liked")
+        problem = "is missing" if key not in row else f"is {row[key]!r}"
+        raise BadRow(
+            f"{key!r} {problem}, expected true or false (or 1 or 0)", "true when the answer was liked"
+        )
     return liked
 
 

@@ -28,8 +28,8 @@ class Preference(Format):
         require_learned([chosen, rejected])
         if chosen == rejected:
             raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
-        found = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        return with_context(row, found, *_READ, images=images)
+        converted = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return with_context(row, converted, *_READ, images=images)
 
 
 def _common_names(row: Raw) -> Raw:

@@ -15,12 +15,14 @@ class Text(Format):
         return "text" in row
 
     def read(self, row: Raw) -> Raw:
-        found = with_context(row, {"text": string(row, "text")}, "text")
-        if lost := [key for key in ("tools", "images") if key in found] + ["system"] * bool(system_of(row)):
+        converted = with_context(row, {"text": string(row, "text")}, "text")
+        if lost := [key for key in ("tools", "images") if key in converted] + ["system"] * bool(
+            system_of(row)
+        ):
             raise BadRow(
                 f"has {lost[0]!r} beside its text", "write a conversation (messages), or remove the key"
             )
-        return found
+        return converted
 
     def write(self, row: Raw) -> Raw:
         if "text" not in row:

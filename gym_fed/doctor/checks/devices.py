@@ -88,11 +88,11 @@ def _limits() -> list[tuple[int, int]]:
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
     )
-    found = []
+    limits = []
     for limit, used, stat in names:
         if (most := _read_number(GROUPS / limit)) is not None:
-            found.append((most, (_read_number(GROUPS / used) or 0) - _idle_file_bytes(GROUPS / stat)))
-    return found
+            limits.append((most, (_read_number(GROUPS / used) or 0) - _idle_file_bytes(GROUPS / stat)))
+    return limits
 
 
 def _idle_file_bytes(stat: Path) -> int:

@@ -27,16 +27,16 @@ class Plugins(Check):
 
 def judge_plugin(kind: Registry[Any], name: str) -> Finding:
     """Check one member of another package."""
-    what = f"plug-in: {kind.kind} {plain(name, 60)}"
+    subject = f"plug-in: {kind.kind} {plain(name, 60)}"
     try:
         origin = kind.origin(name)
         kind.type_of(name)
     except (GymError, MemberError) as error:
         message, hint = (error.message, error.hint) if isinstance(error, GymError) else (str(error), None)
-        return Finding(what, Level.FAIL, plain(message), plain(hint or "repair or remove the package"))
+        return Finding(subject, Level.FAIL, plain(message), plain(hint or "repair or remove the package"))
     assert origin is not None
     whose = plain(f"{origin.distribution} {origin.version}", 120)
-    return Finding(what, Level.OK, f"{whose}, sha256 {origin.digest[:16]}")
+    return Finding(subject, Level.OK, f"{whose}, sha256 {origin.digest[:16]}")
 
 
 def judge_shadowed(kind: str, point: EntryPoint) -> Finding:

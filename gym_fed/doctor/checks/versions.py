@@ -37,8 +37,8 @@ class Versions(Check):
 
 def installed_distribution() -> metadata.Distribution | None:
     """The installed distribution; an ``egg-info`` left by a build in the working directory is ignored."""
-    found = list(metadata.distributions(name=DISTRIBUTION))
-    return next((d for d in found if d.read_text("RECORD") is not None), None)
+    distributions = list(metadata.distributions(name=DISTRIBUTION))
+    return next((d for d in distributions if d.read_text("RECORD") is not None), None)
 
 
 def judge_python(version: str, wanted: str) -> Finding:

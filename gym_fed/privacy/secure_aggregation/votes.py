@@ -70,8 +70,8 @@ def signs(delta: DeltaFile, name: str, spec: BaseSpec) -> NDArray[np.int8]:
         return np.zeros(math.prod(spec.shapes[name]), np.int8)
     decoded = delta.decode(name).sign().reshape(-1)
     delta.release(name)
-    found: NDArray[np.int8] = decoded.numpy().astype(np.int8)
-    return found
+    votes: NDArray[np.int8] = decoded.numpy().astype(np.int8)
+    return votes
 
 
 def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
@@ -80,13 +80,13 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
     Raises:
         GymError: ``UPDATE_REFUSED``.
     """
-    size, wanted = path.stat().st_size, masked_bytes(spec, bits)
+    size, expected = path.stat().st_size, masked_bytes(spec, bits)
     with path.open("rb") as file:
         head = file.read(HEADER_BYTES)
-    if head != _header(bits, spec) or size != wanted:
+    if head != _header(bits, spec) or size != expected:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"object of {size} bytes is no file of masked votes: {wanted} bytes with {bits} bits a coordinate are due",
+            f"not a file of masked votes: it has {size} bytes, and {bits} bits per coordinate take {expected}",
             "this hub aggregates securely and takes masked votes only",
         )
 

@@ -93,16 +93,16 @@ def _stretch(products: Array, shares: Array) -> tuple[float, Array]:
     """The largest eigenvalue of the covariance, and the squared projection of each update on its eigenvector, up to a
     factor; 0 for updates of weight zero.
     """
-    kept = np.nonzero(shares)[0]
-    part, roots = shares[kept], np.sqrt(shares[kept])
-    inner = products[np.ix_(kept, kept)]
+    positive = np.nonzero(shares)[0]
+    part, roots = shares[positive], np.sqrt(shares[positive])
+    inner = products[np.ix_(positive, positive)]
     along = symmetric_times(inner, part)
     centred = inner - along - along[:, None] + dot(part, along)
     if np.abs(centred).max() <= _ROUNDING * inner.diagonal().max():
         return 0.0, np.zeros(len(shares))
     largest, direction = top_eigenvector(centred * roots * roots[:, None])
     projections = np.zeros(len(shares))
-    projections[kept] = symmetric_times(centred, roots * direction) ** 2
+    projections[positive] = symmetric_times(centred, roots * direction) ** 2
     return largest, projections
 
 
@@ -171,10 +171,10 @@ def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float
     assert pivots is not None, "it is Gershgorin's bound, or bisection found it above all eigenvalues"
     for _ in range(100):
         closer = high - 1.0 / _slope(beside, pivots)
-        found = _pivots(middle, beside, closer)
-        if found is None or closer >= high - 1e-15 * reach:
+        closer_pivots = _pivots(middle, beside, closer)
+        if closer_pivots is None or closer >= high - 1e-15 * reach:
             break
-        high, pivots = closer, found
+        high, pivots = closer, closer_pivots
     solved = [1.0] * len(middle)
     for _ in range(4):
         for k in range(1, len(solved)):
@@ -185,19 +185,21 @@ def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float
         size = math.hypot(*solved)
         solved = [part / size for part in solved]
     value = sum(m * part * part for m, part in zip(middle, solved, strict=True))
-    value += 2.0 * sum(b * one * other for b, one, other in zip(beside, solved[:-1], solved[1:], strict=True))
+    value += 2.0 * sum(
+        b * left * right for b, left, right in zip(beside, solved[:-1], solved[1:], strict=True)
+    )
     return value, solved
 
 
 def _pivots(middle: list[float], beside: list[float], shift: float) -> list[float] | None:
     """Pivots of ``shift - matrix``; None if one is not positive, so that an eigenvalue is at least ``shift``."""
-    found: list[float] = []
+    pivots: list[float] = []
     for k, m in enumerate(middle):
-        pivot = shift - m - (beside[k - 1] ** 2 / found[-1] if k else 0.0)
+        pivot = shift - m - (beside[k - 1] ** 2 / pivots[-1] if k else 0.0)
         if pivot <= 0.0:
             return None
-        found.append(pivot)
-    return found
+        pivots.append(pivot)
+    return pivots
 
 
 def _slope(beside: list[float], pivots: list[float]) -> float:

@@ -40,5 +40,7 @@ class FLTrustCAF(WeightRule):
         scaled = gram.combined(CombinationWeights.scaled(factors, gram.weights))
         counts = (trust > 0.0).to(torch.float64)
         limit = MAX_STRETCH * float(gram.root[-1])
-        kept = 1.0 - 2.0 * self.num_malicious_nodes / gram.count
-        return torch.from_numpy(filtered(scaled.products.numpy(), counts.numpy(), kept, limit)) * factors
+        honest_share = 1.0 - 2.0 * self.num_malicious_nodes / gram.count
+        return (
+            torch.from_numpy(filtered(scaled.products.numpy(), counts.numpy(), honest_share, limit)) * factors
+        )

@@ -59,10 +59,10 @@ class GeometricMedian(WeightRule):
     def weigh(self, gram: GramMatrix) -> Tensor:
         """Weight the updates; raises ``INTERNAL`` if ``max_iterations`` is too low."""
         weights = gram.weights.numpy()
-        found = spatial_median(
+        coefficients = spatial_median(
             gram.products.numpy(), weights, self.config.tolerance, self.config.max_iterations
         )
-        return torch.from_numpy(found)
+        return torch.from_numpy(coefficients)
 
 
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -149,8 +149,8 @@ class _MedianSearch:
         )
 
     def _reaches(self, along: Array, square: float) -> Array:
-        found: Array = np.sqrt((self.squares - 2.0 * along + square).clip(min=0.0) + self.smoothing)
-        return found
+        reaches: Array = np.sqrt((self.squares - 2.0 * along + square).clip(min=0.0) + self.smoothing)
+        return reaches
 
     def _newton(self, point: Array, along: Array, reaches: Array, gradient: Array) -> Array:
         """Approximate ``-hessian^-1 gradient``; the hessian is ``sum_i share_i / reach_i (1 - u_i u_i^T)``."""
@@ -201,8 +201,8 @@ def _medoids(products: Array, shares: Array) -> NDArray[np.intp]:
     more = squares[:, None] - squares[first] - 2.0 * (products - products[first])
     excess = symmetric_times(np.divide(more, both, out=np.zeros_like(both), where=both > 0.0), shares)
     typical = float(np.sort(distances[first])[len(shares) // 2])
-    found: NDArray[np.intp] = np.nonzero(excess <= excess.min() + 1e-12 * typical)[0]
-    return found
+    medoids: NDArray[np.intp] = np.nonzero(excess <= excess.min() + 1e-12 * typical)[0]
+    return medoids
 
 
 def _one_of(index: int, count: int) -> Array:

@@ -44,9 +44,9 @@ class MinimumDiameter(WeightRule):
         super().check(weights)
 
     def weigh(self, gram: GramMatrix) -> Tensor:
-        kept = _closest_together(gram.squared_distances(), self.num_malicious_nodes)
+        selected = _closest_together(gram.squared_distances(), self.num_malicious_nodes)
         coefficients = torch.zeros(gram.count, dtype=torch.float64)
-        coefficients[kept] = 1.0 / len(kept)
+        coefficients[selected] = 1.0 / len(selected)
         return coefficients
 
 
@@ -117,20 +117,20 @@ class Conflicts:
 
 def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
     """A vertex cover of at most ``limit`` vertices outside ``stays``, as a bit mask; None if there is none."""
-    taken = 0
+    forced = 0
     while edges:
-        room = limit - taken.bit_count()
+        room = limit - forced.bit_count()
         degrees = [neighbours.bit_count() for neighbours in edges.values()]
         if room <= 0 or sum(degrees) > 2 * room * max(degrees):
             return None
         certain = _certain(edges, stays, room)
         if certain is None:
-            return taken | found if (found := _branch(edges, stays, room)) is not None else None
+            return forced | rest if (rest := _branch(edges, stays, room)) is not None else None
         if certain & stays:
             return None
-        taken |= certain
+        forced |= certain
         edges = _without(edges, certain)
-    return taken if taken.bit_count() <= limit else None
+    return forced if forced.bit_count() <= limit else None
 
 
 def _certain(edges: dict[int, int], stays: int, room: int) -> int | None:
@@ -151,9 +151,9 @@ def _branch(edges: dict[int, int], stays: int, room: int) -> int | None:
     vertex = max(edges, key=lambda v: edges[v].bit_count())
     for side in (1 << vertex, edges[vertex]):
         if side.bit_count() <= room and not side & stays:
-            found = _cover(_without(edges, side), stays, room - side.bit_count())
-            if found is not None:
-                return side | found
+            rest = _cover(_without(edges, side), stays, room - side.bit_count())
+            if rest is not None:
+                return side | rest
     return None
 
 

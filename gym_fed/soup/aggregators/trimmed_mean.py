@@ -56,9 +56,9 @@ class TrimmedMean(CoordinateRule):
     def formula(self, updates: Tensor, weights: Tensor) -> Tensor:
         """``sum_k w_k x_k / sum_k w_k`` over the ranks k from ``trim + 1`` to ``n - trim`` of each coordinate."""
         values, order = updates.sort(dim=0, stable=True)
-        kept = slice(self.trim, len(updates) - self.trim)
-        counted = weights[order][kept]
-        return (counted * values[kept]).sum(dim=0) / counted.sum(dim=0)
+        middle = slice(self.trim, len(updates) - self.trim)
+        counted = weights[order][middle]
+        return (counted * values[middle]).sum(dim=0) / counted.sum(dim=0)
 
     def _aggregate(self, updates: Tensor, weights: Tensor) -> Tensor:
         rows = updates.contiguous()

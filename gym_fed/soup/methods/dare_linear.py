@@ -38,8 +38,8 @@ class DareLinear(MergeMethod):
 
     def _merge(self, task: TensorTask) -> Tensor:
         density, seed = self.config.density, self.config.seed
-        kept = [
+        sparse = [
             dropped_at_random(delta, density, draws(seed, task.name, index, delta.shape))
             for index, delta in enumerate(task.deltas)
         ]
-        return combination(kept, task.shares)
+        return combination(sparse, task.shares)

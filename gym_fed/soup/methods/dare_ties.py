@@ -28,8 +28,8 @@ class DareTies(MergeMethod):
 
     def _merge(self, task: TensorTask) -> Tensor:
         density, seed = self.config.density, self.config.seed
-        kept = [
+        sparse = [
             dropped_at_random(delta, density, draws(seed, task.name, index, delta.shape))
             for index, delta in enumerate(task.deltas)
         ]
-        return sign_consensus(kept, task.weights, votes=task.weights)
+        return sign_consensus(sparse, task.weights, votes=task.weights)

@@ -53,13 +53,13 @@ class Della(MergeMethod):
     config: DellaConfig
 
     def _merge(self, task: TensorTask) -> Tensor:
-        kept = [
+        sparse = [
             self._pruned(delta, draws(self.config.seed, task.name, index, delta.shape))
             for index, delta in enumerate(task.deltas)
         ]
         if self.config.elect_signs:
-            return sign_consensus(kept, task.weights, votes=task.weights)
-        return combination(kept, task.shares)
+            return sign_consensus(sparse, task.weights, votes=task.weights)
+        return combination(sparse, task.shares)
 
     def _pruned(self, delta: Tensor, uniform: Tensor) -> Tensor:
         cols = delta.shape[1]

@@ -45,19 +45,19 @@ class GreedySoup(MergeMethod):
         self._steps = []
         for model in sorted(range(count), key=lambda index: (-alone[index], index)):
             candidate = _mean(sorted([*soup, model]), count)
-            found = _number(score(candidate)) if soup else alone[model]
-            veto = gate(candidate) if gate is not None and found >= best else None
-            if found == -math.inf:
+            value = _number(score(candidate)) if soup else alone[model]
+            veto = gate(candidate) if gate is not None and value >= best else None
+            if value == -math.inf:
                 why = "has no finite score"
-            elif found < best:
-                why = f"the soup would score {found:.6g}, not {best:.6g}"
+            elif value < best:
+                why = f"the soup would score {value:.6g}, not {best:.6g}"
             else:
                 why = veto or ""
             self._steps.append(
-                {"model": model, "alone": _plain(alone[model]), "score": _plain(found), "refused": why}
+                {"model": model, "alone": _plain(alone[model]), "score": _plain(value), "refused": why}
             )
             if not why:
-                soup, best = [*soup, model], found
+                soup, best = [*soup, model], value
         if not soup:
             reasons = "; ".join(f"{step['model']}: {step['refused']}" for step in self._steps)
             raise GymError(ErrorCode.UPDATE_REFUSED, f"no model may join the soup ({reasons})")

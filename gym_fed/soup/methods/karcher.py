@@ -60,20 +60,20 @@ class Karcher(MergeMethod):
         length = _norm(_combined(weights, units))
         if length < _NOWHERE:
             return np.zeros_like(weights)
-        found = weights / length
+        direction = weights / length
         for _ in range(self.config.max_iterations):
-            mean = _combined(found, units)
+            mean = _combined(direction, units)
             cosines = np.clip((units * mean).sum(axis=1), -1.0, 1.0)
             sines = np.sqrt((1.0 - cosines) * (1.0 + cosines))
             # log_mean(u) = angle / sine * (u - cosine * mean), which tends to u - mean where the two meet.
             stretch = np.where(cosines > 0, 1.0, 0.0)
             np.divide(np.arccos(cosines), sines, out=stretch, where=sines > 1e-12)
-            step = weights * stretch - float((weights * stretch * cosines).sum()) * found
+            step = weights * stretch - float((weights * stretch * cosines).sum()) * direction
             length = _norm(_combined(step, units))
             if length < self.config.tolerance:
-                return found
-            found = np.cos(length) * found + np.sin(length) / length * step
-            found = found / _norm(_combined(found, units))
+                return direction
+            direction = np.cos(length) * direction + np.sin(length) / length * step
+            direction = direction / _norm(_combined(direction, units))
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"tensor {name!r}: the Karcher mean is not found to {self.config.tolerance} in "

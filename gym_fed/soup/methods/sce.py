@@ -49,8 +49,8 @@ class Sce(MergeMethod):
         )
         if not bool(squares.any()):
             return torch.zeros(task.deltas.shape[1:])
-        kept = [torch.where(selected, delta, 0.0) for delta in task.deltas]
-        return sign_consensus(kept, squares / squares.max(), votes=torch.ones_like(squares))
+        sparse = [torch.where(selected, delta, 0.0) for delta in task.deltas]
+        return sign_consensus(sparse, squares / squares.max(), votes=torch.ones_like(squares))
 
     def _selected(self, deltas: Tensor) -> Tensor:
         """``[rows, cols]`` bool mask of the selected elements."""
@@ -58,8 +58,8 @@ class Sce(MergeMethod):
             return torch.ones(deltas.shape[1:], dtype=torch.bool)
         variance = _variance(deltas)
         size = variance.numel()
-        wanted = size - whole_share(1.0 - self.config.select, size)
-        return largest(variance, wanted) & (variance > 0)
+        count = size - whole_share(1.0 - self.config.select, size)
+        return largest(variance, count) & (variance > 0)
 
 
 def _variance(deltas: Tensor) -> Tensor:

@@ -34,5 +34,5 @@ class Ties(MergeMethod):
     config: TiesConfig
 
     def _merge(self, task: TensorTask) -> Tensor:
-        kept = [trimmed(delta, self.config.density) for delta in task.deltas]
-        return sign_consensus(kept, task.weights, votes=task.weights)
+        sparse = [trimmed(delta, self.config.density) for delta in task.deltas]
+        return sign_consensus(sparse, task.weights, votes=task.weights)

@@ -36,10 +36,10 @@ class NNM(PreAggregator):
         honest = count - self.num_malicious_nodes
         if (self.config.num_neighbours or 1) > honest:
             asked = self.config.num_neighbours
-            what = "one update" if asked is None else f"num_neighbours: {asked}"
+            mixed = "one update" if asked is None else f"num_neighbours: {asked}"
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"pre-aggregator 'nnm' with {what} and num_malicious_nodes: {self.num_malicious_nodes} needs "
+                f"pre-aggregator 'nnm' with {mixed} and num_malicious_nodes: {self.num_malicious_nodes} needs "
                 f"{(asked or 1) + self.num_malicious_nodes} updates, not {count}",
                 "wait for more contributors, or lower num_neighbours",
             )

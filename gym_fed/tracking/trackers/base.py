@@ -76,13 +76,13 @@ class Tracker(ABC):
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten ``{"lora": {"r": 4}}`` to ``{"lora.r": 4}``."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{key}."))
+            flattened.update(flat(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flattened[f"{prefix}{key}"] = value
+    return flattened
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -54,5 +54,5 @@ def _append(file: Path, line: Mapping[str, Any]) -> None:
 
 def _cut(file: Path, last_step: int) -> None:
     """Drop the lines of steps that will be repeated."""
-    kept = [line for line in read_lines(file) if line["step"] <= last_step]
-    write_atomically(file, "".join(f"{json.dumps(line)}\n" for line in kept).encode("utf-8"))
+    earlier = [line for line in read_lines(file) if line["step"] <= last_step]
+    write_atomically(file, "".join(f"{json.dumps(line)}\n" for line in earlier).encode("utf-8"))

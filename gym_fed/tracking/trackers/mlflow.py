@@ -35,14 +35,14 @@ class MLflow(Tracker):
         else:
             number = experiment.experiment_id
         here = str(run.folder.resolve())
-        found = self._client.search_runs([number], f"tags.gym_folder = '{here}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
+        runs = self._client.search_runs([number], f"tags.gym_folder = '{here}'", max_results=1)
+        if runs:
+            self._id = runs[0].info.run_id
             self._client.set_terminated(self._id, RunStatus.to_string(RunStatus.RUNNING))
         else:
             tags = {"gym_folder": here, **{tag: "" for tag in run.tags}}
             self._id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
-        self._continued = bool(found)
+        self._continued = bool(runs)
         self._known: dict[str, set[tuple[int, float]]] = {}
 
     def log_config(self, config: Mapping[str, Any]) -> None:

@@ -57,11 +57,11 @@ class UploadCommitment:
             if len(text) > _MAX_CHARACTERS:
                 raise ValueError("too long")
             document = json.loads(text)
-            found = cls(**document["statement"])
+            statement = cls(**document["statement"])
             signature = bytes.fromhex(document["signature"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID, "the hub's commitment to an upload cannot be read"
             ) from error
-        verify_signature(key, found._claim(), signature)
-        return found
+        verify_signature(key, statement._claim(), signature)
+        return statement

@@ -240,10 +240,10 @@ class History:
             raise _corrupt(move.sender, f"transfer {name[:12]} settled within its hold period")
 
     def _recorded_once(self, kind: str, body: Mapping[str, Any]) -> None:
-        who, what = body["contributor"] if kind == "credit" else "", body[_ONCE[kind]]
-        if (kind, who, what) in self._once:
-            raise _corrupt(who or kind, f"{kind} {str(what)[:24]} is recorded twice")
-        self._once.add((kind, who, what))
+        who, subject = body["contributor"] if kind == "credit" else "", body[_ONCE[kind]]
+        if (kind, who, subject) in self._once:
+            raise _corrupt(who or kind, f"{kind} {str(subject)[:24]} is recorded twice")
+        self._once.add((kind, who, subject))
 
 
 def key_at(entries: Iterable[Mapping[str, Any]], contributor: str, at: float | None = None) -> bytes:

@@ -103,7 +103,7 @@ def certificate_host(certificate_pem: bytes) -> str:
         raise GymError(ErrorCode.STATE_CORRUPT, f"a certificate that cannot be read: {error}") from error
     for name in names.value.get_values_for_type(x509.DNSName):
         return name.replace("*", TLS_NAME, 1)
-    return next((str(one) for one in names.value.get_values_for_type(x509.IPAddress)), TLS_NAME)
+    return next((str(address) for address in names.value.get_values_for_type(x509.IPAddress)), TLS_NAME)
 
 
 def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.datetime]:
@@ -112,8 +112,8 @@ def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.dateti
     Raises:
         GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
     """
-    found = read_certificate(certificate_pem)
-    return found.not_valid_before_utc, found.not_valid_after_utc
+    certificate = read_certificate(certificate_pem)
+    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def certificates_in(pem: bytes) -> bytes:
@@ -123,10 +123,10 @@ def certificates_in(pem: bytes) -> bytes:
         GymError: ``STATE_CORRUPT`` where there is none.
     """
     try:
-        found = x509.load_pem_x509_certificates(pem)
+        certificates = x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise GymError(ErrorCode.STATE_CORRUPT, "not a PEM certificate") from error
-    return b"".join(one.public_bytes(Encoding.PEM) for one in found)
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
 
 
 def trusting_context() -> ssl.SSLContext:

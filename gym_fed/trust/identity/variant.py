@@ -86,11 +86,11 @@ class Signed(Generic[DocumentT]):
         if len(text) > cls.MAX_CHARACTERS:
             raise GymError(ErrorCode.TOO_LARGE, f"{cls.WHAT}: more than {cls.MAX_CHARACTERS:,} characters")
         try:
-            found = cls.FILE.model_validate_json(text)
+            file = cls.FILE.model_validate_json(text)
         except ValidationError as error:
             raise GymError(ErrorCode.USAGE, f"{cls.WHAT}: {first_problem(error)}") from error
-        key, signature = bytes.fromhex(found.public_key), bytes.fromhex(found.signature)
-        return cls(getattr(found, cls.FIELD), key, signature)
+        key, signature = bytes.fromhex(file.public_key), bytes.fromhex(file.signature)
+        return cls(getattr(file, cls.FIELD), key, signature)
 
     @classmethod
     def _to_sign(cls, document: DocumentT) -> dict[str, Any]:

@@ -73,10 +73,10 @@ class Entry:
     @property
     def body(self) -> dict[str, Any]:
         """The parsed body; a new object on every call."""
-        found = json.loads(self.body_json)
-        if not isinstance(found, dict):
+        body = json.loads(self.body_json)
+        if not isinstance(body, dict):
             raise corrupt(f"entry {self.sequence} ({self.kind}): its body is no JSON object")
-        return found
+        return body
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as a dict, with the body as data."""

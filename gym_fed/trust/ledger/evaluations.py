@@ -106,14 +106,14 @@ class EvaluationCheck:
                 raise corrupt(f"{where}: the seed is not the one that round {server_round} promised")
             left = _MOST_ROWS
             for suite in body["suites"]:
-                for task, found in suite["tasks"].items():
-                    total, limit = int(found["total_rows"]), int(suite["limit"])
+                for task, drawn in suite["tasks"].items():
+                    total, limit = int(drawn["total_rows"]), int(suite["limit"])
                     if not 0 < total <= left:
                         raise corrupt(
                             f"{where}: task {task[:80]} has {total} rows; one evaluation has {_MOST_ROWS} at most"
                         )
                     left -= total
-                    if rows_digest(drawn_rows(seed, task, total, limit)) != found["rows_sha256"]:
+                    if rows_digest(drawn_rows(seed, task, total, limit)) != drawn["rows_sha256"]:
                         raise corrupt(
                             f"{where}: task {task[:80]}: the rows are not those that the seed draws"
                         )

@@ -201,12 +201,12 @@ def check_fork(found: Any, public_key: bytes) -> str:
         raise corrupt(f"{str(found)[:80]} is no proof of format {FORK_FORMAT}")
     if not isinstance(found["heads"], list) or len(found["heads"]) != 2:
         raise corrupt("the proof of a fork needs two heads")
-    one, other = (SignedHead.from_dict(head) for head in found["heads"])
+    first, second = (SignedHead.from_dict(head) for head in found["heads"])
     proof = None if found["proof"] is None else EntryProof.from_dict(found["proof"])
-    for signed in (one, other, proof):
+    for signed in (first, second, proof):
         if signed is not None:
             signed.verify(public_key)
-    reason = contradiction(one, other, proof)
+    reason = contradiction(first, second, proof)
     if reason is None:
         raise corrupt("the two heads do not contradict each other")
     return reason

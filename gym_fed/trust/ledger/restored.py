@@ -76,22 +76,22 @@ class SignedRestored:
         Raises:
             GymError: ``STATE_CORRUPT`` for anything that has not the form of a statement.
         """
-        said = found.get("statement") if isinstance(found, dict) else None
+        statement = found.get("statement") if isinstance(found, dict) else None
         if (
-            not isinstance(said, dict)
-            or set(said) != {*_KINDS, "lost"}
-            or any(type(said[name]) is not kind for name, kind in _KINDS.items())
-            or said["format"] != FORMAT
-            or said["restored_at_entry"] < 0
-            or not is_hash(said["hash"])
-            or (said["restored_at_entry"] == 0 and said["hash"] != GENESIS_HASH)
-            or len(said["reason"]) > MAX_REASON
+            not isinstance(statement, dict)
+            or set(statement) != {*_KINDS, "lost"}
+            or any(type(statement[name]) is not kind for name, kind in _KINDS.items())
+            or statement["format"] != FORMAT
+            or statement["restored_at_entry"] < 0
+            or not is_hash(statement["hash"])
+            or (statement["restored_at_entry"] == 0 and statement["hash"] != GENESIS_HASH)
+            or len(statement["reason"]) > MAX_REASON
             or not isinstance(found.get("signature"), str)
         ):
             raise corrupt(f"{str(found)[:80]} is no statement of format {FORMAT}")
-        if said["lost"] is not None:
-            SignedHead.from_dict(said["lost"])
-        return cls(Restored(**said), found["signature"])
+        if statement["lost"] is not None:
+            SignedHead.from_dict(statement["lost"])
+        return cls(Restored(**statement), found["signature"])
 
     @classmethod
     def from_json(cls, text: str) -> SignedRestored:
@@ -100,17 +100,19 @@ class SignedRestored:
 
     def verify(self, public_key: bytes) -> None:
         """Raise ``STATE_CORRUPT`` unless the hub with this key signed the statement and the lost head in it."""
-        said = self.statement
-        if said.server != server_id(public_key):
+        statement = self.statement
+        if statement.server != server_id(public_key):
             raise corrupt(
-                f"the statement of a restore is of {said.server[:24]}, not of {server_id(public_key)}"
+                f"the statement of a restore is of {statement.server[:24]}, not of {server_id(public_key)}"
             )
         try:
-            verify_signature(public_key, {"hub_restored": vars(said)}, bytes.fromhex(self.signature))
+            verify_signature(public_key, {"hub_restored": vars(statement)}, bytes.fromhex(self.signature))
         except (GymError, ValueError) as error:
-            raise corrupt(f"the statement of a restore is not signed by the key of {said.server}") from error
-        if said.lost_head is not None:
-            said.lost_head.verify(public_key)
+            raise corrupt(
+                f"the statement of a restore is not signed by the key of {statement.server}"
+            ) from error
+        if statement.lost_head is not None:
+            statement.lost_head.verify(public_key)
 
     def covers(self, head: SignedHead) -> bool:
         """True if this restore lost a head: it is beyond the entry, and signed before the statement."""

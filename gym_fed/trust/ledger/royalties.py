@@ -59,7 +59,7 @@ class RoundShare:
 
 def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PaidVersion]:
     """The versions of a ledger, oldest first, from kinds and bodies of its entries."""
-    found: list[PaidVersion] = []
+    versions: list[PaidVersion] = []
     paid: dict[int, dict[str, int]] = {}
     without: dict[int, set[str]] = {}
     for kind, body in entries:
@@ -68,16 +68,16 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
             improvement = None if before is None or after is None else float(before) - float(after)
             made = PaidVersion(body["height"], body["digest"], body["server_round"], improvement)
             made.parent = body.get("parent")
-            found.append(made)
+            versions.append(made)
         elif kind == "credit":
             paid.setdefault(body["server_round"], {})[body["contributor"]] = body["amount"]
         elif kind == "contribution":
             without[body["server_round"]] = set(body.get("without_gain", ()))
-    for version in found:
+    for version in versions:
         helpful = paid.get(version.server_round, {}).keys() - without.get(version.server_round, set())
         credits = paid.get(version.server_round, {})
         version.credits = {who: credits[who] for who in credits if who in helpful and credits[who] > 0}
-    return sorted(found, key=lambda version: version.height)
+    return sorted(versions, key=lambda version: version.height)
 
 
 def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = "") -> int:
@@ -127,32 +127,32 @@ def attribute(
             "royalties follow the credits of the rounds; look at `gym-server ledger show --kind credit`",
         )
     by_height = split(amount, dict(zip((v.height for v in chain), _weights(chain, policy), strict=True)))
-    found = []
+    round_shares = []
     for version in chain:
         shares = split(by_height[version.height], {who: Fraction(n) for who, n in version.credits.items()})
         paid = {who: shares[who] for who in sorted(shares) if shares[who]}
-        found.append(RoundShare(version.height, version.server_round, by_height[version.height], paid))
-    return found
+        round_shares.append(RoundShare(version.height, version.server_round, by_height[version.height], paid))
+    return round_shares
 
 
 def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersion]:
     """The versions from the base to one, oldest first, without abandoned ones."""
     by_digest = {version.digest: version for version in versions}
     by_height = {version.height: version for version in versions}
-    found, at = list[PaidVersion](), by_height.get(height)
+    path, at = list[PaidVersion](), by_height.get(height)
     while at is not None:
-        found.append(at)
+        path.append(at)
         at = by_height.get(at.height - 1) if at.parent is None else by_digest.get(at.parent)
-    return found[::-1]
+    return path[::-1]
 
 
 def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
     """The total of each contributor."""
-    found: dict[str, int] = {}
-    for one in rounds:
-        for who, amount in one.shares.items():
-            found[who] = found.get(who, 0) + amount
-    return dict(sorted(found.items()))
+    amounts: dict[str, int] = {}
+    for share in rounds:
+        for who, amount in share.shares.items():
+            amounts[who] = amounts.get(who, 0) + amount
+    return dict(sorted(amounts.items()))
 
 
 def split(amount: int, weights: Mapping[K, Fraction]) -> dict[K, int]:

@@ -93,11 +93,11 @@ def _entry(key: str, value: Any) -> pb.Entry:
 
 def _to_value(value: Any) -> pb.Value:
     is_list = isinstance(value, list)
-    one = (value[0] if value else 0.0) if is_list else value
-    field = next((name for kind, name in _FIELDS.items() if isinstance(one, kind)), None)
+    sample = (value[0] if value else 0.0) if is_list else value
+    field = next((name for kind, name in _FIELDS.items() if isinstance(sample, kind)), None)
     if field is None:
-        what = f"{'a list of ' if is_list else ''}{type(one).__name__}"
-        raise TypeError(f"{what} is not a value of a Flower record")
+        shape = f"{'a list of ' if is_list else ''}{type(sample).__name__}"
+        raise TypeError(f"{shape} is not a value of a Flower record")
     given: dict[str, Any] = {f"{field}s": {"values": value}} if is_list else {field: value}
     return pb.Value(**given)
 
@@ -106,5 +106,5 @@ def _value(value: pb.Value) -> Any:
     kind = value.WhichOneof("value")
     if kind is None:
         raise GymError(ErrorCode.USAGE, "a record entry has no value")
-    found = getattr(value, kind)
-    return list(found.values) if hasattr(found, "values") else found
+    content = getattr(value, kind)
+    return list(content.values) if hasattr(content, "values") else content

@@ -30,9 +30,9 @@ def check_counts(wire: pb.Records) -> None:
         "entries": (len(entries), MAX_ENTRIES),
         "values": (sum(_length(entry.value) for entry in entries), MAX_VALUES),
     }
-    for what, (found, most) in counts.items():
-        if found > most:
-            raise GymError(ErrorCode.TOO_LARGE, f"{found} {what} in one message; {most} are allowed")
+    for noun, (count, most) in counts.items():
+        if count > most:
+            raise GymError(ErrorCode.TOO_LARGE, f"{count} {noun} in one message; {most} are allowed")
 
 
 def references(wire: pb.Records) -> list[pb.ArrayRef]:
@@ -51,5 +51,5 @@ def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
 def _length(value: pb.Value) -> int:
     """The number of Python objects that a value becomes."""
     kind = value.WhichOneof("value")
-    found: Any = None if kind is None else getattr(value, kind)
-    return len(found.values) if hasattr(found, "values") else 1
+    content: Any = None if kind is None else getattr(value, kind)
+    return len(content.values) if hasattr(content, "values") else 1

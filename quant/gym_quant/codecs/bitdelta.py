@@ -64,11 +64,11 @@ class BitDelta(Codec):
     ) -> tuple[Params, str]:
         """One scale for the tensor, unless the policy says otherwise; ``auto`` gives rows where they are worth it."""
         cols, dtype = as_matrix(shape)[1], words.get("scale_dtype", "float32")
-        wanted = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
+        chosen = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
         why = ""
         if words.get("group_size") == "auto" and (delta is None or self._rows_are_worth_it(delta, dtype)):
-            wanted["group_size"], why = cols, "a scale for each row keeps more energy a byte"
-        return self.normalise(wanted, shape), why
+            chosen["group_size"], why = cols, "a scale for each row keeps more energy a byte"
+        return self.normalise(chosen, shape), why
 
     def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:
         """Whether row scales keep more energy per byte they cost than one scale and the bits do.
@@ -79,12 +79,12 @@ class BitDelta(Codec):
         rows, cols = as_matrix(shape)
         if rows == 1:
             return False
-        one = self.normalise({"scale_dtype": scale_dtype}, shape)
+        single_scale = self.normalise({"scale_dtype": scale_dtype}, shape)
         magnitudes = np.abs(delta.reshape(rows, cols).numpy()).sum(axis=1, dtype=np.float64)
         kept_by_one = float(magnitudes.sum()) ** 2 / (rows * cols)
         kept_by_rows = float(np.square(magnitudes).sum()) / cols
-        bytes_of_one = self.payload_bytes(shape, one)
-        more_bytes = self.payload_bytes(shape, {**one, "group_size": cols}) - bytes_of_one
+        bytes_of_one = self.payload_bytes(shape, single_scale)
+        more_bytes = self.payload_bytes(shape, {**single_scale, "group_size": cols}) - bytes_of_one
         return (kept_by_rows - kept_by_one) * bytes_of_one > kept_by_one * more_bytes
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
@@ -96,12 +96,12 @@ class BitDelta(Codec):
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
         shape = tuple(tensor.shape)
-        kept = self.normalise(params, shape)
+        normalised = self.normalise(params, shape)
         matrix = tensor.detach().to("cpu", torch.float32).reshape(as_matrix(shape))
-        bits, means = encode_signs(matrix, None, group_size(kept))
-        scales = means.to(self.payload_spec(shape, kept)["scales"][0])
+        bits, means = encode_signs(matrix, None, group_size(normalised))
+        scales = means.to(self.payload_spec(shape, normalised)["scales"][0])
         check_finite(scales, "scale")
-        return Encoded(kept, {"scales": scales, "bits": bits})
+        return Encoded(normalised, {"scales": scales, "bits": bits})
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         group, scales = group_size(params), payload["scales"]

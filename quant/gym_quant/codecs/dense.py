@@ -54,10 +54,10 @@ class Dense(Codec):
         return {"values": (_DTYPES[str(params.get("dtype", "bfloat16"))], as_matrix(shape))}
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
-        kept = self.normalise(params, tuple(tensor.shape))
-        values = to_matrix(tensor).to(_DTYPES[str(kept.get("dtype", "bfloat16"))])
+        normalised = self.normalise(params, tuple(tensor.shape))
+        values = to_matrix(tensor).to(_DTYPES[str(normalised.get("dtype", "bfloat16"))])
         check_finite(values, "value rounded to bfloat16")
-        return Encoded(kept, {"values": values})
+        return Encoded(normalised, {"values": values})
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         return payload["values"][start:stop].to(torch.float32, copy=True)

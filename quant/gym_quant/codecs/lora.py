@@ -81,7 +81,9 @@ class Lora(Codec):
         only_known(params, ("rank", "scaling", "factors", "factor_group_size"), self.name)
         if len(shape) < 2:
             raise CodecError(f"shape {list(shape)} is not a matrix")
-        kept: Params = {"rank": whole_number(params.get("rank"), "rank", 1, max(1, min(as_matrix(shape))))}
+        normalised: Params = {
+            "rank": whole_number(params.get("rank"), "rank", 1, max(1, min(as_matrix(shape))))
+        }
         scaling = params.get("scaling", 1.0)
         if isinstance(scaling, bool) or not isinstance(scaling, int | float) or not math.isfinite(scaling):
             raise CodecError(f"scaling is {scaling!r}, not a finite number")
@@ -92,17 +94,17 @@ class Lora(Codec):
             if group is not None:
                 raise CodecError("factor_group_size belongs to quantised factors, which these are not")
             if scaling != 1.0:
-                kept["scaling"] = float(scaling)
+                normalised["scaling"] = float(scaling)
             if factors != _DEFAULT:
-                kept["factors"] = factors
-            return kept
-        parse_plan(factors, int(kept["rank"]))
+                normalised["factors"] = factors
+            return normalised
+        parse_plan(factors, int(normalised["rank"]))
         if scaling != 1.0:
             raise CodecError(f"scaling is {scaling!r}, but quantised factors have none")
-        kept["factors"] = factors
+        normalised["factors"] = factors
         if group is not None and whole_number(group, "factor_group_size", 1, _MAX_GROUP) != GROUP:
-            kept["factor_group_size"] = group
-        return kept
+            normalised["factor_group_size"] = group
+        return normalised
 
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
@@ -112,18 +114,18 @@ class Lora(Codec):
         if rank * (rows + cols) >= rows * cols:
             raise Unsuited(f"factors of rank {rank} would be no smaller", "dense")
         factors, group = str(words.get("factors", _DEFAULT)), words.get("factor_group_size") or GROUP
-        wanted: dict[str, object] = {"rank": rank, "factors": factors}
+        chosen: dict[str, object] = {"rank": rank, "factors": factors}
         if factors == "auto" and delta is not None:
             budget = factor_budget(words.get("factor_bits"), rank * (rows + cols))
             plans = plan_factors({"": components_of_matrix(delta, rank)}, budget, group)
             if not plans:
                 raise Unsuited(f"no component of rank {rank} fits {budget} bytes: sign bits", "bitdelta")
-            wanted = {"rank": plans[""][0], "factors": plans[""][1]}
+            chosen = {"rank": plans[""][0], "factors": plans[""][1]}
         elif factors == "auto":
-            wanted["factors"] = factor_codecs()[0]
+            chosen["factors"] = factor_codecs()[0]
         if factors not in _PLAIN:
-            wanted["factor_group_size"] = group
-        params = self.normalise(wanted, shape)
+            chosen["factor_group_size"] = group
+        params = self.normalise(chosen, shape)
         return params, f"factors {against_sign_bits(shape, self.payload_bytes(shape, params))}"
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
@@ -137,17 +139,17 @@ class Lora(Codec):
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
         """The best factors of a full delta: its largest singular components, the values shared evenly by both."""
-        kept = self.normalise(params, tuple(tensor.shape))
-        rank, scaling = int(kept["rank"]), float(kept.get("scaling", 1.0))
+        normalised = self.normalise(params, tuple(tensor.shape))
+        rank, scaling = int(normalised["rank"]), float(normalised.get("scaling", 1.0))
         if scaling == 0.0:
             raise CodecError("scaling is 0, so no factors can make a delta")
         matrix = to_matrix(tensor)
-        if is_quantised(kept):
-            return self.encode_components(components_of_matrix(matrix, rank), tuple(tensor.shape), kept)
+        if is_quantised(normalised):
+            return self.encode_components(components_of_matrix(matrix, rank), tuple(tensor.shape), normalised)
         u, s, v = torch.linalg.svd(matrix / abs(scaling), full_matrices=False)
         root = s[:rank].sqrt()
         left = math.copysign(1.0, scaling) * u[:, :rank] * root
-        plain = str(kept.get("factors", _DEFAULT))
+        plain = str(normalised.get("factors", _DEFAULT))
         return self.encode_factors(v[:rank] * root[:, None], left, scaling, factors=plain)
 
     def encode_factors(
@@ -167,14 +169,14 @@ class Lora(Codec):
         if params.get("factors", _DEFAULT) not in _PLAIN:
             for factor, name in ((a, "A"), (b, "B")):
                 check_finite(factor.detach().to("cpu", torch.float32), f"factor {name}")
-            kept = self.normalise({"rank": rank or a.shape[0], **params}, shape)
+            normalised = self.normalise({"rank": rank or a.shape[0], **params}, shape)
             product = components_of_product(scaling * b.detach().cpu().double(), a.detach().cpu())
-            return self.encode_components(product, shape, kept)
-        kept = self.normalise({"rank": a.shape[0], "scaling": scaling, **params}, shape)
-        dtype = _dtype(kept)
+            return self.encode_components(product, shape, normalised)
+        normalised = self.normalise({"rank": a.shape[0], "scaling": scaling, **params}, shape)
+        dtype = _dtype(normalised)
         payload = {k: f.detach().to("cpu", dtype).contiguous() for k, f in (("a", a), ("b", b))}
-        self.check(payload, shape, kept)
-        return Encoded(kept, payload)
+        self.check(payload, shape, normalised)
+        return Encoded(normalised, payload)
 
     def encode_components(self, found: Components, shape: Shape, params: Params) -> Encoded:
         """The first components of a product, quantised by the plan in ``params`` (in normal form)."""

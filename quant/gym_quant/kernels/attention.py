@@ -43,10 +43,10 @@ class PagedSpans:
         for start, stop, length, blocks in self.spans:
             if start != self.rows or stop <= start:
                 raise CodecError(f"rows {start} to {stop} do not follow row {self.rows}")
-            wanted = -(-(length + stop - start) // BLOCK_TOKENS)
-            if blocks.typecode != "i" or length < 0 or len(blocks) < wanted:
+            num_blocks = -(-(length + stop - start) // BLOCK_TOKENS)
+            if blocks.typecode != "i" or length < 0 or len(blocks) < num_blocks:
                 raise CodecError(
-                    f"rows {start} to {stop} after {length} tokens need a block table (array 'i') of {wanted} blocks"
+                    f"rows {start} to {stop} after {length} tokens need a table (array 'i') of {num_blocks} blocks"
                 )
             if min(blocks) < 0:
                 raise CodecError(f"rows {start} to {stop}: a block number is negative")
@@ -103,11 +103,11 @@ def attend(
         layer.value_dim,
     ):
         raise _refusal(layer, spans, value, out)
-    for one in (query, key, value, out):
+    for tensor in (query, key, value, out):
         apart = (
-            one.shape[1] > 1 and one.stride(1) != one.shape[2]
+            tensor.shape[1] > 1 and tensor.stride(1) != tensor.shape[2]
         )  # the stride of a single head means nothing
-        if one.dtype != torch.float32 or one.stride(2) != 1 or apart:
+        if tensor.dtype != torch.float32 or tensor.stride(2) != 1 or apart:
             raise CodecError("attention is of float32 tensors whose heads lie one behind the other")
     if window is not None and window < 1:
         raise CodecError(f"a window of {window} tokens shows nothing")
@@ -128,7 +128,7 @@ def attend(
 
 
 def _refusal(layer: PagedLayer, spans: PagedSpans, *tensors: Tensor) -> CodecError:
-    found = " and ".join(str(list(one.shape)) for one in tensors)
+    shapes = " and ".join(str(list(tensor.shape)) for tensor in tensors)
     return CodecError(
-        f"{found} do not fit {spans.rows} rows and {layer.kv_heads} key heads of {layer.dim} and {layer.value_dim}"
+        f"{shapes} do not fit {spans.rows} rows and {layer.kv_heads} key heads of {layer.dim} and {layer.value_dim}"
     )

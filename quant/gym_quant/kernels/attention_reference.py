@@ -74,8 +74,8 @@ class PagedLayer:
         numbers = torch.tensor(blocks, device=device)[places // BLOCK_TOKENS]
         slots = places % BLOCK_TOKENS
         if self._scales is not None:
-            for held, one in zip(self._scales, (keys, values), strict=True):
-                held[numbers, :, slots] = one.to(torch.float32).abs().amax(dim=2) / _MOST
+            for held, states in zip(self._scales, (keys, values), strict=True):
+                held[numbers, :, slots] = states.to(torch.float32).abs().amax(dim=2) / _MOST
             keys, values = _rounded(keys), _rounded(values)
         self._keys[numbers, :, :, slots] = keys.to(self._keys.dtype)
         self._values[numbers, :, slots, : self.value_dim] = values.to(self._values.dtype)
@@ -98,9 +98,11 @@ class PagedLayer:
 
     def grown(self, num_blocks: int) -> PagedLayer:
         """The same blocks with others behind them."""
-        found = PagedLayer(num_blocks, self.kv_heads, self.dim, self.value_dim, self.dtype, self.data.device)
-        found.data[: self.num_blocks] = self.data
-        return found
+        grown_layer = PagedLayer(
+            num_blocks, self.kv_heads, self.dim, self.value_dim, self.dtype, self.data.device
+        )
+        grown_layer.data[: self.num_blocks] = self.data
+        return grown_layer
 
 
 def block_bytes(kv_heads: int, dim: int, value_dim: int, dtype: str) -> int:
@@ -138,8 +140,8 @@ def attend(
         scores = torch.matmul(queries * scale, keys[:, None].transpose(2, 3)).masked_fill(
             hidden, float("-inf")
         )
-        found = torch.matmul(torch.softmax(scores, dim=3), values[:, None])
-        out[start:stop] = found.flatten(0, 1).transpose(0, 1)
+        result = torch.matmul(torch.softmax(scores, dim=3), values[:, None])
+        out[start:stop] = result.flatten(0, 1).transpose(0, 1)
 
 
 def _width(value_dim: int) -> int:

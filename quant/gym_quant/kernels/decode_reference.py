@@ -10,11 +10,11 @@ from torch.nn import functional
 def rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner: Tensor | None) -> Tensor:
     """``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, the two products apart."""
     normal = functional.rms_norm(x, x.shape[-1:], eps=eps)
-    found = weight * normal
+    scaled = weight * normal
     if deltas is None or owner is None:
-        return found
+        return scaled
     theirs = torch.where(owner[:, None] >= 0, deltas[owner.clamp_min(0)], 0.0)
-    return found + theirs.view(len(x), *(1,) * (x.ndim - 2), -1) * normal
+    return scaled + theirs.view(len(x), *(1,) * (x.ndim - 2), -1) * normal
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

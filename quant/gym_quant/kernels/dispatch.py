@@ -28,11 +28,11 @@ def path() -> str:
     Raises:
         CodecError: When ``GYM_KERNELS`` names a path that does not exist or that this machine lacks.
     """
-    wanted = _forced.get()
-    if wanted is not None:
-        return wanted
-    wanted = os.environ.get(VARIABLE, "")
-    return _checked(wanted, f"environment variable {VARIABLE}") if wanted else available()[0]
+    forced = _forced.get()
+    if forced is not None:
+        return forced
+    forced = os.environ.get(VARIABLE, "")
+    return _checked(forced, f"environment variable {VARIABLE}") if forced else available()[0]
 
 
 @contextmanager

@@ -52,12 +52,12 @@ def signed_matmul(
     chosen = dispatch.path()
     native_rows = chosen_rows
     if chosen == "torch" or not all(v.whole_bytes for v in variants):
-        kept = [
+        native_index = [
             -1 if i >= 0 and (chosen == "torch" or not variants[i].whole_bytes) else i for i in chosen_rows
         ]
-        left = [i if k != i else -1 for i, k in zip(chosen_rows, kept, strict=True)]
+        left = [i if k != i else -1 for i, k in zip(chosen_rows, native_index, strict=True)]
         _by_reference(dense, variants, left, y, mode)
-        native_rows = kept
+        native_rows = native_index
     if any(i >= 0 for i in native_rows):
         used = sorted({i for i in native_rows if i >= 0})
         place = {v: k for k, v in enumerate(used)} | {-1: -1}

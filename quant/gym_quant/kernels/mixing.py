@@ -46,12 +46,12 @@ def sign_products(
     expected = [1] if group is None else [rows, -(-cols // group)]
     if len(scales) != len(packed):
         raise CodecError(f"scales are of {len(scales)} tensors, bits of {len(packed)}")
-    for number, one in enumerate(scales):
-        if list(one.shape) != expected or not one.dtype.is_floating_point or one.dtype == torch.float64:
+    for number, scale in enumerate(scales):
+        if list(scale.shape) != expected or not scale.dtype.is_floating_point or scale.dtype == torch.float64:
             raise CodecError(
-                f"scales[{number}] are {list(one.shape)} {one.dtype}, not {expected} float32 or bfloat16"
+                f"scales[{number}] are {list(scale.shape)} {scale.dtype}, not {expected} float32 or bfloat16"
             )
-    plain = [one.detach().to("cpu", torch.float32).contiguous() for one in scales]
+    plain = [scale.detach().to("cpu", torch.float32).contiguous() for scale in scales]
     chosen = dispatch.path()
     if chosen == "torch" or (group is not None and group % 8 and group < cols):
         return mixing_reference.sign_products(packed, plain, cols, group)
@@ -164,13 +164,13 @@ def _packed(bits: Sequence[Tensor], cols: int) -> list[Tensor]:
     if cols < 1:
         raise CodecError(f"cols is {cols}, not a whole number from 1")
     expected = [bits[0].shape[0] if bits[0].ndim else 0, (cols + 7) // 8]
-    for number, one in enumerate(bits):
-        if list(one.shape) != expected or one.dtype != torch.uint8 or one.device.type != "cpu":
+    for number, matrix in enumerate(bits):
+        if list(matrix.shape) != expected or matrix.dtype != torch.uint8 or matrix.device.type != "cpu":
             raise CodecError(
-                f"bits[{number}] are {list(one.shape)} {one.dtype} on {one.device}, "
+                f"bits[{number}] are {list(matrix.shape)} {matrix.dtype} on {matrix.device}, "
                 f"not {expected} uint8 on the CPU ({cols} columns)"
             )
-    return [one.contiguous() for one in bits]
+    return [matrix.contiguous() for matrix in bits]
 
 
 def _weights(bits: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -19,11 +19,11 @@ def sign_products(bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, g
     n, rows = len(bits), bits[0].shape[0]
     starts = np.arange(0, cols, cols if group is None else group)
     lengths = np.diff(np.append(starts, cols))
-    factors = np.stack([one.numpy().astype(np.float64) for one in scales])
+    factors = np.stack([matrix.numpy().astype(np.float64) for matrix in scales])
     totals = np.zeros((n, n))
     for part in _row_pieces(rows, n * cols):
         signs = np.stack(
-            [np.unpackbits(one[part].numpy(), axis=1, count=cols, bitorder="little") for one in bits]
+            [np.unpackbits(matrix[part].numpy(), axis=1, count=cols, bitorder="little") for matrix in bits]
         )
         for i in range(n):
             differ = np.add.reduceat(signs ^ signs[i], starts, axis=2, dtype=np.int64)  # [n, rows, groups]
@@ -42,8 +42,8 @@ def signed_votes(path: str, bits: Sequence[Tensor], weights: Tensor, out: Tensor
     """Write the sums into ``out`` ``[rows, cols]`` int32 or, times ``unit``, float32."""
     for part, signs in _pieces(bits, out.shape[1]):
         sums = np.zeros(signs.shape[1:], dtype=np.int64)
-        for weight, one in zip(weights.tolist(), signs, strict=True):
-            sums += weight * one.astype(np.int64)
+        for weight, sign in zip(weights.tolist(), signs, strict=True):
+            sums += weight * sign.astype(np.int64)
         _write(sums, unit, out[part])
 
 
@@ -56,9 +56,9 @@ def signed_trimmed(
         flat = signs.reshape(len(bits), -1)
         mixed = np.zeros((m, flat.shape[1]), dtype=np.int64)
         for k, row in enumerate(mixing.tolist()):
-            for weight, one in zip(row, flat, strict=True):
+            for weight, sign in zip(row, flat, strict=True):
                 if weight:
-                    mixed[k] += weight * one.astype(np.int64)
+                    mixed[k] += weight * sign.astype(np.int64)
         mixed.sort(axis=0)
         _write(mixed[trim : m - trim].sum(axis=0).reshape(signs.shape[1:]), unit, out[part])
 
@@ -78,10 +78,10 @@ def _pieces(bits: Sequence[Tensor], cols: int, more: int = 0) -> Iterator[tuple[
             part,
             np.stack(
                 [
-                    np.unpackbits(one[part].numpy(), axis=1, count=cols, bitorder="little").astype(np.int8)
+                    np.unpackbits(matrix[part].numpy(), axis=1, count=cols, bitorder="little").astype(np.int8)
                     * 2
                     - 1
-                    for one in bits
+                    for matrix in bits
                 ]
             ),
         )

@@ -95,9 +95,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 def library() -> ctypes.CDLL:
     """The library; only where ``features()`` is not None."""
-    found = _load()[0]
-    assert found is not None
-    return found
+    loaded = _load()[0]
+    assert loaded is not None
+    return loaded
 
 
 @functools.cache
@@ -118,8 +118,8 @@ def absence() -> str:
 
 def features() -> int | None:
     """``HAS_*`` bits of this processor, less those that ``without`` hides; ``None`` without the extension."""
-    found = _features()
-    return None if found is None else found & ~_hidden.get()
+    bits_found = _features()
+    return None if bits_found is None else bits_found & ~_hidden.get()
 
 
 @contextmanager

@@ -137,10 +137,10 @@ def bound_add(path: str, mode: str, cols: int, matrices: Matrices) -> Callable[.
                 raise MemoryError("gq_exact_add: no memory for its work space")
 
         return add
-    lookup, found, wide = library.gq_lookup_add, native.features(), int(mode == "lookup16")
+    lookup, features, wide = library.gq_lookup_add, native.features(), int(mode == "lookup16")
 
     def add_by_tables(x: int, batch: int, index: int, y: int, stride: int) -> None:
-        if lookup(code, threads, found, wide, x, None, None, None, batch, cols, index, y, stride, *rest):
+        if lookup(code, threads, features, wide, x, None, None, None, batch, cols, index, y, stride, *rest):
             raise MemoryError("gq_lookup_add: no memory for its work space")
 
     return add_by_tables

@@ -12,10 +12,10 @@ _BLOCK_ELEMENTS = 1 << 22
 
 def trimmed_mean(updates: Tensor, trim: int, out: Tensor) -> None:
     """The kept values added one after another, ascending, from 0.0."""
-    kept = updates.shape[0] - 2 * trim
+    keep = updates.shape[0] - 2 * trim
     for part in _parts(updates):
         rows = torch.sort(updates[:, part], dim=0).values
-        out[part] = _added(rows[row] for row in range(trim, trim + kept)) / kept
+        out[part] = _added(rows[row] for row in range(trim, trim + keep)) / keep
 
 
 def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tensor) -> None:
@@ -24,9 +24,9 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
     for part in _parts(updates):
         rows, order = torch.sort(updates[:, part], dim=0, stable=True)
         heavy = weights[order]
-        kept = range(trim, n - trim)
-        out[part] = _added(heavy[row] * rows[row].double() for row in kept) / _added(
-            heavy[row] for row in kept
+        middle = range(trim, n - trim)
+        out[part] = _added(heavy[row] * rows[row].double() for row in middle) / _added(
+            heavy[row] for row in middle
         )
 
 
@@ -43,8 +43,8 @@ def mean_around_median(updates: Tensor, keep: int, out: Tensor) -> None:
         rows = torch.sort(updates[:, part], dim=0).values.double()
         middle = _middle(rows)
         start = ((rows[keep:] - middle) < (middle - rows[: n - keep])).sum(dim=0)
-        taken = torch.arange(n)[:, None]
-        inside = (taken >= start) & (taken < start + keep)
+        positions = torch.arange(n)[:, None]
+        inside = (positions >= start) & (positions < start + keep)
         out[part] = _added(row.where(mask, 0.0) for row, mask in zip(rows, inside, strict=True)) / keep
 
 

@@ -79,7 +79,7 @@ class Program:
         window: int | None,
     ) -> None:
         """As ``attention.attend``, of the rows of ``spans``."""
-        strides = [one.stride(0) for one in (query, key, value)]
+        strides = [tensor.stride(0) for tensor in (query, key, value)]
         sizes = query.shape[1], layer.kv_heads, layer.dim, layer.value_dim
         spans = ("spans", "count", layer.data, layer.kind)
         self._add(

@@ -180,11 +180,11 @@ def lookup_table(row: Array, width: int, wide: bool) -> tuple[Array | None, Arra
 
 def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
     """Variant to its rows of the batch; rows without a delta (-1) left out."""
-    found: dict[int, list[int]] = {}
+    rows_of: dict[int, list[int]] = {}
     for row, variant in enumerate(index):
         if variant >= 0:
-            found.setdefault(variant, []).append(row)
-    return found
+            rows_of.setdefault(variant, []).append(row)
+    return rows_of
 
 
 def _sums_of_four(four: Array) -> Array:

@@ -51,8 +51,8 @@ class ResidentSigns(Resident):
         target = device or torch.device("cpu")
         bits = matrix.bits.to(target, copy=True).contiguous()
         scales = matrix.scales.to(target, copy=True).contiguous()
-        kept = SignMatrix(bits, scales, matrix.cols, matrix.group_size)
-        return cls(matrix.rows, matrix.cols, matrix.group_size, None, kept)
+        signs = SignMatrix(bits, scales, matrix.cols, matrix.group_size)
+        return cls(matrix.rows, matrix.cols, matrix.group_size, None, signs)
 
     @property
     def whole_bytes(self) -> bool:
@@ -250,8 +250,8 @@ class SignBatch(ResidentBatch):
             out: ``[n, in]`` float32, changed in place.
         """
         if self.native and dispatch.path() != "torch":
-            wanted, deltas = rows.contiguous().numpy(), native_tiles.Deltas(self.rows, self._addresses)
-            native_tiles.decode_tiles(dispatch.path(), deltas, index, wanted, out, True)
+            row_numbers, deltas = rows.contiguous().numpy(), native_tiles.Deltas(self.rows, self._addresses)
+            native_tiles.decode_tiles(dispatch.path(), deltas, index, row_numbers, out, True)
             return
         for variant, places in reference.rows_by_variant(index.tolist()).items():
             out[places] += self.variants[variant].decode_rows(rows[places])

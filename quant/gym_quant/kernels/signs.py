@@ -145,8 +145,8 @@ def _refuse_first_not_finite(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    kept = tensor.detach()
-    return (kept if kept.dtype == torch.bfloat16 else kept.to(torch.float32)).contiguous()
+    detached = tensor.detach()
+    return (detached if detached.dtype == torch.bfloat16 else detached.to(torch.float32)).contiguous()
 
 
 def _matrix(tensor: Tensor, name: str) -> None:

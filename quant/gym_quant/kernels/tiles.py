@@ -85,13 +85,13 @@ class Tiled:
 
     def decode_rows(self, rows: Tensor) -> Tensor:
         """Rows by number (``[n] int64``, any order): ``[n, in]`` float32."""
-        wanted = rows.to(torch.int64).contiguous().numpy()
-        out = torch.empty(len(wanted), self.cols)
+        row_numbers = rows.to(torch.int64).contiguous().numpy()
+        out = torch.empty(len(row_numbers), self.cols)
         chosen = dispatch.path()
         path = "scalar" if chosen == "torch" else chosen  # the same bits; the layout has no reference
-        none = np.zeros(len(wanted), dtype=np.int64)
+        none = np.zeros(len(row_numbers), dtype=np.int64)
         native_tiles.decode_tiles(
-            path, native_tiles.Deltas(self.rows, [self.address]), none, wanted, out, False
+            path, native_tiles.Deltas(self.rows, [self.address]), none, row_numbers, out, False
         )
         return out
 

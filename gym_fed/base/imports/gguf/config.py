@@ -65,7 +65,7 @@ def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
     values = header.values.get(f"{header.values['general.architecture']}.attention.value_length", head)
     if values != head:
         raise keys.refused("attention.value_length", values)
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "vocab_size": embeddings.shape[0],
         "hidden_size": width,
         "num_hidden_layers": layers,
@@ -80,8 +80,8 @@ def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
     for key in ("bos", "eos", "padding"):
         token = header.values.get(f"tokenizer.ggml.{key}_token_id")
         own = {"padding": "pad"}.get(key, key)
-        found[f"{own}_token_id"] = token if isinstance(token, int) else None
-    return found
+        config[f"{own}_token_id"] = token if isinstance(token, int) else None
+    return config
 
 
 def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values_of: RopeFactors) -> None:
@@ -133,8 +133,8 @@ def _llama3(keys: ArchitectureKeys, factors: np.ndarray, theta: float, width: in
     for positions in (8192, *(1 << n for n in range(8, 21))):
         smooth = (positions / waves - low) / (high - low)
         between = 1 / ((1 - smooth) / factor + smooth)
-        wanted = np.where(waves < positions / high, 1.0, np.where(waves > positions / low, factor, between))
-        if factors.shape == wanted.shape and np.allclose(factors, wanted, rtol=1e-4):
+        expected = np.where(waves < positions / high, 1.0, np.where(waves > positions / low, factor, between))
+        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
             return {
                 "rope_type": "llama3",
                 "factor": factor,
@@ -247,30 +247,30 @@ class ArchitectureKeys:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Read a count of at least 1 that is the same for all layers."""
-        found = self._found(key, default)
-        if isinstance(found, np.ndarray) and found.size and (found == found[0]).all():
-            found = found[0].item()
-        if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < 1 << 31:
-            raise self.refused(key, found)
-        return found
+        value = self._found(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+            raise self.refused(key, value)
+        return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Read a positive number, in the shortest digits that round to the file's float32."""
-        found = self._found(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float):
-            raise self.refused(key, found)
+        value = self._found(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.refused(key, value)
         with np.errstate(over="ignore"):
-            rounded = float(str(np.float32(found)))
+            rounded = float(str(np.float32(value)))
         if not (math.isfinite(rounded) and rounded > 0):
-            raise self.refused(key, found)
+            raise self.refused(key, value)
         return rounded
 
     def text(self, key: str, default: str) -> str:
         """Read a word."""
-        found = self._found(key, default)
-        if not isinstance(found, str):
-            raise self.refused(key, found)
-        return found
+        value = self._found(key, default)
+        if not isinstance(value, str):
+            raise self.refused(key, value)
+        return value
 
     def has(self, key: str) -> bool:
         """True if the file has the key."""
@@ -278,8 +278,8 @@ class ArchitectureKeys:
 
     def must_be(self, key: str, *allowed: Any) -> None:
         """Refuse any value but these; a missing key is allowed."""
-        if self.has(key) and (found := self._found(key, None)) not in allowed:
-            raise self.refused(key, found)
+        if self.has(key) and (value := self._found(key, None)) not in allowed:
+            raise self.refused(key, value)
 
     def ignore(self, *keys: str) -> None:
         """Mark a key as read that does not affect the computation, or repeats the tensors' shapes."""

@@ -135,7 +135,7 @@ class _HeaderCursor:
     def _tensors(
         self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int
     ) -> dict[str, StoredTensor]:
-        found: dict[str, StoredTensor] = {}
+        tensors: dict[str, StoredTensor] = {}
         total = 0
         for name, shape, kind, offset in infos:
             shown = plain(name, 80)
@@ -146,12 +146,12 @@ class _HeaderCursor:
                     self._file,
                     f"tensor {shown} is at bytes {start + offset} to {start + offset + num_bytes} of {self._size}",
                 )
-            if name in found:
+            if name in tensors:
                 raise invalid(self._file, f"has the tensor {shown} twice")
-            found[name] = StoredTensor(name, shape, kind, start + offset, num_bytes, self._file)
+            tensors[name] = StoredTensor(name, shape, kind, start + offset, num_bytes, self._file)
         if total > self._size:
             raise invalid(self._file, f"has tensors of {total} bytes in {self._size}")
-        return found
+        return tensors
 
     def _tensor_bytes(self, shown: str, shape: tuple[int, ...], kind: int) -> int:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -212,6 +212,6 @@ class _HeaderCursor:
         if count > self._end - self._at:
             where = "the file's end" if self._end == self._size else f"byte {self._end}"
             raise invalid(self._file, f"its header goes on behind {where}")
-        found = self._data[self._at : self._at + count]
+        data = self._data[self._at : self._at + count]
         self._at += count
-        return found
+        return data

@@ -47,13 +47,13 @@ class GgufImporter(Importer):
         header = self._header(source)
         config = _transformers_config(header)
         tokens = sum(len(str(token)) for token in header.values.get("tokenizer.ggml.tokens") or [])
-        return sum(one.bytes for one in mapped_tensors(header, config)) + 8 * tokens + (1 << 20)
+        return sum(tensor.bytes for tensor in mapped_tensors(header, config)) + 8 * tokens + (1 << 20)
 
     def describe(self, source: Path) -> str:
         from gguf import GGMLQuantizationType
 
         header = self._header(source)
-        kinds = {one.type for one in header.tensors.values()}
+        kinds = {tensor.type for tensor in header.tensors.values()}
         shown = ", ".join(sorted(GGMLQuantizationType(kind).name.lower() for kind in kinds))
         return f"GGUF of {shown}" + ("" if kinds <= {0, 1, 30} else "; quantised tensors become float16")
 
@@ -97,12 +97,12 @@ class GgufImporter(Importer):
         first = headers[0]
         kind = first.values.get("general.type", "model")
         if kind != "model" or first.values.get("general.architecture") == "clip":
-            what = {"adapter": "a LoRA adapter", "mmproj": "a projector of images"}.get(
+            description = {"adapter": "a LoRA adapter", "mmproj": "a projector of images"}.get(
                 str(kind), plain(str(kind), 40)
             )
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                f"{source}: is {what}, no language model",
+                f"{source}: is {description}, no language model",
                 "give the base's .gguf; a PEFT folder of the adapter goes into adapter",
             )
         parts = first.values.get("split.count", 1)
@@ -155,8 +155,8 @@ def _write_card(values: Mapping[str, Any], name: str, folder: Path) -> None:
     """Write a model card with the licence in the file."""
     lines = []
     for key, own in (("general.license", "license"), ("general.license.name", "license_name")):
-        if isinstance(said := values.get(key), str) and said:
-            lines.append(f"{own}: {json.dumps(plain(said, _MOST_LICENCE))}")
+        if isinstance(value := values.get(key), str) and value:
+            lines.append(f"{own}: {json.dumps(plain(value, _MOST_LICENCE))}")
     if isinstance(link := values.get("general.license.link"), str) and link:
         lines.append(f"license_link: {json.dumps(plain(link, _MOST_LICENCE))}")
     matter = "---\n" + "\n".join(lines) + "\n---\n\n" if lines else ""
@@ -181,15 +181,15 @@ def only_gguf(folder: Path) -> Path | None:
     Raises:
         GymError: ``MODEL_INVALID`` where there are several.
     """
-    found = sorted(file for file in folder.iterdir() if is_gguf(file) and file.is_file() and _is_first(file))
-    if len(found) > 1:
-        shown = ", ".join(plain(file.name, 80) for file in found[:_SHOWN])
+    models = sorted(file for file in folder.iterdir() if is_gguf(file) and file.is_file() and _is_first(file))
+    if len(models) > 1:
+        shown = ", ".join(plain(file.name, 80) for file in models[:_SHOWN])
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder}: holds {len(found)} GGUF files: {shown}",
-            f"name one of them: {folder / found[0].name}",
+            f"{folder}: holds {len(models)} GGUF files: {shown}",
+            f"name one of them: {folder / models[0].name}",
         )
-    return found[0] if found else None
+    return models[0] if models else None
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -198,12 +198,12 @@ def parts_of(file: Path) -> list[Path]:
     Raises:
         GymError: ``MODEL_INVALID`` naming a part that is missing.
     """
-    found = _PART.fullmatch(file.stem)
-    if found is None or not int(found[3]):
+    match = _PART.fullmatch(file.stem)
+    if match is None or not int(match[3]):
         return [file]
-    stem, count = found[1], int(found[3])
+    stem, count = match[1], int(match[3])
     parts = [
-        file.with_name(f"{stem}-{number:05}-of-{found[3]}{file.suffix}") for number in range(1, count + 1)
+        file.with_name(f"{stem}-{number:05}-of-{match[3]}{file.suffix}") for number in range(1, count + 1)
     ]
     for part in parts:
         if not part.is_file():
@@ -214,5 +214,5 @@ def parts_of(file: Path) -> list[Path]:
 
 
 def _is_first(file: Path) -> bool:
-    found = _PART.fullmatch(file.stem)
-    return found is None or int(found[2]) == 1
+    match = _PART.fullmatch(file.stem)
+    return match is None or int(match[2]) == 1

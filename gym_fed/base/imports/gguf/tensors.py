@@ -59,21 +59,21 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
         GymError: ``MODEL_INVALID`` naming what is missing, what is unexpected, or a shape that differs.
     """
     names = _names(header, config)
-    wanted = _parameters(config)
-    found = {names[name]: one for name, one in header.tensors.items() if name in names}
+    parameters = _parameters(config)
+    stored = {names[name]: tensor for name, tensor in header.tensors.items() if name in names}
     unexpected = [name for name in header.tensors if name not in names and name not in _COMPUTED]
-    missing = [name for name in wanted if name not in found]
-    for what, some in (("lacks", missing), ("has tensors that the model has not:", unexpected)):
+    missing = [name for name in parameters if name not in stored]
+    for problem, some in (("lacks", missing), ("has tensors that the model has not:", unexpected)):
         if some:
             shown = ", ".join(plain(name, 80) for name in some[:5])
-            raise invalid(header.file, f"{what} {shown} ({len(some)} of {len(header.tensors)} tensors)")
-    for name, shape in wanted.items():
-        if found[name].shape != shape:
+            raise invalid(header.file, f"{problem} {shown} ({len(some)} of {len(header.tensors)} tensors)")
+    for name, shape in parameters.items():
+        if stored[name].shape != shape:
             raise invalid(
                 header.file,
-                f"tensor {found[name].name} is {list(found[name].shape)}, {list(shape)} is expected",
+                f"tensor {stored[name].name} is {list(stored[name].shape)}, {list(shape)} is expected",
             )
-    return [MappedTensor(name, found[name], _dtype(header, found[name])) for name in wanted]
+    return [MappedTensor(name, stored[name], _dtype(header, stored[name])) for name in parameters]
 
 
 def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> str:
@@ -85,7 +85,7 @@ def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> 
     from safetensors.torch import save_file
 
     mapped = mapped_tensors(header, config)
-    total, done = sum(one.bytes for one in mapped), 0
+    total, done = sum(tensor.bytes for tensor in mapped), 0
     shards = _shards(mapped)
     files: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
@@ -93,18 +93,18 @@ def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> 
         if len(shards) > 1:
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {}
-        for one in shard:
-            tensors[one.name] = _as_in_transformers(one, config)
-            done += one.bytes
+        for tensor in shard:
+            tensors[tensor.name] = _as_in_transformers(tensor, config)
+            done += tensor.bytes
             report(done, total)
-            files[one.name] = file
+            files[tensor.name] = file
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": files}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
     sizes: dict[str, int] = {}
-    for one in mapped:
-        sizes[one.dtype] = sizes.get(one.dtype, 0) + one.bytes
+    for tensor in mapped:
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
     return max(sizes, key=lambda dtype: sizes[dtype])
 
 
@@ -222,25 +222,25 @@ def _names(header: Header, config: Any) -> Mapping[str, str]:
     """Map names in the file to transformers' names."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
-    wanted = header.values["general.architecture"]
-    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == wanted)
+    wanted_name = header.values["general.architecture"]
+    architecture = next(key for key, name in MODEL_ARCH_NAMES.items() if name == wanted_name)
     known = get_tensor_name_map(architecture, config.num_hidden_layers)
-    found = {}
+    mapping = {}
     for name in _parameters(config):
         stem, dot, ending = name.rpartition(".")
         stored = known.get_name(stem) if ending in ("weight", "bias") else None
         if stored is not None:
-            found[f"{stored}{dot}{ending}"] = name
-    return found
+            mapping[f"{stored}{dot}{ending}"] = name
+    return mapping
 
 
 def _shards(mapped: list[MappedTensor]) -> list[list[MappedTensor]]:
     shards: list[list[MappedTensor]] = [[]]
     size = 0
-    for one in mapped:
-        if shards[-1] and size + one.bytes > SHARD_BYTES:
+    for tensor in mapped:
+        if shards[-1] and size + tensor.bytes > SHARD_BYTES:
             shards.append([])
             size = 0
-        shards[-1].append(one)
-        size += one.bytes
+        shards[-1].append(tensor)
+        size += tensor.bytes
     return shards

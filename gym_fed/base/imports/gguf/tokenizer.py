@@ -63,7 +63,7 @@ def end_tokens(header: Header) -> list[int]:
     """Ids of the tokens that end a text, a turn or a message."""
     named = [header.values.get(f"{_PREFIX}{key}_token_id") for key in ("eos", "eot", "eom")]
     count = len(header.values.get(f"{_PREFIX}tokens") or [])
-    return list(dict.fromkeys(one for one in named if isinstance(one, int) and 0 <= one < count))
+    return list(dict.fromkeys(token for token in named if isinstance(token, int) and 0 <= token < count))
 
 
 def _backend(header: Header, tokens: list[str]) -> Any:
@@ -165,7 +165,7 @@ def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -
     first = special["bos_token"] if header.values.get(f"{_PREFIX}add_bos_token", is_llama) else None
     last = special["eos_token"] if header.values.get(f"{_PREFIX}add_eos_token", False) else None
     around = [*([first] if first else []), "$A", *([last] if last else [])]
-    second = [one.replace("$A", "$B:1") for one in around]
+    second = [part.replace("$A", "$B:1") for part in around]
     used = {token: backend.token_to_id(token) for token in (first, last) if token}
     if used:
         backend.post_processor = TemplateProcessing(
@@ -175,14 +175,14 @@ def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -
 
 def _template(header: Header) -> str | dict[str, str] | None:
     """The chat template, or several by name."""
-    one = header.values.get("tokenizer.chat_template")
+    default = header.values.get("tokenizer.chat_template")
     named = header.values.get("tokenizer.chat_templates")
-    found = {
+    templates = {
         name: header.values.get(f"tokenizer.chat_template.{name}")
         for name in (named if isinstance(named, list) else [])
     }
-    found = {"default": one, **found}
-    texts = {name: text for name, text in found.items() if isinstance(text, str)}
+    templates = {"default": default, **templates}
+    texts = {name: text for name, text in templates.items() if isinstance(text, str)}
     if any(len(text) > _MOST_TEMPLATE for text in texts.values()):
         raise invalid(header.file, f"has a chat template of more than {_MOST_TEMPLATE} characters")
     return texts.get("default") if set(texts) <= {"default"} else texts
