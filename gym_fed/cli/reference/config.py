@@ -88,12 +88,8 @@ def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
         return shown + (", ..." if len(names) > _MOST_CHOICES else "")
     if field.get("type") == "array":
         return f"list of {_takes(field.get('items', {}), schema)}"
-<<<<<<< HEAD
-    return _WORDS.get(field.get("type", ""), str(field.get("type", "any"))) + _limits(field)
-=======
     name: str = field.get("type", "any")
     return _WORDS.get(name, name) + _limits(field)
->>>>>>> fc0d52ea (docs: shorter pages on evaluation, runs, models; changelog of 7 kB)
 
 
 def _limits(field: dict[str, Any]) -> str:
