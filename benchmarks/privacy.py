@@ -11,7 +11,7 @@
 3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can
    separate rows that were trained on from other rows (area under the curve; 0.5 is a coin), and how far up a list of
    256 codes the true one is (exposure in bits, Carlini et al. 2019; 1.4 is chance, 8 is the first place). Without
-   privacy, with noise at the hub, and with DP-SGD at every contributor.
+   privacy, with noise at the hub, and with DP-SGD at every contributor; for updates of one bit and of LoRA factors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 import dp_accounting  # noqa: E402
-from _private_rounds import Round, other_codes, secrets_of, sizes, task_rows  # noqa: E402
+from _private_rounds import Round, Size, other_codes, secrets_of, sizes, task_rows  # noqa: E402
 from dp_accounting.pld import PLDAccountant  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -49,6 +49,7 @@ REHEARSAL = range(5000, 5004)
 PARTS = ("accounts", "utility", "attacks")
 SECRETS, CANARIES, CANARY_REPEATS, CANDIDATES = 20, 4, 4, 255
 ATTACK_EPSILON = 8.0
+ATTACKED = ("full, 1 bit", "LoRA r=16, all")
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
@@ -120,9 +121,8 @@ def utility(report: Report, contributors: int, steps: int, folder: Path, only: s
     return curves
 
 
-def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None:
+def attacks(report: Report, size: Size, contributors: int, steps: int, folder: Path) -> None:
     """What the soup and a single update give away, under each kind of privacy."""
-    size = next(s for s in sizes(steps) if s.name.startswith("LoRA r=16"))
     canaries = {i: secrets_of(i, CANARIES, "canary") for i in (*range(contributors), *REHEARSAL)}
     rows = {i: task_rows(i, 40) + secrets_of(i, SECRETS) + canaries[i] * CANARY_REPEATS for i in canaries}
     data = [rows[i] for i in range(contributors)]
@@ -137,7 +137,8 @@ def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None
     central = ReleasePrivacy(
         noise_multiplier=noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA), clipping_norm=clip
     )
-    table = Table(title=f"attacks, epsilon {ATTACK_EPSILON:g} where private", box=None, pad_edge=False)
+    title = f"attacks on {size.name}, epsilon {ATTACK_EPSILON:g} where private"
+    table = Table(title=title, box=None, pad_edge=False)
     for header in ("privacy", "task loss", "rows found: soup", "at the hub", "exposure: soup", "at the hub"):
         table.add_column(header, justify="left" if header == "privacy" else "right")
     for name, found, model in (
@@ -161,7 +162,7 @@ def attacks(report: Report, contributors: int, steps: int, folder: Path) -> None
             ("exposure_soup_bits", bits),
             ("exposure_hub_bits", bits_hub),
         ):
-            report.figure(f"attack_{name}_{key}", value)
+            report.figure(f"attack_{_key(size.name)}_{name}_{key}", value)
         table.add_row(
             name,
             f"{loss:.2f}",
@@ -240,8 +241,10 @@ def main() -> None:
         if "utility" in arguments.parts:
             curves = utility(report, contributors, steps, folder / "utility", arguments.only)
         if "attacks" in arguments.parts:
-            attacked = (2, 15) if arguments.quick else (8, 80)
-            attacks(report, *attacked, folder / "attacks")
+            contributors, steps = (2, 15) if arguments.quick else (8, 80)
+            for size in sizes(steps):
+                if size.name in ATTACKED and arguments.only in size.name:
+                    attacks(report, size, contributors, steps, folder / "attacks" / _key(size.name))
     report.figure("seconds", time.perf_counter() - began)
     if arguments.plot and curves:
         draw(curves, arguments.plot)

@@ -18,7 +18,14 @@ from gym_server.ledger.checks import verify_database
 from gym_server.store.tables import credits, metadata, rounds, transfers
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import func, select
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -349,12 +356,15 @@ def refusal(call: Callable[[], Any]) -> ErrorCode | None:
     return None
 
 
-TestHubCalls = HubCalls.TestCase
-TestHubCalls.settings = settings(
-    max_examples=EXAMPLES,
-    stateful_step_count=20,
-    deadline=None,
-    derandomize="GYM_HUB_CALLS_EXAMPLES" not in os.environ,
-    phases=[Phase.generate] if EXAMPLES <= 12 else list(Phase),
-    suppress_health_check=list(HealthCheck),
-)
+def test_calls_in_any_order_conserve_credits_and_a_refused_call_changes_nothing() -> None:
+    run_state_machine_as_test(
+        HubCalls,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=20,
+            deadline=None,
+            derandomize="GYM_HUB_CALLS_EXAMPLES" not in os.environ,
+            phases=[Phase.generate] if EXAMPLES <= 12 else list(Phase),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
