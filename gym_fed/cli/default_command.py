@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import click
-from typer.core import TyperGroup
+
+from gym_fed.core.help import Commands
 
 
-class DefaultCommandGroup(TyperGroup):
+class DefaultCommandGroup(Commands):
     """A group whose ``default_command`` is meant where the first word is none of its commands."""
 
     default_command = ""

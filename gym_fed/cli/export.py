@@ -37,8 +37,8 @@ def export(
             "--output",
             "-o",
             metavar="PATH",
-            help="New folder (or file) to write; model.gguf says the format, too.",
-            show_default="a file format: here, called as MODEL; a folder must be named",
+            help="New folder or file; its suffix says the format.",
+            show_default="MODEL's name",
         ),
     ] = None,
     adapter: AdapterOption = None,
@@ -61,7 +61,7 @@ def export(
         typer.Option(
             "--format",
             click_type=MemberName(EXPORT_FORMATS, checked=False),
-            help="What is written; all formats stand below.",
+            help="What to write: gguf, huggingface, adapter, ...; see --list.",
             show_default="by the suffix of --output, else huggingface",
         ),
     ] = None,
@@ -69,17 +69,16 @@ def export(
         str | None,
         typer.Option(
             "--dtype",
-            help="Of the weights of huggingface, adapter and tensorrt_llm: float32, bfloat16 or float16.",
-            show_default="as the base is stored if that keeps 99% of the delta, else float32; adapters as they are",
+            help="float32, bfloat16 or float16.",
+            show_default="the base's, if it keeps 99% of the delta",
         ),
     ] = None,
     quantization: Annotated[
         str,
         typer.Option(
             "--quantization",
-            help="How weights are rounded, such as q8_0 of gguf; those of each format stand below.",
-            show_default="gguf: as the source is stored if that keeps 99% of the delta, else f32; "
-            "else the first of the format",
+            help="How weights are rounded, such as q8_0 of gguf; see --list.",
+            show_default="the source's own precision",
         ),
     ] = "",
     rank: Annotated[
@@ -87,8 +86,8 @@ def export(
         typer.Option(
             "--rank",
             min=1,
-            help="Rank of the LoRA that a variant becomes in the formats adapter and gguf_adapter.",
-            show_default="32; its own where it was trained as LoRA",
+            help="Rank of a variant written as an adapter.",
+            show_default="32, or its own",
         ),
     ] = None,
     data: Annotated[
@@ -96,8 +95,7 @@ def export(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="Held-out rows, on which what that LoRA keeps is measured; "
-            "or rows that calibrate awq and gptq.",
+            help="Rows that calibrate awq and gptq, or measure an adapter.",
         ),
     ] = None,
     shard_size: Annotated[

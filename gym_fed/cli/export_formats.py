@@ -1,27 +1,11 @@
-"""The formats of `gym export`: for `--help`, and the table of `--list`."""
+"""The table of `gym export --list`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import click
-from typer.core import TyperCommand
-
-from gym_fed.core.console import out, print_columns
+from gym_fed.core.console import print_columns
 from gym_fed.export.listing import formats
-
-
-class NamesFormats(TyperCommand):
-    """A command whose help ends with the formats; they are imported only then."""
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The help, and the formats."""
-        super().format_help(ctx, formatter)
-        out.print(
-            "Formats, with their quantizations (the first is the default); gym export --list shows more:"
-        )
-        print_columns([(row["format"], _with_quantizations(row)) for row in formats()], wrapped=True)
-        out.print()
 
 
 def print_formats() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import click
-import typer
-from typer.core import TyperGroup
 
 from gym_fed.cli.api.app import app as api_app
 from gym_fed.cli.batch import batch
@@ -19,7 +17,6 @@ from gym_fed.cli.docs import docs
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.evaluation.app import app as eval_app
 from gym_fed.cli.export import export
-from gym_fed.cli.export_formats import NamesFormats
 from gym_fed.cli.grade import grade
 from gym_fed.cli.leaderboard.app import app as leaderboard_app
 from gym_fed.cli.models.app import app as models_app
@@ -32,10 +29,41 @@ from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.cli.webui import app as webui_app
 from gym_fed.core.console import VersionOption, run_app
 from gym_fed.core.errors import GymError
+from gym_fed.core.help import App, Commands
 
 
-class _TakesOtherWords(TyperGroup):
-    """Commands and flags that are called otherwise elsewhere are looked up where ours do not have them."""
+class _TakesOtherWords(Commands):
+    """Looks up commands and flags of other tools where ours do not have them."""
+
+    activities: ClassVar = {
+        "Train": {
+            "train": "fine-tune a model on your rows; run again to resume",
+            "tune": "search for the settings that train best",
+            "runs": "list, compare and draw training runs",
+            "data": "look at rows, convert, mix and share them",
+            "configs": "ready recipes; check or import a config file",
+        },
+        "Try": {
+            "chat": "talk to a model",
+            "eval": "measure a model on your rows or on suites of tasks",
+            "predict": "answer rows and compare with their answers",
+            "grade": "rewards of graders for a model's answers",
+            "leaderboard": "signed results, and how to repeat them",
+        },
+        "Use": {
+            "export": "write a model for other programs (GGUF, vLLM, ...)",
+            "api": "serve a model and its variants over OpenAI's API",
+            "batch": "answer a file of requests",
+            "variant": "personal variants of one base model",
+            "models": "fetch, publish and list models",
+        },
+        "Merge": {"soup": "merge fine-tunes by a rule", "delta": "make and apply .gymdelta files"},
+        "More": {
+            "webui": "all of this in a browser",
+            "doctor": "check this machine and installation",
+            "docs": "the guides, offline",
+        },
+    }
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -88,13 +116,12 @@ def _has_unknown(words: list[str], options: dict[str, bool]) -> bool:
     )
 
 
-app = typer.Typer(
+app = App(
     cls=_TakesOtherWords,
     name="gym",
     help="Train language models on this machine, and inspect what a community trains together.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
 )
 
 
@@ -108,7 +135,7 @@ app.command()(predict)
 app.command()(tune)
 app.command()(chat)
 app.command()(batch)
-app.command(cls=NamesFormats)(export)
+app.command()(export)
 app.command()(grade)
 app.command()(doctor)
 app.command()(docs)

@@ -12,6 +12,7 @@ from gym_fed.cli.completion import runs as complete_runs
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.summary import (
     list_run_folders,
@@ -23,7 +24,7 @@ from gym_fed.training.run.summary import (
     summary,
 )
 
-app = typer.Typer(help="List, show, compare and draw training runs.", no_args_is_help=True)
+app = App(help="List, show, compare and draw training runs.", no_args_is_help=True)
 
 _BARS = "▁▂▃▄▅▆▇█"
 _SHOWN_POINTS = 60

@@ -11,6 +11,7 @@ from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.next_command import after_webui, print_next
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
+from gym_fed.core.help import App
 from gym_fed.core.options import HOST, PORT, KeyName, RoleOption
 from gym_fed.core.waiting import waiting
 
@@ -23,11 +24,11 @@ class _OpensByDefault(DefaultCommandGroup):
     runs_without_words = True
 
 
-app = typer.Typer(
+app = App(
     cls=_OpensByDefault,
     help="Train, watch and try models in a browser, at --host, --port, with --runs: see gym webui serve --help.",
 )
-keys_app = typer.Typer(
+keys_app = App(
     help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True
 )
 app.add_typer(keys_app, name="keys")

@@ -12,13 +12,11 @@ from gym_fed.core.registries import FORMATS
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override one value of the config, such as a.b=3; may be repeated."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as a.b=3; repeatable."),
 ]
 AdapterOption = Annotated[
     list[str] | None,
-    typer.Option("--adapter", metavar="FOLDER", help="Put this adapter on; may be repeated, in order."),
+    typer.Option("--adapter", metavar="FOLDER", help="Put this adapter on; repeatable."),
 ]
 ServedVariants = Annotated[
     Path | None,
@@ -29,7 +27,7 @@ ServedVariants = Annotated[
         show_default="~/.gym-fed/variants, if there",
     ),
 ]
-DEVICE = typer.Option("--device", help="auto (CUDA, else MPS, else the CPU), cpu, cuda or mps.")
+DEVICE = typer.Option("--device", help="auto, cpu, cuda or mps.")
 FormatOption = Annotated[
     str, typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.")
 ]
@@ -37,8 +35,8 @@ ColumnsOption = Annotated[
     str | None,
     typer.Option(
         "--columns",
-        metavar="OURS=THEIRS,...",
-        help="What the file calls its columns, such as prompt=question,completion=answer.",
+        metavar="OURS=THEIRS",
+        help="The file's columns, such as prompt=question.",
         show_default=False,
     ),
 ]

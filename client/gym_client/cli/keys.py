@@ -11,8 +11,9 @@ import typer
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 
-key_app = typer.Typer(
+key_app = App(
     help="Show, encrypt, rotate, revoke, export and import the key of this home.", no_args_is_help=True
 )
 

@@ -11,6 +11,7 @@ import typer
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_fed.core.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.options import ExportedLedger
 from gym_fed.core.text import counted
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from gym_client.identity.home import Home
     from gym_client.identity.pins import ServerPin
 
-ledger_app = typer.Typer(
+ledger_app = App(
     help="Show the hub's signed heads, and check that they do not contradict each other.",
     no_args_is_help=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -25,6 +25,7 @@ from gym_fed.core.console import (
     run_app,
 )
 from gym_fed.core.errors import GymError
+from gym_fed.core.help import App, Commands
 from gym_fed.core.options import DEVICE, ColumnsOption
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted
@@ -33,12 +34,36 @@ if TYPE_CHECKING:
     from gym_client.cli.join import JoinOptions
     from gym_client.display import Display
 
-app = typer.Typer(
+
+class _ClientCommands(Commands):
+    activities: ClassVar = {
+        "Contribute": {
+            "join": "train for a hub, round after round",
+            "status": "your balance, and the verdicts on your updates",
+            "rewards": "what you earned, round by round",
+            "pause": "let the agent of this home wait",
+            "resume": "let it go on",
+            "leave": "withdraw from a hub; what you earned stays yours",
+        },
+        "Check": {
+            "privacy": "the epsilon that each of your data sets has spent",
+            "ledger": "check that the hub's record agrees with itself",
+        },
+        "Account": {
+            "id": "your id, for a coordinator's allow-list",
+            "key": "encrypt, rotate, revoke, export and import your key",
+            "transfer": "send credits to another contributor",
+            "install-service": "join in the background of this machine",
+        },
+    }
+
+
+app = App(
+    cls=_ClientCommands,
     name="gym-client",
     help="Improve a shared model with your own data: train here, send only a compressed, signed delta.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
 )
 app.add_typer(key_app, name="key")
 app.command()(transfer)

@@ -24,6 +24,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
 from gym_fed.core.text import counted
 from gym_fed.core.waiting import waiting
@@ -45,10 +46,8 @@ class _ServesByDefault(DefaultCommandGroup):
     runs_without_words = True
 
 
-app = typer.Typer(
-    cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and manage its keys."
-)
-keys_app = typer.Typer(
+app = App(cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and manage its keys.")
+keys_app = App(
     help="Add, list and remove the keys of a server, each for some of its models.", no_args_is_help=True
 )
 app.add_typer(keys_app, name="keys")

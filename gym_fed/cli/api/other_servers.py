@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from typer.core import TyperCommand
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import Command
 
 _CONTEXT = "--set engine.max_context=TOKENS"
 _AT_ONCE = "--set engine.max_concurrent=NUMBER"
@@ -71,7 +71,7 @@ OPTIONS = {
 """What to write instead, by option."""
 
 
-class NamesOurOptions(TyperCommand):
+class NamesOurOptions(Command):
     """A command that refuses other servers' options by what is here instead, all of them at once."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

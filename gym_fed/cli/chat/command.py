@@ -59,28 +59,12 @@ def chat(
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, help="0 always takes the likeliest token.")
     ] = 0.0,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Only the likeliest tokens, of this share.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", min=0, help="Only so many of the likeliest tokens.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option("--min-p", help="Only tokens of this share of the likeliest's.")
-    ] = None,
-    repetition_penalty: Annotated[
-        float | None,
-        typer.Option("--repetition-penalty", help="Divides the scores of what was said; 1: none."),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None, typer.Option("--presence-penalty", help="Off the score of what the answer has.")
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None, typer.Option("--frequency-penalty", help="Off for every time that the answer has it.")
-    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="The answer ends before this text; may be repeated.")
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Another sampling setting, such as top_p=0.9; may be repeated."
+        ),
     ] = None,
     device: Annotated[str | None, DEVICE] = None,
     yes: YesOption = False,
@@ -94,21 +78,11 @@ def chat(
         theirs = their_file.read(str(model))
         model, system = theirs["model"], system or theirs.get("system")
         chat_template = chat_template or theirs.get("chat_template")
-    settings = ChatSettings.of(
-        {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "seed": seed,
-            "stop": stop or None,
-        }
-        | {key: value for key, value in theirs.get("sampling", {}).items() if not _is_given(key)}
-    )
+    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    of_file = {key: value for key, value in theirs.get("sampling", {}).items() if not _is_given(key)}
+    settings = ChatSettings.of(given | of_file)
+    for setting in set_ or []:
+        settings = settings.changed(setting)
     if api is not None:
         here = {"--variants": variants, "--device": device, "--adapter": adapter}
         _refuse_beside("--api", {**here, "--chat-template": chat_template})

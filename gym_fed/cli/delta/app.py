@@ -16,13 +16,14 @@ from gym_fed.cli.delta.encode import draw_errors, encode, print_errors, require_
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.delta_error import LayerError
 
-app = typer.Typer(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
+app = App(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]

@@ -12,7 +12,7 @@ AllVariants = Annotated[
     typer.Option(
         "--variants",
         metavar="FOLDER",
-        help="Folder of variants, as `gym variant` fills it; without --variant, MODEL and all of them.",
+        help="Their folder; alone, MODEL and all of them.",
     ),
 ]
 FolderOption = Annotated[

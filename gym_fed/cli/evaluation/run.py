@@ -33,32 +33,29 @@ def run_evaluation(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="gym-nano, a model folder, a run, an adapter's folder, BASE:VARIANT, or a .gymdelta; "
-            "with --api a model's name.",
+            help="A model folder, run, adapter, BASE:VARIANT or .gymdelta; with --api a model's name.",
             autocompletion=models,
         ),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option("--suite", help="A suite of gym eval list; may be repeated.", autocompletion=suites),
+        typer.Option("--suite", help="A suite of gym eval list; repeatable.", autocompletion=suites),
     ] = None,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--tasks", metavar="A,B", help="Tasks, groups, task files, or files of conversations."),
+        typer.Option("--tasks", metavar="A,B", help="Tasks, groups or task files."),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rows of each task.")] = None,
     num_fewshot: Annotated[
         int | None,
-        typer.Option(
-            "--num-fewshot", min=0, help="Examples in each prompt.", show_default="as each task says"
-        ),
+        typer.Option("--num-fewshot", min=0, help="Examples per prompt.", show_default="the task's"),
     ] = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
             "--variant",
             metavar="NAME",
-            help="This variant of MODEL; may be repeated. base is MODEL itself.",
+            help="A variant of MODEL, or base; repeatable.",
             autocompletion=variants,
         ),
     ] = None,
@@ -68,17 +65,15 @@ def run_evaluation(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="Base of MODEL, which is a .gymdelta.",
+            help="Base of a .gymdelta.",
             autocompletion=models,
-            show_default="the one it names",
+            show_default="named there",
         ),
     ] = None,
     adapter: AdapterOption = None,
     api: Annotated[
         str | None,
-        typer.Option(
-            "--api", metavar="URL", help="A server with OpenAI's API in place of a model of this machine."
-        ),
+        typer.Option("--api", metavar="URL", help="Evaluate the model of an OpenAI API."),
     ] = None,
     api_key_env: Annotated[
         str | None,
@@ -89,7 +84,7 @@ def run_evaluation(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="Rows of your own to evaluate on; with --suite or --tasks, a folder of evaluation sets.",
+            help="Your own rows, or a folder of sets.",
         ),
     ] = None,
     columns: ColumnsOption = None,
@@ -97,8 +92,8 @@ def run_evaluation(
         list[str] | None,
         typer.Option(
             "--grader",
-            metavar="NAME[:{KEY: VALUE}]",
-            help="With --data FILE, grade the model's answers, such as numeric; may be repeated.",
+            metavar="NAME",
+            help="Grade answers, such as numeric.",
         ),
     ] = None,
     max_tokens: Annotated[
@@ -106,30 +101,30 @@ def run_evaluation(
         typer.Option(
             "--max-tokens",
             min=1,
-            help="With --data FILE, longest answer.",
-            show_default="twice the longest of the rows' own",
+            help="Longest answer.",
+            show_default="twice the rows'",
         ),
     ] = None,
     check: Annotated[
         bool,
         typer.Option(
             "--check/--no-check",
-            help="With --data FILE, measure what the model kept of its base's knowledge.",
+            help="Measure what was kept.",
         ),
     ] = True,
     apply_chat_template: Annotated[
         bool | None,
         typer.Option(
             "--apply-chat-template/--no-chat-template",
-            help="All prompts in the model's chat template; or none (--no-chat-template).",
-            show_default="as each task says",
+            help="Use the chat template.",
+            show_default="the task's",
         ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
     device: Annotated[str, DEVICE] = "cpu",
     compare: Annotated[
         str | None,
-        typer.Option("--compare", metavar="OTHER", help="Another model, or a record: the paired difference."),
+        typer.Option("--compare", metavar="OTHER", help="A model or record to compare with."),
     ] = None,
     folder: FolderOption = EVALS,
     fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what has a record.")] = False,
@@ -138,10 +133,7 @@ def run_evaluation(
 ) -> None:
     """Evaluate a model on suites of tasks, or on rows of your own (--data FILE): figures with standard errors.
 
-    On suites there is a record of every sample. On rows of your own a run, an adapter or a variant is compared with its
-    base.
-
-    The same command continues a stopped evaluation; what has a record is read, not computed.
+    A run, an adapter or a variant is compared with its base. The same command continues a stopped evaluation.
     """
     from gym_fed.evaluation.evaluator import Evaluator
     from gym_fed.evaluation.records.reader import read_record

@@ -11,9 +11,10 @@ from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import counted
 
-app = typer.Typer(
+app = App(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
 )
 

@@ -23,8 +23,9 @@ from gym_fed.cli.models.registries import (
 )
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 
-app = typer.Typer(
+app = App(
     help="Fetch models of the Hugging Face Hub and of registries, publish your own, and list those on this machine.",
     no_args_is_help=True,
 )

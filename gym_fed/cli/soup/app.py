@@ -15,12 +15,13 @@ from gym_fed.cli.soup.merge import merge
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.core.registries import Kind
 
-app = typer.Typer(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
+app = App(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
 
 _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")

@@ -58,13 +58,13 @@ def merge(
         list[str] | None, typer.Option(help="A pre-aggregator; give it again for further steps.")
     ] = None,
     num_malicious_nodes: Annotated[int, typer.Option(min=0, help="Malicious clients to withstand.")] = 0,
-    max_norm: Annotated[float | None, typer.Option(help="Aggregators: larger updates are cut to it.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A setting of the rule, such as density=0.3; of a step, STEP.KEY=VALUE.",
+            help="A setting of the rule, such as density=0.3 or max_norm=2; of a step, STEP.KEY=VALUE; "
+            "codec.max_error, codec.rank, gate.tolerance. May be repeated.",
         ),
     ] = None,
     weight: Annotated[str | None, typer.Option(help="A weight for each update, such as 2,1,1.")] = None,
@@ -79,26 +79,13 @@ def merge(
     gate: Annotated[
         Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")
     ] = None,
-    gate_tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Nats per token by which it may be worse.")
-    ] = 0.0,
     codec: Annotated[
         str,
         typer.Option(
             click_type=MemberName(CODECS, ("compact", "exact", "as-merged"), checked=False),
-            help="How the soup is written: compact (every tensor in the fewest bytes within --max-error), exact "
-            "(float32), as-merged (bfloat16), or a codec.",
+            help="compact (within 0.1 or 0.01 of each tensor), exact (float32), as-merged (bfloat16), or a codec.",
         ),
     ] = "compact",
-    max_error: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            help="--codec compact: relative error of a tensor.",
-            show_default="0.1 where all updates have two bits per weight or less, 0.01 otherwise",
-        ),
-    ] = None,
-    rank: Annotated[int | None, typer.Option(help="--codec lora: rank.")] = None,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
     ] = False,
@@ -115,19 +102,19 @@ def merge(
         raise GymError(ErrorCode.CONFIG_INVALID, f"unknown rule {rule!r} ({known})", "see gym soup rules")
     if output.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
-    if gate_tolerance and gate is None:
-        raise GymError(
-            ErrorCode.USAGE, "--gate-tolerance does nothing without --gate", "name rows with --gate"
-        )
-    write = _writer(codec, rank, max_error)
-    own, of_steps = _settings(settings or [], pre or [])
+    own, of_steps = _settings(settings or [], [*(pre or []), "codec", "gate"])
+    write = _writer(codec, _numbers("codec", of_steps.pop("codec", {}), ("rank", "max_error")))
+    tolerance = _numbers("gate", of_steps.pop("gate", {}), ("tolerance",)).get("tolerance", 0.0)
+    if tolerance and gate is None:
+        raise GymError(ErrorCode.USAGE, "gate.tolerance does nothing without --gate", "name rows with --gate")
     if is_method(rule):
-        only = {"--pre": bool(pre), "--max-norm": max_norm is not None, "--root": root is not None}
+        only = {"--pre": bool(pre), "--set max_norm": "max_norm" in own, "--root": root is not None}
         _refuse(only, f"merge method {rule!r} trusts every model", "choose an aggregator: gym soup rules")
         values = {**own, **({"num_malicious_nodes": num_malicious_nodes} if num_malicious_nodes else {})}
         merger: SoupMerger = MethodMerger(rule, values, statistics or [], len(updates), heldout)
     else:
         _refuse({"--statistics": bool(statistics)}, f"aggregator {rule!r} uses none", "leave them out")
+        max_norm = own.pop("max_norm", None)
         values = {
             "aggregator": rule,
             "aggregator_options": own,
@@ -144,7 +131,7 @@ def merge(
         base,
         output,
         write,
-        lambda loaded, opened: SoupEvaluator(loaded, opened, heldout, gate, gate_tolerance),
+        lambda loaded, opened: SoupEvaluator(loaded, opened, heldout, gate, tolerance),
         skip_broken=skip_broken,
         allow_differences=allow_differences,
         shown=not json_,
@@ -233,21 +220,43 @@ def _tensor_bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
         yield lambda name: bar.update(task, advance=1, description=name)
 
 
-def _writer(codec: str, rank: int | None, max_error: float | None) -> Write:
+def _numbers(section: str, values: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """Check the keys of ``--set SECTION.KEY=NUMBER``.
+
+    Raises:
+        GymError: ``USAGE`` for an unknown key, or a value that is not a number of at least 0.
+    """
+    for key, value in values.items():
+        if key not in known:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"--set {section}.{key}: unknown key",
+                f"there are: {', '.join(f'{section}.{name}' for name in known)}",
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise GymError(ErrorCode.USAGE, f"--set {section}.{key}: {value!r} is not a number of 0 or more")
+    return values
+
+
+def _writer(codec: str, options: dict[str, Any]) -> Write:
+    """The function that writes a soup by a codec; ``options`` are ``rank`` and ``max_error``."""
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml.file import validate
     from gym_fed.delta.encode import encode_source
     from gym_fed.soup.compact import ERROR, error_bound, values_only, write_compact
 
+    rank, max_error = options.get("rank"), options.get("max_error")
     if codec != "compact":
-        _refuse({"--max-error": max_error is not None}, f"codec {codec!r} chooses nothing", "leave it out")
+        _refuse(
+            {"codec.max_error": max_error is not None}, f"codec {codec!r} chooses nothing", "leave it out"
+        )
     if codec in ("compact", "exact", "as-merged"):
-        _refuse({"--rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
+        _refuse({"codec.rank": rank is not None}, f"codec {codec!r} has none", "choose --codec lora")
         least = {"exact": 0.0, "as-merged": ERROR}.get(codec, max_error)
-        options = values_only() if codec == "as-merged" else None
+        choice = values_only() if codec == "as-merged" else None
 
         def write(exact: DeltaFile, out: Path, spec: BaseSpec, updates: list[DeltaFile]) -> None:
-            write_compact(exact, out, spec, error_bound(updates) if least is None else least, options)
+            write_compact(exact, out, spec, error_bound(updates) if least is None else least, choice)
 
         return write
     values = {"codec": codec, "lora_rank": rank, "error_feedback": False}

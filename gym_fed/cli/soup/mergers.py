@@ -77,7 +77,7 @@ class SoupEvaluator:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"the soup {objection}",
-                "nothing was written; leave out updates, lower scale, or raise --gate-tolerance",
+                "nothing was written; leave out updates, lower scale, or raise gate.tolerance",
             )
         return found
 

@@ -18,9 +18,10 @@ from gym_fed.cli.variant.wire import hub_app, pull, push
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import counted
 
-app = typer.Typer(
+app = App(
     help="Create, list, check, share and remove personal variants of a base model.", no_args_is_help=True
 )
 app.command()(create)

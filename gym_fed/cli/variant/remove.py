@@ -23,6 +23,7 @@ from gym_fed.cli.variant.options import (
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 RECEIPTS = "receipts"
 
-receipt_app = typer.Typer(help="Check the receipts of removed variants.", no_args_is_help=True)
+receipt_app = App(help="Check the receipts of removed variants.", no_args_is_help=True)
 
 
 def remove(

@@ -12,6 +12,7 @@ from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store, s
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import counted
 from gym_fed.serving.store.naming import variants_folder
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.store.store import VariantStore
     from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
-hub_app = typer.Typer(help="List and remove your variants at a hub.", no_args_is_help=True)
+hub_app = App(help="List and remove your variants at a hub.", no_args_is_help=True)
 
 
 def push(

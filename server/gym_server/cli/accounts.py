@@ -9,6 +9,7 @@ import typer
 
 from gym_fed.core.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import plain
 from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
@@ -16,7 +17,7 @@ from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 if TYPE_CHECKING:
     from gym_fed.core.tables import TextTable
 
-invites_app = typer.Typer(help="Create, list and cancel invites for new contributors.", no_args_is_help=True)
+invites_app = App(help="Create, list and cancel invites for new contributors.", no_args_is_help=True)
 
 Contributor = Annotated[
     str, typer.Argument(help="Id of the account, or its first characters.", show_default=False)

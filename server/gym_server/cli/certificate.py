@@ -9,9 +9,10 @@ import typer
 
 from gym_fed.core.console import AsJson, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
-app = typer.Typer(
+app = App(
     help="Show the hub's TLS certificate, or have an authority sign one over its key.", no_args_is_help=True
 )
 

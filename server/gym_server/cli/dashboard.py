@@ -9,6 +9,7 @@ import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
+from gym_fed.core.help import App
 from gym_fed.core.options import HOST, PORT, KeyName, RoleOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from gym_fed.web.keys import WebKeys
 
-keys_app = typer.Typer(
+keys_app = App(
     help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
 )
 

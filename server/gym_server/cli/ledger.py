@@ -9,14 +9,13 @@ import typer
 
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.options import ExportedLedger
 from gym_fed.core.text import counted
 from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
-app = typer.Typer(
-    help="Show, verify, export and replay the hub's append-only, signed record.", no_args_is_help=True
-)
+app = App(help="Show, verify, export and replay the hub's append-only, signed record.", no_args_is_help=True)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -22,6 +22,7 @@ from gym_fed.core.console import (
     print_table,
     run_app,
 )
+from gym_fed.core.help import App, Commands
 from gym_fed.core.options import SetOption
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
@@ -40,7 +41,45 @@ from gym_server.store.away import StoreAway
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
 
-app = typer.Typer(
+
+class _ServerCommands(Commands):
+    activities: ClassVar = {
+        "Run": {
+            "init": "create a hub: keys, database, commented config",
+            "run": "serve the hub; rounds continue where they stopped",
+            "invites": "create, list and cancel invites for contributors",
+            "recipe": "show or change what contributors train",
+        },
+        "Watch": {
+            "status": "round, version, privacy and work in progress",
+            "rounds": "every round, and the verdict on every update",
+            "rewards": "credits, reputation and the worth of updates",
+            "dashboard": "the hub in a browser",
+            "privacy": "",
+            "accounts": "",
+            "variants": "",
+        },
+        "Result": {
+            "model": "write a version as a model folder",
+            "compare": "compare a version with version 0",
+            "eval": "evaluate versions on suites of tasks",
+            "rollback": "go back to a version",
+        },
+        "Keep": {
+            "backup": "copy a hub, running or not, as one checked snapshot",
+            "restore": "restore a hub from a backup",
+            "check": "check that everything a hub needs is there",
+            "ledger": "show, verify, export and replay the record",
+            "gc": "",
+            "certificate": "",
+            "dashboard-keys": "",
+        },
+        "Steer": {"pause": "", "resume": "", "skip": "", "revoke": "", "rebind": ""},
+    }
+
+
+app = App(
+    cls=_ServerCommands,
     name="gym-server",
     help="Coordinate a community that improves one model: collect deltas, merge them robustly, keep the record.",
     no_args_is_help=True,

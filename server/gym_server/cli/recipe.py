@@ -10,6 +10,7 @@ import typer
 from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
 from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from gym_fed.config.hub.server import ServerConfig
     from gym_server.federation import Federation
 
-app = typer.Typer(help="Show or change the recipe of the rounds to come.", no_args_is_help=True)
+app = App(help="Show or change the recipe of the rounds to come.", no_args_is_help=True)
 
 
 @app.command()

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.core.console import AsJson, print_result, print_table
+from gym_fed.core.help import App
 from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
     from gym_fed.core.tables import TextTable
 
-app = typer.Typer(
-    help="List, remove and allow again the variants of contributors on the hub.", no_args_is_help=True
-)
+app = App(help="List, remove and allow again the variants of contributors on the hub.", no_args_is_help=True)
 
 
 @app.command("list")

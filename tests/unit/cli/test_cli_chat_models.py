@@ -140,7 +140,7 @@ def test_a_model_without_template_continues_the_text(shared_folder: Path) -> Non
         (["chat", "gym-nano", "--api-key-env", "KEY"], "--api-key-env does not go with"),
         (["chat", "--api", "http://127.0.0.1:1", "--api-key-env", "NOT_SET_AT_ALL"], "is not set"),
         (["chat", "--api", "127.0.0.1"], "is no URL"),
-        (["chat", "gym-nano", "--top-p", "2"], "top_p"),
+        (["chat", "gym-nano", "--set", "top_p=2"], "top_p"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(words: list[str], message: str) -> None:

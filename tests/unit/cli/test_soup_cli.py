@@ -112,7 +112,7 @@ def test_the_table_names_updates_clipping_parts_and_the_soup(
     cap = reply["updates"][0]["norm"] / 2
     done = gym(
         "merge", *honest(folder), "-o", tmp_path / "clipped.gymdelta", "--base", tiny_base,
-        "--rule", "weighted_mean", "--weight", "2,1,1", "--max-norm", cap,
+        "--rule", "weighted_mean", "--weight", "2,1,1", "--set", f"max_norm={cap}",
     )  # fmt: skip
     assert done.exit_code == 0, done.exception
     row = next(line for line in done.output.splitlines() if "0.gymdelta" in line).split()
@@ -148,7 +148,7 @@ def test_settings_of_a_method_arrive(folder: Path, tiny_base: Path, tmp_path: Pa
     assert half["norm"] == pytest.approx(whole["norm"] / 2, rel=1e-5)
 
 
-@pytest.mark.parametrize(("codec", "more"), [("bitdelta", ()), ("lora", ("--rank", "2"))])
+@pytest.mark.parametrize(("codec", "more"), [("bitdelta", ()), ("lora", ("--set", "codec.rank=2"))])
 def test_the_soup_is_written_in_the_codec_asked_for(
     codec: str, more: tuple[str, ...], folder: Path, tiny_base: Path, tmp_path: Path
 ) -> None:
@@ -214,7 +214,7 @@ def test_the_gate_forbids_a_soup_that_does_worse_and_leaves_no_trace(
     assert list(tmp_path.iterdir()) == []
     error = error_of(gym(*words, "greedy_soup", "--heldout", text))
     assert "no model may join" in str(error)
-    assert gym(*words, "linear", "--gate-tolerance", "1000").exit_code == 0
+    assert gym(*words, "linear", "--set", "gate.tolerance=1000").exit_code == 0
 
 
 def test_a_broken_update_is_an_error_or_named_and_left_out(
@@ -259,13 +259,21 @@ def test_wrong_words_are_refused_before_anything_is_written(
         (("--rule", "mean", "--set", "nnm.k=3"), ErrorCode.USAGE, "no step of that name"),
         (("--rule", "mean", "--statistics", fisher), ErrorCode.USAGE, "--statistics"),
         (("--rule", "mean", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "root"),
-        (("--rule", "mean", "--gate-tolerance", "1"), ErrorCode.USAGE, "without --gate"),
+        (("--rule", "mean", "--set", "gate.tolerance=1"), ErrorCode.USAGE, "without --gate"),
         (("--rule", "mean", "--codec", "zip"), ErrorCode.CONFIG_INVALID, "codec"),
-        (("--rule", "mean", "--codec", "dense", "--rank", "2"), ErrorCode.CONFIG_INVALID, "lora_rank"),
-        (("--rule", "mean", "--rank", "2"), ErrorCode.USAGE, "--rank"),
-        (("--rule", "mean", "--codec", "dense", "--max-error", "0.1"), ErrorCode.USAGE, "--max-error"),
+        (
+            ("--rule", "mean", "--codec", "dense", "--set", "codec.rank=2"),
+            ErrorCode.CONFIG_INVALID,
+            "lora_rank",
+        ),
+        (("--rule", "mean", "--set", "codec.rank=2"), ErrorCode.USAGE, "codec.rank"),
+        (
+            ("--rule", "mean", "--codec", "dense", "--set", "codec.max_error=0.1"),
+            ErrorCode.USAGE,
+            "codec.max_error",
+        ),
         (("--rule", "ties", "--pre", "norm_cap"), ErrorCode.USAGE, "--pre"),
-        (("--rule", "ties", "--max-norm", "1"), ErrorCode.USAGE, "--max-norm"),
+        (("--rule", "ties", "--set", "max_norm=1"), ErrorCode.USAGE, "max_norm"),
         (("--rule", "ties", "--root", folder / "0.gymdelta"), ErrorCode.USAGE, "--root"),
         (
             ("--rule", "ties", "--num-malicious-nodes", "1"),

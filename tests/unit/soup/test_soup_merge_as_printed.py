@@ -245,7 +245,7 @@ def test_the_bound_follows_the_updates_and_every_tensor_keeps_it(
     words = (*line("mean"), "--base", str(tiny_base))
     assert gym(*words).exit_code == 0
     assert gym(*words, "--codec", "exact", "-o", "exact.gymdelta").exit_code == 0
-    assert gym(*words, "--max-error", "0", "-o", "zero.gymdelta").exit_code == 0
+    assert gym(*words, "--set", "codec.max_error=0", "-o", "zero.gymdelta").exit_code == 0
     with DeltaFile.open("soup.gymdelta") as soup, DeltaFile.open("exact.gymdelta") as exact:
 
         def worst(found: DeltaFile) -> float:
@@ -254,10 +254,10 @@ def test_the_bound_follows_the_updates_and_every_tensor_keeps_it(
 
         assert worst(soup) <= bound
         just_less = 0.99 * worst(soup)
-        assert gym(*words, "--max-error", str(just_less), "-o", "less.gymdelta").exit_code == 0
+        assert gym(*words, "--set", f"codec.max_error={just_less}", "-o", "less.gymdelta").exit_code == 0
         with DeltaFile.open("less.gymdelta") as less:
             assert worst(less) <= just_less
-        assert gym(*words, "--max-error", str(bound), "-o", "said.gymdelta").exit_code == 0
+        assert gym(*words, "--set", f"codec.max_error={bound}", "-o", "said.gymdelta").exit_code == 0
         with DeltaFile.open("said.gymdelta") as said:
             assert soup.sha256() == said.sha256()
         with DeltaFile.open("zero.gymdelta") as zero:

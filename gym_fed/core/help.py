@@ -1,0 +1,112 @@
+"""Compact ``--help`` in plain text: commands by activity, options in two columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import click
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import CommandFunctionType
+
+_LONGEST_CHOICES = 48
+"""Characters of an option and its choices; longer ones are shown as NAME."""
+_BOUNDS = r"(?:[\d.]+<=?)?x(?:[<>]=?[\d.]+)?"
+_COLUMN = 28
+"""Widest first column; a longer option has its help on the next line."""
+
+
+class Command(TyperCommand):
+    """A command whose help lists arguments and options once each, in two columns."""
+
+    def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write nothing: ``format_options`` writes the arguments."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write arguments, then options in the order of their declaration."""
+        params = self.get_params(ctx)
+        for title, is_argument in (("Arguments", True), ("Options", False)):
+            records = [
+                _plain_record(record)
+                for param in params
+                if isinstance(param, TyperArgument) == is_argument
+                and (record := param.get_help_record(ctx)) is not None
+            ]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records, col_max=_COLUMN)
+
+
+class Commands(TyperGroup):
+    """A group of commands. With ``activities`` its help shows them by activity, a line each.
+
+    Attributes:
+        activities: Summary by command, by activity. A command without a summary is listed by its name only, on one
+            line with the others of its activity.
+    """
+
+    activities: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by activity, if there are activities; else the usual help."""
+        if not self.activities:
+            super().format_help(ctx, formatter)
+            return
+        name = ctx.command_path
+        formatter.write(f"Usage: {name} COMMAND [OPTIONS]\n\n")
+        indent = max(map(len, self.activities)) + 1
+        width = max(len(command) for rows in self.activities.values() for command in rows) + 1
+        for activity, rows in self.activities.items():
+            lines = [f"{command:{width}} {text}" for command, text in rows.items() if text]
+            if more := ", ".join(command for command, text in rows.items() if not text):
+                lines.append(more)
+            for number, line in enumerate(lines):
+                formatter.write(f"{'' if number else activity:{indent}} {line}".rstrip() + "\n")
+        formatter.write(f"\n{name} COMMAND --help shows options; also --version, --install-completion\n")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write options, then commands."""
+        Command.format_options(self, ctx, formatter)  # type: ignore[arg-type]
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command with the first sentence of its help."""
+        rows = [
+            (name, _first_sentence(command.help or ""))
+            for name, command in self.commands.items()
+            if not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class App(typer.Typer):
+    """A Typer app with this module's help."""
+
+    def __init__(self, *, cls: type[TyperGroup] = Commands, **options: Any) -> None:
+        super().__init__(cls=cls, rich_markup_mode=None, **options)
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Register a command; see ``typer.Typer.command``."""
+        return super().command(name, cls=cls or Command, **options)
+
+
+def _first_sentence(text: str) -> str:
+    paragraph = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[.;:]) ", paragraph, maxsplit=1)[0].rstrip(".;:")
+
+
+def _plain_record(record: tuple[str, str]) -> tuple[str, str]:
+    """Shorten a help record: no bounds, which errors name, no long list of choices, no escapes for rich."""
+    names, text = record[0].replace(" RANGE", ""), record[1].replace("\\[", "[")
+    if len(names) > _LONGEST_CHOICES:
+        names = re.sub(r"\[.*\]", "NAME", names)
+    text = re.sub(rf"; {_BOUNDS}\]", "]", text)
+    text = re.sub(rf"\[{_BOUNDS}; ", "[", text)
+    text = re.sub(rf"\s*\[{_BOUNDS}\]", "", text)
+    return names, re.sub(r"default: \((.*)\)\]$", r"default: \1]", text)
