@@ -34,6 +34,9 @@ _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MOST_ROWS_PER_STEP = 8
 """Small data sets use fewer rows per step: (most rows, rows per step)."""
 
+_NANO = "gym-nano"
+"""Keeps the schema's values: DPO and SimPO at 1e-3 raise its loss on its own tasks by less than 0.02."""
+
 _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
 _MOST_PREFERENCE_EPOCHS = 3
@@ -166,7 +169,8 @@ def _small_model_defaults(config: TrainingConfig) -> list[Default]:
     )
     is_policy = algorithm.row_kind in _PREFERENCES and algorithm.task_type == "CAUSAL_LM"
     is_adapter = TUNING.type_of(config.finetuning).is_adapter
-    if not is_policy or is_adapter or scale is None or "learning_rate" in config.model_fields_set:
+    is_given = "learning_rate" in config.model_fields_set
+    if not is_policy or is_adapter or is_given or scale is None or config.model == _NANO:
         return []
     reason = f"{config.algorithm} at the usual {config.learning_rate:g} makes a pre-trained model forget"
     return [Default("learning_rate", float(f"{_SMALL_PREFERENCE_RATE * scale:.3g}"), reason)]

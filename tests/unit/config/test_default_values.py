@@ -134,13 +134,14 @@ def test_a_small_pre_trained_model_learns_preferences_at_a_tenth_of_the_schemas_
     "given",
     [
         {"algorithm": "reward_model"},
+        {"algorithm": "dpo", "model": "gym-nano"},
         {"algorithm": "dpo", "learning_rate": 1e-3},
         {"algorithm": "dpo", "finetuning": "lora"},
         {"algorithm": "dpo", "optimizer": "sgd"},
     ],
 )
 def test_other_runs_of_a_small_model_keep_the_values_of_the_schema(given: dict[str, Any]) -> None:
-    assert chosen(TrainingConfig(model="m", **given), 260_000) == {}
+    assert chosen(TrainingConfig(**{"model": "m", **given}), 260_000) == {}
 
 
 @pytest.mark.parametrize("algorithm", ["simpo", "kto", "grpo"])
