@@ -12,6 +12,7 @@ from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
+from gym_fed.data.chat_templates.ending import suggested_templates
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import place_of
@@ -251,11 +252,16 @@ def require_chat_template(tokenizer: Any) -> str:
         GymError: ``DATA_INVALID`` when it has none.
     """
     if not tokenizer.chat_template:
+        names = suggested_templates(tokenizer)
         raise GymError(
             ErrorCode.DATA_INVALID,
             "the rows are conversations, but the model's tokenizer has no chat template",
-            "set chat_template in a training config (a file, Jinja, or a name such as chatml; not none), use rows with "
-            "text, or a chat model such as gym-nano",
+            (
+                f"set chat_template to {names}, or to a Jinja file"
+                if names
+                else "set chat_template to a Jinja file"
+            )
+            + "; or use rows with text, or a chat model such as gym-nano",
         )
     return str(tokenizer.chat_template)
 

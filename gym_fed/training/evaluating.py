@@ -17,7 +17,7 @@ from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.model.loading import load_for_training
-from gym_fed.training.model.template_tokens import fit_to_template
+from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template
 from gym_fed.training.processes.sharding import is_placed
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.job import Job
@@ -50,6 +50,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     if file.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another output_dir")
     rows = rows_to_learn(config, rows_of(config, "eval_data"))
+    check_template_tokens(config, rows)
     model, tokenizer = load_for_training(config)
     tokenizer = fit_to_template(model, tokenizer, config)
     model = apply_features(model, config)

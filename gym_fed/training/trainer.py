@@ -28,7 +28,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.defaults import Defaults
 from gym_fed.training.model.adapters import require_none_merged, settled, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
-from gym_fed.training.model.template_tokens import fit_to_template, require_embedded
+from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
@@ -206,6 +206,8 @@ class Trainer(ExpectedElsewhere):
             given = rows_of_run(config, dataset, eval_dataset, self._split_of)
             config = self.config = self._defaults.for_rows(self.config, self._given, given[0])
             check_early_stopping(config, has_eval_data=has_held_out(config, given[1]))
+            if self._given is None:
+                check_template_tokens(config, given[0])
             splitting = deepspeed_loading(config)
             model, tokenizer = self._load_model(config)
             rows = self._encode(config, algorithm, tokenizer, *given)

@@ -79,13 +79,15 @@ def use_chat_template(tokenizer: Any, value: str | None) -> Any:
         and (is_processor or _writes_the_same(tokenizer, source))
     ):
         return tokenizer
-    changed = copy.copy(tokenizer)
+    end = NAMED[value].end if value in NAMED else None
+    ends_otherwise = end is not None and end in tokenizer.get_vocab()
+    # A shallow copy shares the table of special tokens, so a new end token would be the original's, too.
+    changed = copy.deepcopy(tokenizer) if ends_otherwise else copy.copy(tokenizer)
     changed.chat_template = source
     if is_processor:
         changed.tokenizer = copy.copy(tokenizer.tokenizer)
         changed.tokenizer.chat_template = source
-    end = NAMED[value].end if value in NAMED else None
-    if end is not None and end in tokenizer.get_vocab():
+    if ends_otherwise:
         changed.eos_token = end
     return changed
 

@@ -11,7 +11,6 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
-from gym_fed.training.model.template_tokens import check_template_tokens
 from gym_fed.training.processes.sharding import loading_arguments
 from gym_fed.training.vision.conversations import is_vision_model, load_vision_model, require_model_of_text
 
@@ -24,7 +23,6 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     Raises:
         GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
     """
-    check_template_tokens(config)
     if config.model_init is not None:
         from gym_fed.training.model.scratch import init_model
 

@@ -7,11 +7,9 @@ instead, and a model trained so never stops: no single token of its answers is t
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
-
-from jinja2 import TemplateError
 
 from gym_fed.base.modeling.processors import is_processor
 from gym_fed.base.models import load_tokenizer
@@ -20,35 +18,36 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.data.chat_templates.rendering import Message, template_of
+from gym_fed.data.chat_templates.ending import end_and_marks, is_token, suggested_templates
+from gym_fed.data.encoding import require_chat_template
 from gym_fed.training.vision.conversations import is_vision_model
 
-_MARK = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>\s]+?｜>|<[a-z]+(?:_[a-z]+)+>|\[/?[A-Z_]{3,}\]")
 _TOKEN_COLUMNS = (
     *("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids"),
     *("prompt_input_ids", "chosen_input_ids", "rejected_input_ids"),
 )
 """Columns of token ids that the algorithms' ``encode`` writes."""
-_ANSWER = "an answer 5d1e"
-_TURNS: list[Message] = [
-    {"role": "system", "content": "instructions"},
-    {"role": "user", "content": "question"},
-    {"role": "assistant", "content": _ANSWER},
-    {"role": "user", "content": "another question"},
-]
+_MOST_CHECKED = 1000
+"""Rows that are looked at for conversations before the model is loaded; encoding refuses the others."""
 
 
-def check_template_tokens(config: TrainingConfig) -> None:
-    """Refuse a template whose end token the tokenizer lacks, before the model's weights are read.
+def check_template_tokens(config: TrainingConfig, rows: Iterable[dict[str, Any]]) -> None:
+    """Refuse a template whose end token the tokenizer lacks, and conversations without one, before weights are read.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; see ``template_tokenizer``.
+        GymError: ``CONFIG_INVALID``; see ``template_tokenizer``. ``DATA_INVALID``; see ``require_chat_template``.
     """
-    if config.chat_template is None and config.chat_template_tokens == "require":
+    has_conversations = any(
+        "messages" in row or isinstance(row.get("prompt"), list) for row in islice(rows, _MOST_CHECKED)
+    )
+    if config.chat_template is None and config.chat_template_tokens == "require" and not has_conversations:
         return
     name = config.model if config.model_init is None else config.model_init.tokenizer
-    if name is not None and not is_vision_model(name):
-        template_tokenizer(load_tokenizer(name), config)
+    if name is None or is_vision_model(name):
+        return
+    templated = template_tokenizer(load_tokenizer(name), config)
+    if has_conversations:
+        require_chat_template(templated)
 
 
 def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
@@ -64,10 +63,8 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     adds = config.chat_template_tokens == "add"
     if config.chat_template is None and not adds:
         return templated
-    end, marks = _marks(templated)
-    missing = [
-        mark for mark in marks if templated.convert_tokens_to_ids(mark) in (None, templated.unk_token_id)
-    ]
+    end, marks = end_and_marks(templated)
+    missing = [mark for mark in marks if not is_token(templated, mark)]
     if not missing or not (adds or end in missing):
         return templated
     if not adds:
@@ -75,8 +72,12 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
             ErrorCode.CONFIG_INVALID,
             f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of the "
             "tokenizer, so the model would never stop",
-            "set chat_template_tokens: add (full fine-tuning), or choose a template that ends with the tokenizer's own "
-            f"{templated.eos_token or 'end token'}, such as default, vicuna or zephyr",
+            "set chat_template_tokens: add (full fine-tuning)"
+            + (
+                f", or choose a template that it can end: {names}"
+                if (names := suggested_templates(tokenizer))
+                else ""
+            ),
         )
     _require_trained_embeddings(config)
     wider = copy.deepcopy(tokenizer)
@@ -176,22 +177,3 @@ def _require_trained_embeddings(config: TrainingConfig) -> None:
             "train or save",
             "set finetuning: full, or choose a template whose tokens the tokenizer has",
         )
-
-
-def _marks(tokenizer: Any) -> tuple[str | None, list[str]]:
-    """The mark that ends an answer (None where the tokenizer's own end token does), and all marks of the template."""
-    template = template_of(tokenizer)
-    text = None
-    for turns in (_TURNS, _TURNS[1:]):
-        try:
-            text = template.text(turns, prompt=True)
-        except (TemplateError, TypeError):
-            continue
-        break
-    if text is None:
-        return None, []
-    marks = list(dict.fromkeys(_MARK.findall(text)))
-    behind = text.partition(_ANSWER)[2].lstrip()
-    own = tokenizer.eos_token
-    found = None if own and behind.startswith(own) else _MARK.match(behind)
-    return (None if found is None else found[0]), marks

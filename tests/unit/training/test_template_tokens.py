@@ -12,6 +12,7 @@ import torch
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.data.chat_templates.ending import suggested_templates
 from gym_fed.data.encoding import IGNORED, encode_one
 from gym_fed.evaluation.generation import answer
 from gym_fed.evaluation.graders.base import Grader, Sample
@@ -76,8 +77,33 @@ def test_a_template_whose_end_token_is_no_token_is_refused_before_the_weights_ar
         (tmp_path / "away").rename(plain_base / "model.safetensors")
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "chat_template_tokens: add" in caught.value.hint
-    assert "</s>, such as default, vicuna or zephyr" in caught.value.hint
+    assert "it can end: zephyr, vicuna or default" in caught.value.hint
     assert not (tmp_path / "run").exists()
+
+
+def test_conversations_without_a_template_are_refused_before_the_weights_are_read_by_templates_that_work(
+    plain_base: Path, tmp_path: Path
+) -> None:
+    rows = [{"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]}] * 4
+    (plain_base / "model.safetensors").rename(tmp_path / "away")
+    try:
+        with pytest.raises(GymError, match="no chat template") as caught:
+            Trainer(config(plain_base, tmp_path / "run")).train(rows)
+    finally:
+        (tmp_path / "away").rename(plain_base / "model.safetensors")
+    assert caught.value.hint.startswith("set chat_template to zephyr, vicuna or default, or to a Jinja file;")
+    advised = Trainer(config(plain_base, tmp_path / "run", chat_template="zephyr")).train(rows)
+    assert advised.steps == 1
+
+
+def test_a_template_is_suggested_only_if_the_tokenizer_has_its_end_token(plain_base: Path) -> None:
+    tokenizer = load_tokenizer(str(plain_base))
+    assert suggested_templates(tokenizer) == "zephyr, vicuna or default"
+    tokenizer.eos_token = None
+    assert suggested_templates(tokenizer) == ""
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+    assert suggested_templates(tokenizer) == "chatml"
+    assert tokenizer.eos_token is None, "a template that is tried changes nothing"
 
 
 @pytest.mark.parametrize("template", ["default", "vicuna", "zephyr", "llama2", "none"])
