@@ -77,8 +77,6 @@ class Outcome:
 
     Attributes:
         file: Its name below ``examples``.
-        job: What it is for.
-        kind: The sibling that took the model's place.
         runs: Whether it ran.
         text: ``runs``, or the reason.
         defect: Whether it ended as no file may.
@@ -86,8 +84,6 @@ class Outcome:
     """
 
     file: str
-    job: str
-    kind: str
     runs: bool
     text: str
     defect: bool = False
@@ -128,12 +124,12 @@ def run_file(file: Path, repo: Path, work: Path) -> Outcome:
         said = _run(copy, job, settings)
     changed = f"as it is: {first}. With `--set {' '.join(settings)}` " if settings else ""
     if said is None:
-        return Outcome(name, job, kind, True, f"{changed}it runs" if changed else "runs", code=code_now())
+        return Outcome(name, True, f"{changed}it runs" if changed else "runs", code=code_now())
     if isinstance(said, str):
-        return Outcome(name, job, kind, False, said, defect=True, code=code_now())
+        return Outcome(name, False, said, defect=True, code=code_now())
     reason = _plain(str(said.message), work)
     text = f"{changed}refused: {reason}" if changed else f"refused: {reason}"
-    return Outcome(name, job, kind, False, text, code=code_now())
+    return Outcome(name, False, text, code=code_now())
 
 
 def kind_of(model: str) -> str:

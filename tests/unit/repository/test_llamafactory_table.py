@@ -96,7 +96,7 @@ def test_a_file_of_earlier_code_is_counted_and_a_defect_leaves_the_page(
 ) -> None:
     page, kept = tmp_path / "page.md", tmp_path / "kept.json"
     given = [str(checkout), "--page", str(page), "--only", "none", "--former", str(kept)]
-    rows = [tool.Outcome(name, "train", "qwen3", True, "runs", code=tool.code_now()) for name in REASONS]
+    rows = [tool.Outcome(name, True, "runs", code=tool.code_now()) for name in REASONS]
     first = vars(rows[0])
     kept.write_text(json.dumps([*map(vars, rows[1:])]))
     assert tool.main(given) == 0
