@@ -1,4 +1,4 @@
-"""Codecs for weight deltas. Imports only torch, numpy and its own kernels.
+"""Codecs for weight deltas. Depends on torch, numpy and its own kernels only.
 
     codec = get_codec("bitdelta")
     encoded = codec.encode(tuned - base, group_size=128)

@@ -1,4 +1,4 @@
-"""Mixed precision: which codec each tensor gets, so that the summed error is small within a byte budget.
+"""Mixed precision: choose a codec per tensor that minimises the summed error within a byte budget.
 
 The classic of Shoham and Gersho 1988, "Efficient bit allocation for an arbitrary set of quantizers": keep the lower
 convex hull of every tensor's (bytes, error) options, then spend the budget step by step along the hulls, always where
@@ -30,7 +30,7 @@ def allocate(
     size: Callable[[Picks], int] | None = None,
     tries: int = 1,
 ) -> Picks | None:
-    """Choose one option of every tensor.
+    """Choose one option per tensor.
 
     Args:
         options: Name to the tensor's options; errors must be finite.
@@ -67,7 +67,7 @@ def allocate(
 
 @dataclass(frozen=True)
 class _SplitPlan:
-    """Walks along hulls; ``at`` says how far for each name, and 0 where it is absent."""
+    """Walk along the hulls; ``at`` is the position per name, 0 if absent."""
 
     options: Mapping[str, Sequence[Option]]
     hulls: Mapping[str, list[int]]
@@ -87,7 +87,7 @@ class _SplitPlan:
         return {name: place + 1 for _, name, place in steps}
 
     def filled(self, steps: Sequence[_Step]) -> Picks:
-        """As many steps from the front as fit, and of the others each that fits into the gap."""
+        """Take steps from the front while they fit, then each later one that fits into the gap."""
         low, high = 0, len(steps)
         while high - low > 1:
             middle = (low + high) // 2
@@ -108,7 +108,7 @@ class _SplitPlan:
 
 
 def hull(found: Sequence[Option]) -> list[int]:
-    """Indices of the options on the lower convex hull of error over bytes, the smallest first."""
+    """Indices of the options on the lower convex hull of error over bytes, smallest first."""
     best: list[int] = []
     for index in sorted(range(len(found)), key=lambda i: (found[i], i)):
         if best and found[index][1] >= found[best[-1]][1]:
@@ -122,5 +122,5 @@ def hull(found: Sequence[Option]) -> list[int]:
 
 
 def _gain(found: Sequence[Option], here: int, there: int) -> float:
-    """Error that a byte removes between two options."""
+    """Error removed per byte between two options."""
     return (found[here][1] - found[there][1]) / max(1, found[there][0] - found[here][0])

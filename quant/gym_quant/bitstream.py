@@ -1,4 +1,4 @@
-"""Small unsigned codes to bytes and back: 1, 2, 4 or 8 bits each, or five three-valued digits a byte.
+"""Pack small unsigned codes into bytes: 1, 2, 4 or 8 bits each, or five trits per byte.
 
 Order, fixed by format version 1 and held by golden files: codes run along the last (input) dimension, the first
 in the least significant place of the first byte; every row is padded to a whole byte with zeros, which readers
@@ -24,12 +24,12 @@ _DIGITS = (np.arange(256, dtype=np.uint8)[:, None] // _POWERS % 3).astype(np.uin
 
 
 def packed_bits_width(cols: int, bits: int) -> int:
-    """Bytes of a row of ``cols`` codes of ``bits`` bits each."""
+    """Bytes per row of ``cols`` codes of ``bits`` bits each."""
     return -(-cols * bits // 8)
 
 
 def pack_bits(codes: Bytes, bits: int) -> Bytes:
-    """``[rows, cols]`` codes below ``2**bits`` (``bits`` in 1, 2, 4, 8) to ``[rows, ceil(cols * bits / 8)]``."""
+    """Pack ``[rows, cols]`` codes below ``2**bits`` (``bits`` in 1, 2, 4, 8) to ``[rows, ceil(cols * bits / 8)]``."""
     if bits == 8:
         return np.ascontiguousarray(codes)
     each = 8 // bits
@@ -41,7 +41,7 @@ def pack_bits(codes: Bytes, bits: int) -> Bytes:
 
 
 def unpack_bits(packed: Bytes, bits: int, cols: int) -> Bytes:
-    """The reverse of ``pack_bits``."""
+    """The inverse of ``pack_bits``."""
     if bits == 8:
         return packed
     each = 8 // bits
@@ -52,12 +52,12 @@ def unpack_bits(packed: Bytes, bits: int, cols: int) -> Bytes:
 
 
 def packed_trits_width(cols: int) -> int:
-    """Bytes of a row of ``cols`` trits."""
+    """Bytes per row of ``cols`` trits."""
     return -(-cols // TRITS_A_BYTE)
 
 
 def pack_trits(codes: Bytes) -> Bytes:
-    """``[rows, cols]`` codes 0, 1, 2 to ``[rows, ceil(cols / 5)]``."""
+    """Pack ``[rows, cols]`` codes 0, 1, 2 to ``[rows, ceil(cols / 5)]``."""
     padded = _padded(codes, TRITS_A_BYTE)
     packed = np.zeros((codes.shape[0], padded.shape[1] // TRITS_A_BYTE), dtype=np.uint8)
     for place in range(TRITS_A_BYTE):
@@ -66,7 +66,7 @@ def pack_trits(codes: Bytes) -> Bytes:
 
 
 def unpack_trits(packed: Bytes, cols: int) -> Bytes:
-    """The reverse of ``pack_trits``; bytes above 242 give digits too, so refuse them first."""
+    """The inverse of ``pack_trits``. Bytes above 242 decode to digits too, so refuse them first."""
     return _DIGITS[packed].reshape(packed.shape[0], -1)[:, :cols]
 
 

@@ -1,4 +1,4 @@
-"""Calibration by activations: which input channels of a layer are loud, and what an error costs at its output.
+"""Calibration with activations: input moments of linear layers, and the output error they imply.
 
 A linear layer with weight error ``E`` (``[out, in]``) is off by ``E x`` at its output. Its expected square is
 ``sum_ijk E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Their diagonal alone, the mean square of each
@@ -25,7 +25,7 @@ def collect_input_moments(
     samples: int = 256,
     full: bool = False,
 ) -> dict[str, Tensor]:
-    """Second moments of the inputs of a model's linear layers, over every token of some sequences.
+    """Compute second moments of the inputs of linear layers, over every token of some sequences.
 
     Args:
         model: Called as ``model(batch)``; its mode is put to ``eval`` for the while.
@@ -78,7 +78,7 @@ def collect_input_moments(
 
 
 def output_error(delta: Tensor, decoded: Tensor, moments: Tensor | None = None) -> float:
-    """Expected squared error of a layer's output, in float64.
+    """Compute the expected squared error of a layer's output, in float64.
 
     Args:
         delta: The true delta, ``[..., in]``.

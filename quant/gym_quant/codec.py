@@ -1,4 +1,4 @@
-"""The interface of delta codecs: encode, decode, the exact layout of its payload, and its norm."""
+"""The interface of delta codecs: encode, decode, payload layout, and norm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_GROUP = 1 << 31
 
 @dataclass(frozen=True)
 class Encoded:
-    """What ``Codec.encode`` returns.
+    """The result of ``Codec.encode``.
 
     Attributes:
         params: The parameters in their shortest form (defaults left out), to be stored with the payload.
@@ -50,7 +50,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class MergeForm:
-    """The form in which a merge reads a delta: updates of one and the same form are merged as they are, others decoded.
+    """The form in which a merge reads a delta. Updates of equal form are merged directly, others are decoded.
 
     Attributes:
         kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
@@ -68,7 +68,7 @@ VALUES = MergeForm("values")
 
 
 class Codec(ABC):
-    """One way to write down a delta. Stateless; one instance a process.
+    """An encoding of a delta. Stateless; one instance per process.
 
     A tensor of any shape is seen as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension. What is abstract
     here is all that a codec needs; everything else has a default that decodes, and facts that claim nothing.
@@ -107,7 +107,7 @@ class Codec(ABC):
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
-        """Check parameters for a tensor of ``shape`` and return them without those that equal the default.
+        """Check parameters for a tensor of ``shape``, and drop those equal to the default.
 
         Raises:
             CodecError: For unknown names and for values outside their range.
@@ -115,7 +115,7 @@ class Codec(ABC):
 
     @abstractmethod
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
-        """Dtype and shape of every payload field, in the order in which they are stored."""
+        """Dtype and shape of every payload field, in storage order."""
 
     @abstractmethod
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
@@ -127,12 +127,12 @@ class Codec(ABC):
 
     @abstractmethod
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop`` of the delta seen as a matrix: ``[stop - start, cols]`` float32."""
+        """Decode rows ``start`` to ``stop`` of the delta as a matrix: ``[stop - start, cols]`` float32."""
 
     def decode_block(
         self, payload: Payload, shape: Shape, params: Params, rows: slice, cols: slice
     ) -> Tensor:
-        """Some columns of some rows, ``[rows, cols]`` float32: the numbers that ``decode_rows`` gives.
+        """Decode some columns of some rows, ``[rows, cols]`` float32, with the values of ``decode_rows``.
 
         By default whole rows are decoded first. ``cols`` begins at a multiple of ``ALIGNED`` columns, which is a whole
         byte in every packing of ours.
@@ -141,7 +141,7 @@ class Codec(ABC):
 
     @abstractmethod
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
-        """Look at the values of a payload whose layout is right.
+        """Check the values of a payload whose layout is correct.
 
         Raises:
             CodecError: For scales, factors or values that are NaN, infinite or negative where that is wrong.
@@ -149,15 +149,15 @@ class Codec(ABC):
 
     @abstractmethod
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        """L2 norm of the decoded delta, without decoding it where the codec allows that."""
+        """L2 norm of the decoded delta, without decoding if the codec allows it."""
 
     def decode(self, payload: Payload, shape: Shape, params: Params) -> Tensor:
-        """The whole delta, ``shape`` float32 on the CPU."""
+        """Decode the whole delta, ``shape`` float32 on the CPU."""
         rows, _ = as_matrix(shape)
         return self.decode_rows(payload, shape, params, 0, rows).reshape(shape)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """The payload of ``factor`` times the delta, with the same parameters.
+        """Scale the payload by ``factor``, with the same parameters.
 
         By default the delta is decoded and encoded again. Codecs that are linear in their scales multiply those, so
         that codes and signs stay as they are and only the scales' number format rounds.
@@ -175,17 +175,17 @@ class Codec(ABC):
         return self.encode(delta, **params).payload
 
     def scaled_params(self, params: Params, factor: float) -> Params | None:
-        """The parameters of ``factor`` times the delta, where they alone say it; None where ``scaled`` has to."""
+        """Parameters of ``factor`` times the delta, if they alone express it; None if ``scaled`` is needed."""
         del params, factor
         return None
 
     def rank(self, params: Params) -> int | None:
-        """The rank of a delta that is written as factors; None for any other."""
+        """The rank of a delta stored as factors; else None."""
         del params
         return None
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor] | None:
-        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` of a delta ``scaling(params) * b @ a``; None for any other."""
+        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` of a delta ``scaling(params) * b @ a``; else None."""
         del payload, shape, params
         return None
 
@@ -195,8 +195,9 @@ class Codec(ABC):
         return 1.0
 
     def factor_params(self, group: int) -> Params | None:
-        """Parameters with which it writes one side of a low-rank delta ``[r, width]``, of which ``group`` values of a
-        row share their scales; None where it is no codec for that."""
+        """Parameters to encode one side of a low-rank delta ``[r, width]``, where ``group`` values of a row share
+        scales; None if the codec does not support it.
+        """
         del group
         return None
 
@@ -206,7 +207,7 @@ class Codec(ABC):
         return VALUES if self.rank(params) is None else MergeForm("factors")
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
-        """The delta as sign bits and their scales, where it is exactly that; None where it is not.
+        """The delta as sign bits and scales if it is exactly that; else None.
 
         Its tensors may be the payload's own.
         """
@@ -216,7 +217,7 @@ class Codec(ABC):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """The delta as serving keeps it, in memory of its own on ``device``: signs and factors as what they are.
+        """The delta in serving form, in its own memory on ``device``; signs and factors stay packed.
 
         Quantised factors stay packed. None: serving decodes the delta once to the base's number format, as fits codecs
         of more than 8 bits per weight. A codec of fewer gives a form of ``gym_quant.resident`` or its own.
@@ -245,7 +246,7 @@ class Codec(ABC):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Parameters for one tensor under a codec policy, and what about the values decided them, in words.
+        """Choose parameters for a tensor under a codec policy, with the reason in words.
 
         Args:
             words: The policy's keys, as in ``gym_fed.config.delta.CodecPolicy``; a codec looks at those it knows.
@@ -265,7 +266,7 @@ class Codec(ABC):
 
 
 class Unsuited(CodecError):
-    """A tensor that a codec had better not write; ``instead`` is the name of one that should, the message says why."""
+    """A tensor that a codec should not encode; ``instead`` names a suitable codec, the message says why."""
 
     def __init__(self, why: str, instead: str) -> None:
         super().__init__(why)
@@ -273,7 +274,7 @@ class Unsuited(CodecError):
 
 
 def columns_of(words: Mapping[str, Any], cols: int, otherwise: int | None) -> int | None:
-    """Columns that share a scale by a policy's ``group_size``; None is all of the tensor.
+    """Columns per scale under a policy's ``group_size``; None for the whole tensor.
 
     Args:
         words: The policy's keys.
@@ -287,12 +288,12 @@ def columns_of(words: Mapping[str, Any], cols: int, otherwise: int | None) -> in
 
 
 def as_matrix(shape: Shape) -> tuple[int, int]:
-    """``[rows, cols]`` of a shape: the last dimension against all others; a scalar is ``[1, 1]``."""
+    """``[rows, cols]`` of a shape, with the last dimension as columns; a scalar is ``[1, 1]``."""
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
 def to_matrix(tensor: Tensor) -> Tensor:
-    """A delta as a contiguous float32 CPU matrix ``[rows, cols]``.
+    """Convert a delta to a contiguous float32 CPU matrix ``[rows, cols]``.
 
     Raises:
         CodecError: When it is empty or holds values that are not finite.
@@ -305,7 +306,7 @@ def to_matrix(tensor: Tensor) -> Tensor:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise ``CodecError`` at the first NaN or infinity; one pass, a chunk at a time, on this thread alone."""
+    """Raise ``CodecError`` at the first NaN or infinity; one pass in chunks, single-threaded."""
     flat = tensor.reshape(-1)
     for start in range(0, flat.numel(), _CHUNK):
         finite = np.isfinite(flat[start : start + _CHUNK].detach().to("cpu", torch.float32).numpy())
@@ -315,7 +316,7 @@ def check_finite(tensor: Tensor, what: str) -> None:
 
 
 def sum_of_squares(tensor: Tensor) -> float:
-    """Sum of squares in float64. Single-threaded numpy: the last bit never depends on thread counts."""
+    """Sum of squares in float64, single-threaded so that the last bit does not depend on thread counts."""
     flat = tensor.reshape(-1)
     total = 0.0
     for start in range(0, flat.numel(), _CHUNK):
@@ -325,14 +326,14 @@ def sum_of_squares(tensor: Tensor) -> float:
 
 
 def positive(factor: float) -> float:
-    """``factor``, or ``CodecError`` where it is not a finite number above 0."""
+    """Return ``factor``; raise ``CodecError`` unless it is finite and positive."""
     if not math.isfinite(factor) or factor <= 0.0:
         raise CodecError(f"a delta is scaled by a finite number above 0, not by {factor!r}")
     return factor
 
 
 def scaled_fields(payload: Payload, factor: float, fields: tuple[str, ...]) -> Payload:
-    """A payload with some of its fields multiplied in float32 and rounded to their own number format.
+    """Multiply some payload fields in float32 and round them to their own dtype.
 
     Raises:
         CodecError: For a factor that is not above 0, and for a product that is not finite.
@@ -345,7 +346,7 @@ def scaled_fields(payload: Payload, factor: float, fields: tuple[str, ...]) -> P
 
 
 def only_known(params: Mapping[str, Any], known: tuple[str, ...], codec: str) -> None:
-    """Raise ``CodecError`` for a parameter the codec does not have."""
+    """Raise ``CodecError`` for an unknown parameter."""
     for key in params:
         if key not in known:
             raise CodecError(
@@ -354,7 +355,7 @@ def only_known(params: Mapping[str, Any], known: tuple[str, ...], codec: str) ->
 
 
 def scale_params(params: Mapping[str, Any]) -> Params:
-    """``group_size`` and ``scale_dtype`` in their shortest form.
+    """Normalise ``group_size`` and ``scale_dtype``.
 
     Raises:
         CodecError: For values outside their range.
@@ -371,13 +372,13 @@ def scale_params(params: Mapping[str, Any]) -> Params:
 
 
 def group_size(params: Params) -> int | None:
-    """Columns that share their numbers; None: the whole tensor does."""
+    """Columns per group; None for the whole tensor."""
     value = params.get("group_size")
     return None if value is None else int(value)
 
 
 def whole_number(value: Any, what: str, low: int, high: int) -> int:
-    """``value`` as an int in ``[low, high]``; booleans, floats and strings raise ``CodecError``."""
+    """Parse an int in ``[low, high]``; booleans, floats and strings raise ``CodecError``."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise CodecError(f"{what} is {value!r}, not a whole number from {low} to {high}")
     return value

@@ -1,4 +1,4 @@
-"""Codes that make up for each other: each column's rounding error is spread over the columns not yet rounded.
+"""Error compensation: spread each column's rounding error over the columns not rounded yet (GPTQ).
 
 Frantar et al. 2022, "GPTQ", eq. 2-4 with the Cholesky form of sec. 3.3: for inputs with second moments ``M`` the error
 of a layer's output is ``tr(E M E')``; after column ``j`` was rounded, the best change of the later columns is
@@ -27,7 +27,7 @@ Rounded = Callable[[Floats, int], tuple[Bytes, Floats]]
 
 
 def compensated_codes(values: Floats, moments: Floats, rounded: Rounded) -> Bytes:
-    """Codes ``[rows, cols]`` of ``values`` so that the layer's output error is small.
+    """Quantise ``values`` to codes ``[rows, cols]`` with a small output error of the layer.
 
     Args:
         values: ``[rows, cols]`` float32.

@@ -1,4 +1,4 @@
-"""Scale distillation: the scales of an encoded delta learn to make the base speak like the tuned model.
+"""Scale distillation: train the scales of an encoded delta to match the tuned model's predictions.
 
 Liu et al. 2024, "BitDelta: Your Fine-Tune May Only Be Worth One Bit", eq. 4-5: bits and base are frozen, only scales
 train, and the loss compares logits with the tuned model's. Here a scale trains as ``scale * exp(t)`` with ``t``
@@ -42,7 +42,7 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Batch:
-    """Calibration text.
+    """A batch of calibration text.
 
     Attributes:
         ids: Token ids ``[b, t]`` int64.
@@ -91,7 +91,7 @@ def distill_scales(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Distilled:
-    """Train the scales of ``encoded``. AdamW, cosine to zero; deterministic for a seed on one machine.
+    """Train the scales of ``encoded`` with AdamW and a cosine schedule; deterministic per seed on one machine.
 
     Args:
         model: A causal LM of the base's architecture, called as ``model(input_ids=..., attention_mask=...,
@@ -149,7 +149,7 @@ def divergence(
     batches: Sequence[Batch],
     loss: Loss = "kl",
 ) -> float:
-    """Divergence of the predictions with ``weights`` from those with ``tuned``: a mean over counted tokens.
+    """Divergence of the predictions with ``weights`` from those with ``tuned``, averaged over counted tokens.
 
     The model must be in evaluation mode.
     """
@@ -195,7 +195,7 @@ def _train(
 
 
 class _Student:
-    """Base plus delta, with scales (and bits) that train."""
+    """Base plus delta with trainable scales (and bits)."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class _Student:
         return torch.optim.AdamW([group for group in groups if group["params"]], weight_decay=0.0)
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters in the base's dtype; gradients flow to what trains."""
+        """All parameters in the base's dtype, with gradients to the trained ones."""
         made = {name: tensor for name, tensor in self._base.items() if name not in self._encoded}
         for name, weight in self._fixed.items():
             if name in self.logs:
@@ -264,7 +264,7 @@ class _Student:
         return signs
 
     def round_to_storage(self) -> None:
-        """Continue with the scales as they will be stored."""
+        """Round the scales to their storage dtype."""
         for name, log in self.logs.items():
             self._scales[name] = self._stored(name).to(self._scales[name])
             log.data.zero_()
@@ -274,7 +274,7 @@ class _Student:
         return (self._scales[name] * self.logs[name].detach().exp()).to("cpu", dtype)
 
     def result(self) -> dict[str, Encoded]:
-        """The payloads with the new scales and bits; each is checked by its codec."""
+        """The payloads with the new scales and bits, each checked by its codec."""
         made = _as_given(self._encoded)
         for name in self.logs:
             codec, shape, encoded_tensor = self._encoded[name]
@@ -286,7 +286,7 @@ class _Student:
         return made
 
     def flipped(self) -> float:
-        """Share of bits that are not the encoded ones."""
+        """Share of bits that differ from the encoded ones."""
         changed = total = 0
         for name, latent in self._latents.items():
             _, shape, encoded_tensor = self._encoded[name]
@@ -297,7 +297,7 @@ class _Student:
 
 
 class _Sign(torch.autograd.Function):
-    """+1 where the latent is >= 0, else -1; the gradient passes where the latent is within reach."""
+    """Sign function (+1 for >= 0) with a straight-through gradient within reach of the latent."""
 
     @staticmethod
     def forward(ctx: Any, latent: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ class _Sign(torch.autograd.Function):
 
 
 def unit_delta(codec: str, shape: Shape, encoded: Encoded) -> tuple[Tensor | None, Tensor]:
-    """A delta ``[rows, cols]`` float32 taken apart: ``scales * unit + rest``.
+    """Decompose a delta ``[rows, cols]`` float32 into ``scales * unit + rest``.
 
     ``unit`` is None, and ``rest`` the whole delta, for codecs without a payload field ``scales``.
     """
@@ -327,7 +327,7 @@ def unit_delta(codec: str, shape: Shape, encoded: Encoded) -> tuple[Tensor | Non
 
 
 def expand_scales(scales: Tensor, tensor: tuple[str, Shape, Encoded]) -> Tensor:
-    """Scales ``[1]`` or ``[rows, groups]`` so that they can be multiplied with ``[rows, cols]``."""
+    """Expand scales ``[1]`` or ``[rows, groups]`` to multiply ``[rows, cols]``."""
     _, shape, encoded = tensor
     rows, cols = as_matrix(shape)
     if scales.numel() == 1:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CodecError(ValueError):
-    """Values, parameters or payload that a codec refuses; the message says which and why."""
+    """Invalid values, parameters or payload; the message says which and why."""

@@ -1,4 +1,4 @@
-"""Matrix products whose bits do not depend on who multiplies: any BLAS, any number of threads, any block of rows.
+"""Matrix products with the same bits for any BLAS, number of threads and block of rows.
 
 Every row is cut into slices of so few bits that the products of two slices add up in float64 without a rounding, in
 whatever order a BLAS takes them (Ozaki et al. 2012, "Error-free transformations of matrix multiplication by using fast
@@ -24,7 +24,7 @@ _LARGEST_EXPONENT = 480
 
 @dataclass(frozen=True)
 class Sliced:
-    """The rows of a matrix, ready to be multiplied with rows as long.
+    """Rows of a matrix, prepared for exact products.
 
     Attributes:
         slices: ``[n, k]`` float64 of whole numbers, the leading bits first; those that are all zero are left out.
@@ -40,8 +40,8 @@ class Sliced:
 
     @classmethod
     def of(cls, rows: Tensor, most: int = 3) -> Sliced:
-        """Of ``[n, k]``, any float dtype, finite, in at most ``most`` slices. What is too small for the last slice is
-        lost, and so are last bits of magnitudes below 2**-480.
+        """Slice ``[n, k]`` finite floats into at most ``most`` parts. Bits too small for the last slice are lost, as
+        are last bits of magnitudes below 2**-480.
 
         Raises:
             CodecError: For magnitudes above 2**480.
@@ -63,7 +63,7 @@ class Sliced:
         return cls(tuple(slices), torch.from_numpy(np.ldexp(1.0, exponents)), bits, most)
 
     def rows(self, start: int, stop: int) -> Sliced:
-        """Some of the rows."""
+        """Select some rows."""
         return Sliced(
             tuple(s[start:stop] for s in self.slices), self.powers[start:stop], self.bits, self.most
         )
@@ -71,7 +71,7 @@ class Sliced:
 
 @dataclass(frozen=True)
 class RightFactor:
-    """``A`` ``[r, cols]`` of a low-rank ``B @ A`` of which float32 is wanted, ready for any rows of ``B``.
+    """``A`` ``[r, cols]`` of a low-rank ``B @ A``, prepared for float32 results with any rows of ``B``.
 
     Every component of ``A`` is divided by a power of two that ``B`` is multiplied by, so that components that differ by
     orders of magnitude in opposite ways lose no bits.
@@ -96,7 +96,7 @@ class RightFactor:
 
 
 def products(left: Sliced, right: Sliced) -> Tensor:
-    """Inner products of the rows of both, ``[n, k]`` and ``[m, k]`` to ``[n, m]`` float64: ``left @ right.T``.
+    """Inner products of rows, ``[n, k]`` and ``[m, k]`` to ``[n, m]`` float64: ``left @ right.T``.
 
     Both must be as wide, and made with the same ``most``. Symmetric to the bit for a matrix with itself; a block of
     rows has the bits that it has in the whole.
@@ -117,7 +117,7 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def _pair(left: Sliced, right: Sliced, i: int, j: int) -> Tensor:
-    """Slices i of one with j of the other, and the other way round."""
+    """Multiply slices i and j of the two matrices, and j and i."""
     product = _product(left, right, i, j)
     if i == j:
         return product

@@ -1,4 +1,4 @@
-"""The two factors of a low-rank delta as quantised rows: payload fields, encoding with refitting, decoding.
+"""Encode the two factors of a low-rank delta as quantised rows: fields, encoding with refitting, decoding.
 
 A factor is encoded as ``[r, width]``: ``A`` itself, and ``B`` transposed. Groups thus run along the long dimension and
 every component has its own scales. Consecutive components form parts, each with one of DeltaQuant's codecs. The fields
@@ -29,8 +29,9 @@ _USUAL = (1, 4096)
 
 @functools.cache
 def factor_codecs() -> tuple[str, ...]:
-    """Our codecs of factors (``Codec.factor_params``), the most precise first: so their components stand in a plan that
-    is made here. A plan may name codecs of other packages too."""
+    """Our codecs that encode factors (``Codec.factor_params``), most precise first, the order of their components in a
+    plan. A plan may also name codecs of other packages.
+    """
 
     def size(name: str) -> int:
         return get_codec(name).payload_bytes(_USUAL, part_params(name, _USUAL[1]))
@@ -39,12 +40,12 @@ def factor_codecs() -> tuple[str, ...]:
 
 
 def is_factor_codec(name: str) -> bool:
-    """Whether there is a codec of this name that encodes factors."""
+    """True if a codec of this name encodes factors."""
     return name in CODECS and get_codec(name).factor_params(GROUP) is not None
 
 
 def part_params(codec: str, group: int) -> Params:
-    """Parameters of a part.
+    """The parameters of a part.
 
     Raises:
         CodecError: For a codec that encodes no factors.
@@ -67,7 +68,7 @@ def factor_spec(parts: Parts, width: int, group: int, factor: str) -> dict[str, 
 
 
 def encode_factor(matrix: Tensor, parts: Parts, group: int, factor: str) -> Payload:
-    """``[r, width]`` float to the fields of one factor."""
+    """Encode ``[r, width]`` floats to the fields of one factor."""
     payload: Payload = {}
     for place, (codec, _), rows in _placed(parts):
         encoded = get_codec(codec).encode(matrix[rows], **part_params(codec, group))
@@ -76,7 +77,7 @@ def encode_factor(matrix: Tensor, parts: Parts, group: int, factor: str) -> Payl
 
 
 def decode_factor(payload: Payload, parts: Parts, width: int, group: int, factor: str) -> Tensor:
-    """The factor that a payload encodes: ``[r, width]`` bfloat16."""
+    """Decode a factor: ``[r, width]`` bfloat16."""
     decoded = [
         get_codec(codec).decode(
             _part(payload, factor, place), (rows.stop - rows.start, width), part_params(codec, group)
@@ -87,7 +88,7 @@ def decode_factor(payload: Payload, parts: Parts, width: int, group: int, factor
 
 
 def check_factor(payload: Payload, parts: Parts, width: int, group: int, factor: str) -> None:
-    """``Codec.check`` of every part.
+    """Run ``Codec.check`` on every part.
 
     Raises:
         CodecError: Naming the factor.
@@ -100,7 +101,7 @@ def check_factor(payload: Payload, parts: Parts, width: int, group: int, factor:
 
 
 def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -> Payload:
-    """Quantise both factors of ``left @ right`` (``[rows, r]``, ``[r, cols]``) so that the product loses little.
+    """Quantise both factors of ``left @ right`` (``[rows, r]``, ``[r, cols]``) with a small error of the product.
 
     Both factors are quantised as they are. Then, in alternation, each is fitted to the decoded other (least squares)
     and quantised again. The pair with the smallest error of the product is kept.
@@ -134,7 +135,7 @@ def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -
 
 
 def payload_size(payload: Payload) -> int:
-    """Bytes of a payload."""
+    """Size of a payload in bytes."""
     return sum(field.numel() * field.element_size() for field in payload.values())
 
 

@@ -1,4 +1,4 @@
-"""Low-rank deltas as quantised factors: the rotation to singular components, and how many bits each of them gets.
+"""Quantise low-rank deltas: rotate to singular components, and allocate bits to each.
 
 LoRA's factors are only defined up to an invertible matrix between them, so they are first turned into the singular
 components of their product, each factor with the root of the singular values. Components then differ by orders of
@@ -36,7 +36,7 @@ _POWER_ITERATIONS = 4
 
 @dataclass(frozen=True)
 class Components:
-    """Singular components of a delta: ``left @ right``, each with the roots of the values.
+    """Singular components of a delta: ``left @ right``, each scaled by the roots of the singular values.
 
     Attributes:
         left: ``[rows, r]`` float64; column ``i`` has norm ``sqrt(values[i])``.
@@ -49,7 +49,7 @@ class Components:
     values: Tensor
 
     def first(self, rank: int) -> Components:
-        """The ``rank`` largest."""
+        """Keep the ``rank`` largest components."""
         return Components(self.left[:, :rank], self.right[:rank], self.values[:rank])
 
 
@@ -86,7 +86,7 @@ def components_of_matrix(matrix: Tensor, rank: int, start: Tensor | None = None)
 
 
 def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
-    """Codec and number of components of every part of a plan.
+    """Parse a plan into codec and number of components per part.
 
     Raises:
         CodecError: For unknown codecs, for counts that do not add up to the rank, and for a plan that could be
@@ -110,7 +110,7 @@ def parse_plan(plan: str, rank: int) -> tuple[tuple[str, int], ...]:
 
 
 def write_plan(parts: Sequence[tuple[str, int]]) -> str:
-    """The shortest text of a plan."""
+    """Format a plan."""
     merged: list[tuple[str, int]] = []
     for codec, count in parts:
         if merged and merged[-1][0] == codec:
@@ -123,7 +123,7 @@ def write_plan(parts: Sequence[tuple[str, int]]) -> str:
 def plan_factors(
     tensors: Mapping[str, Components], budget_bytes: int, group: int = GROUP
 ) -> dict[str, tuple[int, str]]:
-    """A plan for every tensor so that all payloads together fit ``budget_bytes`` and the products lose the least.
+    """Plan every tensor so that all payloads fit ``budget_bytes`` with the least loss of the products.
 
     Both factors of every component are encoded with every codec; a component's loss is the squared distance of its
     decoded outer product, and dropping it loses its squared singular value. No allowance is made for the
@@ -155,7 +155,7 @@ def plan_factors(
 
 
 def _measured(factor: Tensor, codec: str, group: int) -> tuple[int, list[tuple[float, float]]]:
-    """Bytes of a component, and of each: its share found again (``<u, q> / <u, u>``) and its energy share."""
+    """Bytes per component, and per component the recovered share (``<u, q> / <u, u>``) and energy share."""
     parts = ((codec, factor.shape[0]),)
     payload = encode_factor(factor, parts, group, "x")
     decoded = decode_factor(payload, parts, factor.shape[1], group, "x").double()

@@ -1,13 +1,9 @@
-"""The frame of DeltaQuant's codecs: a small code for each weight, and numbers that a group of weights shares.
+"""The base of DeltaQuant's codecs: a small code per weight, and numbers shared by a group of weights.
 
-A codec of this family says how to find the shared numbers of a group (``solve``), how a value becomes a code
-(``quantise``) and how a code becomes a value (``dequantise``); parameters, groups, packing, checks and memory
-are the same for all and stand here. Sums are numpy's in float64 and elementwise arithmetic is float32, so that
-no bit depends on the number of threads.
-
-The inputs of a search for shared numbers: the weight of each column, and a sample of very many values.
-
-Best splits of sorted values: what makes two- and three-level quantisation exact instead of iterative.
+A codec of this family defines how to find the shared numbers of a group (``solve``), how a value becomes a code
+(``quantise``) and how a code becomes a value (``dequantise``). Parameters, groups, packing, checks and memory are the
+same for all and implemented here. Sums are numpy's in float64 and elementwise arithmetic is float32, so that no bit
+depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -71,7 +67,7 @@ def column_weights(importance: Tensor, cols: int) -> Floats:
 
 
 def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
-    """All values as one group ``[1, n]``, or, of more than a million, every k-th and the largest and smallest."""
+    """All values as one group ``[1, n]``; above a million, every k-th value and the extremes."""
     rows, cols = values.shape
     flat = values.reshape(-1)
     step = -(-flat.size // _SAMPLE)
@@ -84,7 +80,7 @@ def sampled(values: Floats, weights: Floats | None) -> tuple[Floats, Floats | No
 
 
 def float64_sums(values: Floats, weights: Floats | None, descending: bool) -> tuple[Floats, Floats]:
-    """Running mass and running moment of each row's values in sorted order, both ``[groups, n]`` float64.
+    """Running mass and moment of each row's values in sorted order, both ``[groups, n]`` float64.
 
     Entry ``i`` holds the sums of the first ``i + 1`` values: of their weights (their number without weights), and
     of weight times value.
@@ -103,7 +99,7 @@ def float64_sums(values: Floats, weights: Floats | None, descending: bool) -> tu
 
 
 def best_split(gain: Floats) -> npt.NDArray[Any]:
-    """Index ``[groups, 1]`` of each row's largest gain, the first of equals."""
+    """Index ``[groups, 1]`` of each row's largest gain, the first of equal ones."""
     return np.asarray(gain.argmax(axis=1)[:, None])
 
 
@@ -136,46 +132,46 @@ class LevelCodec(Codec):
 
     @abstractmethod
     def fields(self, symmetric: bool) -> tuple[str, ...]:
-        """Names of the shared fields; those called ``...scales`` are never negative."""
+        """Names of the shared fields; those named ``...scales`` are never negative."""
 
     @abstractmethod
     def solve(self, values: Floats, weights: Floats | None, symmetric: bool) -> Shared:
-        """Shared numbers of each row of ``values`` ``[groups, n]``, as ``[groups]`` float64.
+        """Find the shared numbers of each row of ``values`` ``[groups, n]``, as ``[groups]`` float64.
 
         ``weights`` (``[groups, n]``, positive) count each squared error; None counts all alike.
         """
 
     @abstractmethod
     def quantise(self, values: Floats, shared: Shared, symmetric: bool) -> Bytes:
-        """Code of each value, given shared numbers in float32 that broadcast against it."""
+        """Code each value, given shared numbers in float32 that broadcast against it."""
 
     @abstractmethod
     def dequantise(self, codes: Bytes, shared: Shared, symmetric: bool) -> Floats:
-        """Value of each code in float32: the codec's definition.
+        """Decode each code to float32: the definition of the codec.
 
         A sum of the shared numbers, each times a number that depends on the code alone, added in their order:
         serving decodes by these numbers.
         """
 
     def largest(self, shared: Shared, symmetric: bool) -> Floats:
-        """Largest magnitude that the shared numbers can decode to; what overflows is refused."""
+        """Largest magnitude that the shared numbers can decode to; overflow is refused."""
         ends = (np.zeros(1, np.uint8), np.full(1, (1 << self.bits) - 1, np.uint8))
         return np.maximum(*(np.abs(self.dequantise(end, shared, symmetric)) for end in ends))
 
     def pack(self, codes: Bytes) -> Bytes:
-        """Codes of whole rows to bytes."""
+        """Pack the codes of whole rows into bytes."""
         return pack_bits(codes, self.bits)
 
     def unpack(self, packed: Bytes, cols: int) -> Bytes:
-        """Bytes of whole rows to codes."""
+        """Unpack the bytes of whole rows into codes."""
         return unpack_bits(packed, self.bits, cols)
 
     def packed_width(self, cols: int) -> int:
-        """Bytes of a packed row."""
+        """Bytes per packed row."""
         return packed_bits_width(cols, self.bits)
 
     def check_codes(self, packed: Bytes) -> None:
-        """Refuse bytes that stand for no code; where every byte is a code there is nothing to do."""
+        """Refuse bytes that are not codes; nothing to do if every byte is valid."""
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("symmetric", "group_size", "scale_dtype"), self.name)
@@ -190,7 +186,7 @@ class LevelCodec(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """A scale for each row, unless the policy says otherwise."""
+        """One scale per row, unless the policy sets another group."""
         cols = as_matrix(shape)[1]
         chosen = {
             "group_size": columns_of(words, cols, cols),
@@ -270,7 +266,7 @@ class LevelCodec(Codec):
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device
     ) -> Resident | None:
-        """Signs where it is signs; else the codes, in planes, and the shared numbers, in the bytes of the file.
+        """Signs if it is signs; else the codes in planes, with the shared numbers as in the file.
 
         For look-up, ``for_kernel`` makes planes of signs of them where the levels are evenly spaced.
         """
@@ -290,14 +286,14 @@ class LevelCodec(Codec):
         return ResidentCodes(self, fields, (rows, cols), symmetric, group, device, largest)
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Levels are linear in the shared numbers: every code stays."""
+        """Scale the shared numbers, in which levels are linear; every code stays."""
         return scaled_fields(payload, factor, self.fields(is_symmetric(params)))
 
     def factor_params(self, group: int) -> Params | None:
         return self.normalise({"group_size": group, "scale_dtype": "bfloat16"}, ())
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        """Decoded a block of rows at a time."""
+        """Compute the norm by decoding blocks of rows."""
         blocks = row_blocks(*as_matrix(shape))
         return math.sqrt(
             math.fsum(sum_of_squares(self.decode_rows(payload, shape, params, *block)) for block in blocks)
@@ -359,7 +355,7 @@ class LevelCodec(Codec):
 
 
 def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
-    """Rows in blocks of about a quarter of a million weights."""
+    """Yield blocks of rows of about a quarter million weights."""
     step = max(1, _BLOCK // cols)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
@@ -370,5 +366,5 @@ def _tiled(weights: Floats, rows: int, width: int) -> Floats:
 
 
 def is_symmetric(params: Params) -> bool:
-    """As its parameters say."""
+    """True if the parameters say so."""
     return bool(params.get("symmetric", 1))

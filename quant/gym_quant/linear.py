@@ -1,4 +1,4 @@
-"""Linear layers of a base model in the formats that serving multiplies by: packed once, read from memory every step.
+"""Linear layers of a base model in the packed formats that serving multiplies with.
 
     packed = get_linear("int8").pack(weight)       # [out, in], float32 or bfloat16
     packed.multiply(x, y)                          # y [n, out] = x [n, in] @ weight.T
@@ -37,7 +37,7 @@ class PackedLinear(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that a product with one row reads."""
+        """Bytes read by a product with one row."""
 
     @classmethod
     @abstractmethod
@@ -67,7 +67,7 @@ class PackedLinear(ABC):
         """
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add ``multiply`` to a program of native calls, which gives the same bits.
+        """Add ``multiply`` to a program of native calls, with identical bits.
 
         Args:
             program: The program.
@@ -81,16 +81,16 @@ class PackedLinear(ABC):
 
     @abstractmethod
     def decode_block(self, start: int, stop: int) -> Tensor:
-        """Rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``, a copy."""
+        """Decode rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``, a copy."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What a file holds, by name; no copies."""
+        """The tensors to store, by name; no copies."""
 
     @classmethod
     @abstractmethod
     def of(cls, tensors: Mapping[str, Tensor], rows: int, cols: int) -> Self:
-        """The layer of which ``tensors()`` gave these; they are used in place.
+        """Restore a layer from its ``tensors()``, used in place.
 
         Raises:
             CodecError: For tensors that are absent or do not fit, and scales that are not finite.
@@ -98,12 +98,12 @@ class PackedLinear(ABC):
 
 
 def linear_formats() -> tuple[str, ...]:
-    """Names of all formats, sorted."""
+    """Sorted names of all formats."""
     return LINEARS.names()
 
 
 def get_linear(format: str) -> type[PackedLinear]:
-    """The format called ``format``.
+    """Return the format called ``format``.
 
     Raises:
         CodecError: When there is none.
@@ -115,7 +115,7 @@ def get_linear(format: str) -> type[PackedLinear]:
 
 
 def check_product(x: Tensor, y: Tensor, rows: int, cols: int) -> None:
-    """Refuse what ``multiply`` cannot take.
+    """Refuse inputs that ``multiply`` does not support.
 
     Raises:
         CodecError: See there.

@@ -1,4 +1,4 @@
-"""Packed base weights on disk: a safetensors file that is mapped, so that a layer is used where it lies.
+"""Packed base weights in a memory-mapped safetensors file, used in place.
 
     write_packed("base.safetensors", {"model.layers.0.mlp.up": packed, "model.norm.weight": norm}, {"base": digest})
     file = open_packed("base.safetensors")
@@ -52,7 +52,7 @@ _LABELS = {dtype: label for label, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class PackedFile:
-    """What a file holds. The tensors view the mapped file, which lives as long as any of them.
+    """The contents of a file. The tensors view the mapped file, which lives as long as any of them.
 
     Attributes:
         tensors: Packed layers, and plain tensors, by name.
@@ -65,7 +65,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class _HeaderEntry:
-    """One line of the header."""
+    """One tensor in the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ def write_packed(
     tensors: Mapping[str, PackedLinear | Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write packed layers and plain tensors; the file is there whole, or as it was.
+    """Write packed layers and plain tensors atomically.
 
     Args:
         path: The file.
@@ -130,7 +130,7 @@ def write_packed(
 
 
 def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | None = None) -> PackedFile:
-    """Map a file and check it: header, sizes, dtypes, the digest of every tensor, and scales. Nothing is copied.
+    """Map a file and check header, sizes, dtypes, tensor digests and scales. Nothing is copied.
 
     Args:
         path: A file that ``write_packed`` made. It must not change while any of its tensors is in use.
@@ -184,7 +184,7 @@ def _flattened(
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """A view of them; torch cannot view what has no elements."""
+    """A byte view of tensors; torch cannot view empty ones."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
@@ -193,14 +193,14 @@ def _write(file: BinaryIO, tensor: Tensor) -> None:
 
 
 def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Of the tensors' bytes, in threads: hashing releases the interpreter's lock."""
+    """Hash the tensors' bytes in threads; hashing releases the GIL."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         digests = threads.map(lambda tensor: hashlib.sha256(_bytes(tensor)).hexdigest(), tensors.values())
         return dict(zip(tensors, digests, strict=True))
 
 
 def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Every tensor's bytes are those that were written. Takes the digests out of ``metadata``."""
+    """Check every tensor's digest. Removes the digests from ``metadata``."""
     if _DIGESTS not in metadata:
         raise CodecError(f"is no file of packed weights: its metadata hold no {_DIGESTS!r}")
     expected = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
@@ -212,7 +212,7 @@ def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
 
 
 def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tuple[mmap.mmap, bytes]:
-    """The file (private, copy-on-write, so that torch gets a writable buffer), and its header's text."""
+    """Map the file (private, copy-on-write, since torch needs a writable buffer) and read its header."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         status = os.fstat(file.fileno())
@@ -234,7 +234,7 @@ def _mapped(path: Path, require: Callable[[os.stat_result], None] | None) -> tup
 
 
 def _header(text: bytes, size: int) -> tuple[dict[str, _HeaderEntry], dict[str, str]]:
-    """Entries in the order of their bytes, which they cover without gap or overlap, and the metadata."""
+    """Header entries in byte order, without gaps or overlaps, and the metadata."""
     header = _json(text, "header")
     metadata = header.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -275,7 +275,7 @@ def _are_sizes(value: object) -> bool:
 
 
 def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
-    """Through numpy, which keeps the map from being unmapped under a living view; torch alone does not."""
+    """View through numpy, which keeps the map alive under a live view; torch alone does not."""
     if entry.start == entry.stop:
         return torch.empty(entry.shape, dtype=entry.dtype)
     raw = np.frombuffer(view, np.uint8, entry.stop - entry.start, start + entry.start)
@@ -283,7 +283,7 @@ def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
 
 
 def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, PackedLinear | Tensor]:
-    """Packed layers from their fields; what is left are plain tensors. Takes the table out of ``metadata``."""
+    """Rebuild packed layers from their fields; the remaining tensors are plain. Removes the table from ``metadata``."""
     if _LINEARS not in metadata:
         raise CodecError(f"is no file of packed weights: its metadata hold no {_LINEARS!r}")
     assembled: dict[str, PackedLinear | Tensor] = {}
@@ -316,7 +316,7 @@ def _linear(name: str, entry: object, data: dict[str, Tensor]) -> PackedLinear:
 
 
 def _json(text: bytes, what: str) -> dict[str, Any]:
-    """An object with every name once."""
+    """Parse an object without duplicate names."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)

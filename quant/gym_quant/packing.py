@@ -1,4 +1,4 @@
-"""Sign bits of a matrix to bytes and back: the public import; the work is done in ``gym_quant.kernels``.
+"""Pack sign bits into bytes: the public import of ``gym_quant.kernels``.
 
 Bit order, fixed by format version 1 and held by golden files: bit = 1 where the value is >= 0; bits run along
 the last (input) dimension, least significant bit first; every row is padded to a whole byte with zero bits,
@@ -13,5 +13,5 @@ __all__ = ["pack_signs", "packed_width", "unpack_signs"]
 
 
 def packed_width(cols: int) -> int:
-    """Bytes of a packed row of ``cols`` signs."""
+    """Bytes per packed row of ``cols`` signs."""
     return (cols + 7) // 8

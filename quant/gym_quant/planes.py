@@ -1,4 +1,4 @@
-"""Small codes in planes: as serving keeps them, so that a few operations on whole rows unpack them.
+"""Pack small codes into planes, the serving layout, which unpacks in a few operations on whole rows.
 
 A byte holds as many codes as fit, ``sum_i code_i * levels**i``, and they stand a plane apart: byte ``j`` of a row has
 columns ``j``, ``j + width``, ``j + 2 * width``, ... Planes are unpacked side by side, where codes that are neighbours
@@ -15,12 +15,12 @@ from gym_quant.bitstream import Bytes
 
 
 def codes_a_byte(levels: int) -> int:
-    """Number of codes below ``levels`` (2 to 256) that fit a byte."""
+    """Number of codes below ``levels`` (2 to 256) that fit into a byte."""
     return next(n for n in range(8, 0, -1) if levels**n <= 256)
 
 
 def to_planes(codes: Bytes, levels: int) -> Bytes:
-    """``[rows, cols]`` codes below ``levels`` to ``[rows, width]``."""
+    """Pack ``[rows, cols]`` codes below ``levels`` to ``[rows, width]``."""
     rows, cols = codes.shape
     each = codes_a_byte(levels)
     width = -(-cols // each)
@@ -32,7 +32,7 @@ def to_planes(codes: Bytes, levels: int) -> Bytes:
 
 
 def from_planes(packed: Tensor, levels: int, cols: int) -> Tensor:
-    """The reverse, on any device: ``[rows, width]`` uint8 to ``[rows, cols]`` float32."""
+    """Unpack on any device: ``[rows, width]`` uint8 to ``[rows, cols]`` float32."""
     each, width = codes_a_byte(levels), packed.shape[1]
     out = torch.empty(len(packed), cols, device=packed.device)
     planes = [out[:, place * width : (place + 1) * width] for place in range(each)]

@@ -1,4 +1,4 @@
-"""The one registry: members of a kind are classes, one per file of a folder of ours, or entry points of other packages.
+"""Registries of plug-in classes, found in our folders by file name, or in other packages by entry point.
 
     CODECS = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
     CODECS.names()          # ('binary', 'bitdelta', ...): nothing is imported
@@ -42,12 +42,12 @@ _NEVER = ("base", "registry")
 
 
 class MemberError(ValueError):
-    """A member that is unknown, installed twice, or cannot be imported; the message says which and what to do."""
+    """A member that is unknown, duplicated, or cannot be imported; the message says which and what to do."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Whose code a member is, where it is not ours.
+    """The package of a member that is not ours.
 
     Attributes:
         distribution: The installed package, by the name it has in an index.
@@ -79,22 +79,22 @@ class Registry(Generic[T]):
         self._types: dict[str, type[T]] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Every member, sorted: ours and those of installed packages. Imports none of them."""
+        """Sorted names of all members, ours and installed ones. Imports none of them."""
         return tuple(sorted({*self.own(), *self._plugins()}))
 
     def own(self) -> tuple[str, ...]:
-        """Those of ours, sorted."""
+        """Sorted names of our members."""
         return tuple(_files(self.package))
 
     def own_with(self, fact: str) -> tuple[str, ...]:
-        """Those of ours of which ``fact``, an attribute, is true, sorted. Imports them."""
+        """Sorted names of our members with a true attribute ``fact``. Imports them."""
         return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
 
     def __contains__(self, name: object) -> bool:
         return name in self.names()
 
     def type_of(self, name: str) -> type[T]:
-        """The class called ``name``.
+        """Return the class called ``name``.
 
         Raises:
             MemberError: When there is none; for one of another package that two packages have, that is no subclass of
@@ -107,13 +107,13 @@ class Registry(Generic[T]):
         return self._types[name]
 
     def require_allowed(self, name: str) -> None:
-        """Raise what ``checked_by`` raises for a member of another package; nothing is imported."""
+        """Raise what ``checked_by`` raises for a member of another package; imports nothing."""
         check = _check.get()
         if check is not None and name not in self.own():
             check(self, name)
 
     def origin(self, name: str) -> Origin | None:
-        """Whose code a member is; None for ours.
+        """The package of a member; None for ours.
 
         Raises:
             MemberError: When there is no such member, or when two packages have it.
@@ -125,16 +125,16 @@ class Registry(Generic[T]):
         return Origin(point.dist.name, point.dist.version, digest_of(point.module))
 
     def shadowed(self) -> tuple[EntryPoint, ...]:
-        """Entry points that never count, because a member of ours has their name. `gym doctor` names them."""
+        """Entry points that are ignored because one of our members has their name; `gym doctor` lists them."""
         own = self.own()
         return tuple(point for point in _installed(self.group) if point.name in own)
 
     def unknown(self, name: str) -> Exception:
-        """The error for a name that no member has."""
+        """The error for an unknown name."""
         return MemberError(f"unknown {self.kind} {name!r} (known: {', '.join(self.names())})")
 
     def broken(self, name: str, message: str, hint: str) -> Exception:
-        """The error for a member ``name`` of another package that cannot be used."""
+        """The error for an unusable member ``name`` of another package."""
         return MemberError(f"{message}; {hint}")
 
     def _own(self, name: str) -> type[T]:
@@ -204,8 +204,9 @@ class Registry(Generic[T]):
 
 @contextmanager
 def checked_by(check: Check) -> Iterator[None]:
-    """While it lasts, ``check`` gets kind and name of every member of another package before that is imported or used,
-    and raises to prevent it. For names that come from elsewhere, such as a task of a hub."""
+    """Inside this context, call ``check`` with kind and name of every member of another package before it is imported
+    or used; it raises to prevent that. For untrusted names, such as in a hub's task.
+    """
     token = _check.set(check)
     try:
         yield
@@ -214,7 +215,7 @@ def checked_by(check: Check) -> Iterator[None]:
 
 
 def digest_of(module: str) -> str:
-    """Sha256 over the files of a module's top-level package: their paths and contents, sorted, bytecode left out."""
+    """Sha256 over the files of a module's top-level package: sorted paths and contents, without bytecode."""
     spec = find_spec(module.partition(".")[0])
     digest = hashlib.sha256()
     for path, file in sorted(_sources(spec)) if spec is not None else ():
@@ -236,7 +237,7 @@ def _sources(spec: ModuleSpec) -> list[tuple[str, Path]]:
 
 @functools.cache
 def _files(package: str) -> dict[str, str]:
-    """Names of members, sorted, with their modules: the files of ``package`` and of the folders in it.
+    """Sorted member names with their modules, from the files of ``package`` and its subfolders.
 
     Neither the package nor anything in it is imported.
     """
@@ -254,7 +255,7 @@ def _files(package: str) -> dict[str, str]:
 
 
 def _modules(folders: list[Path]) -> list[tuple[str, bool]]:
-    """Names of the modules in ``folders`` that may be members or hold some, and whether each is a folder."""
+    """Names of the modules in ``folders`` that may be or contain members, each with a flag for folders."""
     return [
         (info.name, info.ispkg)
         for info in pkgutil.iter_modules(map(str, folders))
@@ -269,7 +270,7 @@ def _installed(group: str) -> tuple[EntryPoint, ...]:
 
 @functools.cache
 def _all_installed() -> Any:
-    """Of every group (in Python 3.11 and 3.12 by different classes); the packages' files are read once a process."""
+    """Entry points of every group (classes differ between Python 3.11 and 3.12), read once per process."""
     return entry_points()
 
 
@@ -284,13 +285,13 @@ LINEARS: Registry[Any] = Registry(
 
 
 def codec_names() -> tuple[str, ...]:
-    """Names of all codecs, sorted."""
+    """Sorted names of all codecs."""
     return CODECS.names()
 
 
 @functools.cache
 def get_codec(name: str) -> Codec:
-    """The codec called ``name``.
+    """Return the codec called ``name``.
 
     Raises:
         CodecError: When there is none.

@@ -1,4 +1,4 @@
-"""Deltas that stay packed in memory, to be added again and again: what a codec gives to serving.
+"""Deltas kept packed in memory for repeated addition, as codecs provide them to serving.
 
 ``Codec.resident`` chooses the form. A codec that is exactly signs and scales gets ``ResidentSigns`` from
 ``Codec.signs``; one whose rows decode alone gives ``ResidentLevels`` in one line; one of factors ``ResidentFactors``.
@@ -24,7 +24,7 @@ Fields: TypeAlias = Mapping[str, Tensor]
 
 
 class Resident(ABC):
-    """A delta ``[rows, cols]`` in its packed form, in memory of its own: no view of any file.
+    """A delta ``[rows, cols]`` in packed form, in its own memory; never a view of a file.
 
     Attributes:
         form: What serving counts its products as: ``signs``, ``levels``, ...
@@ -39,18 +39,18 @@ class Resident(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Memory in bytes."""
 
     @abstractmethod
     def decode_rows(self, rows: Tensor) -> Tensor:
-        """Rows by number (``[n] int64``, any order): ``[n, cols]`` float32."""
+        """Decode rows by number (``[n]`` int64, any order): ``[n, cols]`` float32."""
 
     @abstractmethod
     def decode_block(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, cols]`` float32."""
+        """Decode rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, cols]`` float32."""
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """``y += x @ delta.T`` in ``x``'s number format: a block is decoded once and multiplied as a matrix.
+        """``y += x @ delta.T`` in ``x``'s dtype, decoding block by block.
 
         Args:
             x: ``[n, cols]``.
@@ -60,11 +60,11 @@ class Resident(ABC):
             y[:, start:stop] += x @ self.decode_block(start, stop).to(x.dtype).T
 
     def largest(self) -> float:
-        """A bound on the magnitude of the decoded values."""
+        """An upper bound on the magnitude of decoded values."""
         return max(float(self.decode_block(*block).abs().max()) for block in self.blocks())
 
     def check_kernel(self, kernel: str) -> None:
-        """Nothing here: blocks are decoded whatever the kernel (``exact``, ``lookup``, ``lookup16``) of signs is.
+        """Refuse an unsupported sign kernel (``exact``, ``lookup``, ``lookup16``); decoding supports all.
 
         Raises:
             CodecError: Where this delta cannot be multiplied by ``kernel``.
@@ -72,7 +72,7 @@ class Resident(ABC):
         del kernel
 
     def for_kernel(self, kernel: str) -> Resident:
-        """The delta in the form in which ``kernel`` multiplies it fastest; this one, unless a subclass has another.
+        """The form that ``kernel`` multiplies fastest; this one, unless a subclass has another.
 
         Raises:
             CodecError: As ``check_kernel``.
@@ -81,14 +81,14 @@ class Resident(ABC):
         return self
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """First row of every block, a multiple of 64, and the row after its last."""
+        """The first row of every block, a multiple of 64, and the end."""
         step = max(64, _BLOCK // self.cols // 64 * 64)
         for start in range(0, self.rows, step):
             yield start, min(self.rows, start + step)
 
     @classmethod
     def batch(cls, variants: Sequence[Any], kernel: str) -> ResidentBatch:
-        """Variants of one layer, all of this class, side by side; ``kernel`` is how sign deltas are multiplied.
+        """Batch variants of one layer, all of this class; ``kernel`` is how sign deltas are multiplied.
 
         Raises:
             CodecError: Where they do not go together, or not with the kernel.
@@ -98,7 +98,7 @@ class Resident(ABC):
 
 
 class ResidentBatch(ABC):
-    """Variants of one layer side by side.
+    """A batch of variants of one layer.
 
     Attributes:
         kernel: What multiplies them, as serving counts it: ``exact``, ``lookup``, ``lookup16``, ``decoded``.
@@ -109,7 +109,7 @@ class ResidentBatch(ABC):
     any_stride: ClassVar[bool] = False
 
     def tables(self, x: Tensor, index: IndexArray | None = None, path: str | None = None) -> object | None:
-        """What ``add`` can use more than once for one ``x``; None: nothing. Of one kernel, any batch takes it."""
+        """Data that ``add`` can reuse for one ``x``, or None. Valid for any batch with the same kernel."""
         del x, index, path
         return None
 
@@ -137,7 +137,7 @@ class ResidentBatch(ABC):
 
 
 class DecodedBatch(ResidentBatch):
-    """Any forms: every variant is decoded a block at a time for all of its rows, and nothing is kept."""
+    """A batch of any forms, decoded block by block for all rows of a variant; nothing is cached."""
 
     kernel = "decoded"
 
@@ -165,7 +165,7 @@ class DecodedBatch(ResidentBatch):
 
 
 class ResidentLevels(Resident):
-    """A payload as its file has it, codes and the numbers that they share, decoded a block of rows at a time.
+    """A payload as in its file, codes and shared numbers, decoded block by block.
 
     Args:
         fields: The payload. A field that is a matrix has a row for each row of the delta; any other belongs to all.
@@ -206,7 +206,7 @@ class ResidentLevels(Resident):
 
 
 class ResidentFactors(Resident):
-    """A low-rank delta ``scaling * b @ a``, kept as the factors of its file; quantised ones stay packed.
+    """A low-rank delta ``scaling * b @ a`` as the factors of its file; quantised ones stay packed.
 
     Args:
         fields: The payload, or ``a`` and ``b`` themselves.
@@ -238,21 +238,21 @@ class ResidentFactors(Resident):
         return sum(field.nbytes for field in self._fields.values())
 
     def factors(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``a`` ``[r, cols]`` and ``scaling * b`` ``[rows, r]`` in a number format; perhaps views of what is kept."""
+        """``a`` ``[r, cols]`` and ``scaling * b`` ``[rows, r]`` in a dtype; possibly views."""
         a, b = self._factors()
         if self.scaling != 1.0:
             b = b.to(torch.float32) * self.scaling
         return a.to(dtype), b.to(dtype)
 
     def scaled_once(self, dtype: torch.dtype) -> ResidentFactors:
-        """The same with its scaling in ``b``, where that takes no more memory: plain factors of ``dtype``."""
+        """Fold the scaling into ``b``, if that takes no more memory: plain factors of ``dtype``."""
         if self.scaling == 1.0 or self._decode is not None or self._fields["b"].dtype != dtype:
             return self
         _, b = self.factors(dtype)
         return ResidentFactors({"a": self._fields["a"], "b": b}, self.rows, self.cols, None, self._device)
 
     def unpacked(self) -> ResidentFactors:
-        """The same with factors that are decoded, for as long as it is used at every step."""
+        """Decode the factors, for a delta that is used at every step."""
         if self._decode is None:
             return self
         fields = dict(zip("ab", self._factors(), strict=True))
@@ -281,7 +281,7 @@ class ResidentFactors(Resident):
 
 
 class Transposed(Resident):
-    """The transpose ``[cols, rows]`` of a delta that stays as it is: for parameters that lie ``[in, out]``."""
+    """The transpose ``[cols, rows]`` of a delta, for parameters stored as ``[in, out]``."""
 
     def __init__(self, held: Resident) -> None:
         self.held = held
@@ -289,7 +289,7 @@ class Transposed(Resident):
 
     @property
     def form(self) -> str:  # type: ignore[override]
-        """Of what is held."""
+        """The form of the wrapped delta."""
         return self.held.form
 
     @property
@@ -306,7 +306,7 @@ class Transposed(Resident):
         return self.held.largest()
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """Blocks are rows of what is held, which are columns here: their terms are added in float32."""
+        """Add in float32, since the wrapped delta's blocks of rows are columns here."""
         term = torch.zeros(y.shape, dtype=torch.float32, device=y.device)
         for start, stop in self.held.blocks():
             term += x[:, start:stop] @ self.held.decode_block(start, stop).to(x.dtype)
@@ -314,5 +314,5 @@ class Transposed(Resident):
 
 
 def copied(fields: Fields, device: torch.device) -> dict[str, Tensor]:
-    """Fields in memory of their own."""
+    """Copy fields into their own memory."""
     return {name: field.to(device, copy=True).contiguous() for name, field in fields.items()}

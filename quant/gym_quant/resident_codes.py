@@ -1,4 +1,4 @@
-"""Codes of a ``LevelCodec`` as serving keeps them: in planes of bytes, or in planes of signs for look-up."""
+"""Codes of a ``LevelCodec`` in serving form: byte planes, or planes of signs for lookup."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPARED = 16
 
 
 class Grid(Protocol):
-    """What is needed of a ``LevelCodec``; see there."""
+    """The interface needed of a ``LevelCodec``."""
 
     @property
     def levels(self) -> int: ...
@@ -34,7 +34,7 @@ class Grid(Protocol):
 
 
 class ResidentCodes(ResidentLevels):
-    """Codes in planes, with the numbers that they share.
+    """Codes in planes with their shared numbers.
 
     Args:
         codec: Theirs.
@@ -63,7 +63,7 @@ class ResidentCodes(ResidentLevels):
         self._codec, self._symmetric, self._group = codec, symmetric, group
 
     def for_kernel(self, kernel: str) -> Resident:
-        """For look-up the levels in planes of signs, where native code can read them; else they are decoded."""
+        """For lookup, the levels in planes of signs if native code supports them; otherwise they are decoded."""
         planes, group = LevelPlanes.of(_coefficients(self._codec, self._symmetric)), self._group
         whole_bytes = group is None or group % 8 == 0 or group >= self.cols
         codes = self._fields["codes"]
@@ -81,7 +81,7 @@ class ResidentCodes(ResidentLevels):
 
 
 def _decoded(codec: Grid, fields: dict[str, Tensor], cols: int, symmetric: bool, group: int | None) -> Tensor:
-    """As the codec decodes, bit for bit, rows with codes in planes: ``[n, cols]`` float32 on their device."""
+    """Decode rows of codes in planes, bit-identical to the codec: ``[n, cols]`` float32 on their device."""
     codes = from_planes(fields["codes"], codec.levels, cols)
     tables = _coefficients(codec, symmetric)
     last = max(at for at, table in enumerate(tables) if not _is_constant(table))
@@ -106,14 +106,14 @@ def _is_constant(table: tuple[float, ...]) -> bool:
 
 @functools.cache
 def _coefficients(codec: Grid, symmetric: bool) -> tuple[tuple[float, ...], ...]:
-    """The factor of each shared number for every code."""
+    """The factor of each shared number per code."""
     codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
     units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]
     return tuple(tuple(codec.dequantise(codes, unit, symmetric).tolist()) for unit in units)
 
 
 def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tensor:
-    """The table's number of every code (float32, perhaps written over), in few operations on vectors."""
+    """Map every code (float32, may be overwritten) to the table's value, in few vector operations."""
     start, step = table[0], table[1] - table[0]
     if all(value == start + step * code for code, value in enumerate(table)):
         return (codes if in_place else codes.clone()).mul_(step).add_(start)
@@ -127,7 +127,7 @@ def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tenso
 
 
 def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of ``[n, cols]`` and the shared numbers in a shape that goes with them."""
+    """Views of ``[n, cols]`` and the shared numbers in matching shapes."""
     cols = values.shape[1]
     if group is None or group >= cols:
         yield values, numbers

@@ -1,4 +1,4 @@
-"""Safety projection: a layer whose delta strays from the aligned subspace is put back into it.
+"""Safety projection: project a layer's delta onto the aligned subspace if it deviates too far.
 
 Hsu et al. 2024, "Safe LoRA: the Silver Lining of Reducing Safety Risks when Fine-tuning Large Language Models"
 (arXiv:2405.16833), sec. 3: with ``V = W_aligned - W_unaligned`` of a layer, the projection is ``V (V^T V)^-1 V^T`` or,
@@ -23,7 +23,7 @@ projection onto V's columns, which is the paper's first form; where V has full r
 
 @dataclass(frozen=True)
 class SafetyProjection:
-    """A layer's result.
+    """The result for a layer.
 
     Attributes:
         cosine: Similarity of the delta with its projection, -1 to 1; None where V is zero, which spans no subspace,
@@ -41,7 +41,7 @@ class SafetyProjection:
 def project_delta(
     delta: Tensor, aligned: Tensor, unaligned: Tensor, threshold: float, projection: Projection = "fast"
 ) -> SafetyProjection:
-    """Replace a delta by its projection where it strays.
+    """Replace a delta by its projection if its cosine is below the threshold.
 
     Args:
         delta: ``[out, in]``, any float dtype.
@@ -73,7 +73,7 @@ def project_delta(
 
 
 def _onto_columns(span: Tensor, values: Tensor) -> Tensor:
-    """Orthogonal projection of the columns of ``values`` onto those of ``span``, of whatever rank."""
+    """Project the columns of ``values`` orthogonally onto those of ``span``, of any rank."""
     basis, sizes, _ = torch.linalg.svd(span, full_matrices=False)
     tolerance = float(sizes[0]) * max(span.shape) * torch.finfo(torch.float32).eps
     directions = basis[:, sizes > tolerance]

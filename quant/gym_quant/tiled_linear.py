@@ -1,4 +1,4 @@
-"""The frame of our formats of base linears: tiles of 32 outputs, multiplied by native code (``csrc/linear.h``)."""
+"""The base of our formats of base linears: tiles of 32 outputs, multiplied by native code (``csrc/linear.h``)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TiledLinear(PackedLinear):
     many_rows: ClassVar[int]
 
     def __init__(self, tiles: Tensor, rows: int, cols: int, group: int, unit: float) -> None:
-        """Use ``pack`` or ``of``."""
+        """Use ``pack`` or ``of`` instead."""
         self.rows, self.cols, self.group_size = rows, cols, group
         self._kernel = LinearTiles(self.code, tiles, rows, cols, group, unit)
 
@@ -116,7 +116,7 @@ class TiledLinear(PackedLinear):
 
     @classmethod
     def _unit(cls, most: float) -> float:
-        """The power of two that brings the largest weight to at most ``reach``."""
+        """The power of two that scales the largest weight to at most ``reach``."""
         if cls.default_group is None or most == 0:
             return 1.0
         mantissa, exponent = math.frexp(most / cls.reach)

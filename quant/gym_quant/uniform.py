@@ -1,4 +1,4 @@
-"""Evenly spaced levels: the grid of int8, int4 and int2, and the search for the step with the least error.
+"""Evenly spaced levels: the grid of int8, int4 and int2, and the search for the step of least error.
 
 Symmetric: ``value = scale * (code - 2**(bits - 1))``; the code ``2**(bits - 1)`` is exactly zero and zero always
 gets it. Asymmetric: ``value = scale * code + offset``, with a zero point that need not be a whole number of steps.
@@ -19,7 +19,7 @@ _CHUNK = 1 << 16
 
 
 class UniformCodec(LevelCodec):
-    """``2**bits`` evenly spaced levels; shared fields ``scales`` and, where asymmetric, ``offsets``.
+    """``2**bits`` evenly spaced levels; shared fields ``scales`` and, if asymmetric, ``offsets``.
 
     ``shrink`` are the clips to try, as shares of the group's largest magnitude (asymmetric: of its range about its
     middle). The best of them by squared error is then refined: with its codes held, scale and offset are fitted by
@@ -86,7 +86,7 @@ class UniformCodec(LevelCodec):
     def _error(
         self, values: Floats, weights: Floats | None, scale: Floats, offset: Floats, symmetric: bool
     ) -> Floats:
-        """Weighted squared error of each group in float64; scale and offset as they would be stored in float32."""
+        """Weighted squared error of each group in float64, with scale and offset rounded to float32."""
         shared = tuple(v.astype(np.float32)[:, None] for v in ((scale,) if symmetric else (scale, offset)))
         total = np.zeros(values.shape[0])
         for at in _chunks(values):
@@ -103,7 +103,7 @@ class UniformCodec(LevelCodec):
     def _fitted(
         self, values: Floats, weights: Floats | None, scale: Floats, offset: Floats, symmetric: bool
     ) -> tuple[Floats, Floats]:
-        """Scale and offset that fit the codes best: least squares of values on codes."""
+        """Scale and offset by least squares of values on codes."""
         shared = tuple(v.astype(np.float32)[:, None] for v in ((scale,) if symmetric else (scale, offset)))
         sums = np.zeros((5, values.shape[0]))
         for at in _chunks(values):
@@ -125,6 +125,6 @@ class UniformCodec(LevelCodec):
 
 
 def _chunks(values: Floats) -> list[slice]:
-    """Columns in pieces that stay in a core's cache."""
+    """Yield blocks of columns that fit into a core's cache."""
     step = max(1, _CHUNK // values.shape[0])
     return [slice(start, start + step) for start in range(0, values.shape[1], step)]

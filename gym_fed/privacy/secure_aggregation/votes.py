@@ -86,7 +86,7 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
     if head != _header(bits, spec) or size != expected:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"not a file of masked votes: it has {size} bytes, and {bits} bits per coordinate take {expected}",
+            f"no file of masked votes: {size} bytes, where {bits} bits per coordinate take {expected}",
             "this hub aggregates securely and takes masked votes only",
         )
 

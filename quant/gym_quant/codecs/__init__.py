@@ -1,1 +1,1 @@
-"""One file is one codec; a file dropped in here is a member of the registry."""
+"""Codecs. Each file is one codec, and adding a file registers it."""

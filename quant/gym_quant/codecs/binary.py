@@ -1,4 +1,4 @@
-"""binary: two levels a group.
+"""binary: two levels per group.
 
 Symmetric: ``value = +-scale`` with ``scale = mean |delta|`` (weighted where importance is given), the least squared
 error for given signs; the bit is 1 where delta >= 0 (Rastegari et al. 2016, "XNOR-Net", eq. 6: what BitDelta does).
@@ -18,7 +18,7 @@ from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums, is_sy
 
 
 class Binary(LevelCodec):
-    """Eight weights a byte, laid out as ``gym_quant.packing`` does. Parameters: see ``gym_quant.levels.LevelCodec``.
+    """Eight weights per byte, packed as in ``gym_quant.packing``. For parameters see ``gym_quant.levels.LevelCodec``.
 
     Of a group with more than a million weights the split is searched on a sample (``gym_quant.levels.sampled``).
     """
@@ -43,7 +43,7 @@ class Binary(LevelCodec):
         return MergeForm("signs", group_size(params), since=2) if is_symmetric(params) else VALUES
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
-        """Symmetric: the bits of ``bitdelta``, laid out alike."""
+        """If symmetric, the bits have the layout of ``bitdelta``."""
         if not is_symmetric(params):
             return None
         scales = payload["scales"].to(torch.float32)

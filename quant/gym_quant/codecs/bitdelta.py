@@ -62,7 +62,7 @@ class BitDelta(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """One scale for the tensor, unless the policy says otherwise; ``auto`` gives rows where they are worth it."""
+        """One scale per tensor, unless the policy sets one; ``auto`` uses row scales if they are worth their bytes."""
         cols, dtype = as_matrix(shape)[1], words.get("scale_dtype", "float32")
         chosen = {"group_size": columns_of(words, cols, None), "scale_dtype": dtype}
         why = ""
@@ -71,7 +71,7 @@ class BitDelta(Codec):
         return self.normalise(chosen, shape), why
 
     def _rows_are_worth_it(self, delta: Tensor, scale_dtype: str) -> bool:
-        """Whether row scales keep more energy per byte they cost than one scale and the bits do.
+        """True if row scales keep more energy per extra byte than one scale and the bits do.
 
         Signs and the mean magnitude of n weights keep ``(sum |d|)^2 / n`` of their energy (Liu et al. 2024, eq. 3).
         """
@@ -126,7 +126,7 @@ class BitDelta(Codec):
         return MergeForm("signs", group_size(params))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """The scale is the norm: every sign stays."""
+        """Scale the scales; every sign stays."""
         return scaled_fields(payload, factor, ("scales",))
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
@@ -140,7 +140,7 @@ class BitDelta(Codec):
             raise CodecError(f"scale is negative: {float(scales.min())}")
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        """Exact and free: every weight of a group has the magnitude of its scale."""
+        """Exact without decoding: every weight of a group has the magnitude of its scale."""
         rows, cols = as_matrix(shape)
         squares = np.square(payload["scales"].to(torch.float64).numpy())
         group = group_size(params)

@@ -1,4 +1,4 @@
-"""Dense: the delta itself in bfloat16 (or float32), the fallback for norms and small tensors."""
+"""Dense: unquantised values in bfloat16 (or float32), the fallback for norms and small tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int2: four evenly spaced levels; the clip is the one with the least squared error of those tried, then refined.
+"""int2: four evenly spaced levels, with a searched and refined clip.
 
 Symmetric levels are ``scale * {-2, -1, 0, 1}``: zero is one of them, so one side has one level more. Asymmetric
 levels need not contain zero and lose much less on deltas that lie evenly about it.
@@ -11,7 +11,7 @@ from gym_quant.uniform import UniformCodec
 
 
 class Int2(UniformCodec):
-    """Four weights a byte, the first in the lowest bits. Parameters: see ``gym_quant.levels.LevelCodec``."""
+    """Four weights per byte, the first in the lowest bits. For parameters see ``gym_quant.levels.LevelCodec``."""
 
     name = "int2"
     bits = 2
@@ -21,5 +21,5 @@ class Int2(UniformCodec):
     refinements = 8
 
     def factor_params(self, group: int) -> Params | None:
-        """With offsets: without, levels are lopsided."""
+        """Always with offsets: without them the four levels are asymmetric."""
         return self.normalise({"group_size": group, "scale_dtype": "bfloat16", "symmetric": False}, ())

@@ -1,4 +1,4 @@
-"""int4: 16 evenly spaced levels; the clip is the one with the least squared error of those tried, then refined.
+"""int4: 16 evenly spaced levels, with a searched and refined clip.
 
 Clips are tried from the largest magnitude down to 4% of it, each 0.87 of the last (the search of Banner et al. 2019,
 "Post training 4-bit quantization", sec. 3, done by trial instead of by an assumed distribution).
@@ -11,7 +11,7 @@ from gym_quant.uniform import UniformCodec
 
 
 class Int4(UniformCodec):
-    """Two weights a byte, the first in the low half. Parameters: see ``gym_quant.levels.LevelCodec``."""
+    """Two weights per byte, the first in the low half. For parameters see ``gym_quant.levels.LevelCodec``."""
 
     name = "int4"
     for_small = True

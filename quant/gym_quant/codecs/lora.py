@@ -1,4 +1,4 @@
-"""LoRA: a matrix delta kept as its two factors, ``delta = scaling * B @ A``.
+"""LoRA: a matrix delta stored as its two factors, ``delta = scaling * B @ A``.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3, with ``scaling = alpha / r``. Quantised
 factors are not those that were trained but the singular components of their product: see ``gym_quant.factors``.
@@ -109,7 +109,7 @@ class Lora(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Factors of the policy's rank; with ``factors: auto`` a plan that fits ``factor_bits``."""
+        """Factors of the policy's rank; with ``factors: auto``, a plan that fits ``factor_bits``."""
         (rows, cols), rank = as_matrix(shape), int(words["lora_rank"])
         if rank * (rows + cols) >= rows * cols:
             raise Unsuited(f"factors of rank {rank} would be no smaller", "dense")
@@ -138,7 +138,7 @@ class Lora(Codec):
         return {**factor_spec(parts, cols, group, "a"), **factor_spec(parts, rows, group, "b")}
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
-        """The best factors of a full delta: its largest singular components, the values shared evenly by both."""
+        """Factor a full delta: its largest singular components, with the singular values split evenly."""
         normalised = self.normalise(params, tuple(tensor.shape))
         rank, scaling = int(normalised["rank"]), float(normalised.get("scaling", 1.0))
         if scaling == 0.0:
@@ -155,7 +155,7 @@ class Lora(Codec):
     def encode_factors(
         self, a: Tensor, b: Tensor, scaling: float = 1.0, rank: int | None = None, **params: Any
     ) -> Encoded:
-        """Factors as they were trained: ``a`` ``[r, cols]``, ``b`` ``[rows, r]``, any float dtype.
+        """Encode factors as trained: ``a`` ``[r, cols]``, ``b`` ``[rows, r]``, any float dtype.
 
         ``params`` are ``factors`` and ``factor_group_size``; quantised factors keep the ``rank`` largest components of
         the product (absent: all), and their scaling becomes part of them.
@@ -179,7 +179,7 @@ class Lora(Codec):
         return Encoded(normalised, payload)
 
     def encode_components(self, found: Components, shape: Shape, params: Params) -> Encoded:
-        """The first components of a product, quantised by the plan in ``params`` (in normal form)."""
+        """Encode the first components of a product, quantised by the plan in ``params`` (normalised)."""
         parts, group = _plan(params)
         first = found.first(int(params["rank"]))
         payload = encode_both_factors(first.left, first.right, parts, group)
@@ -187,8 +187,7 @@ class Lora(Codec):
         return Encoded(params, payload)
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor]:
-        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]``, without scaling: float32 where they are stored so, or else in
-        bfloat16."""
+        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling, in float32 if stored so, else bfloat16."""
         if not is_quantised(params):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -203,7 +202,7 @@ class Lora(Codec):
         return float(params.get("scaling", 1.0))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Of a product one factor is enough: ``b``, or its scales and offsets."""
+        """Scale one factor, which is enough for a product: ``b``, or its scales and offsets."""
         return scaled_fields(
             payload,
             factor,
@@ -211,7 +210,7 @@ class Lora(Codec):
         )
 
     def scaled_params(self, params: Params, factor: float) -> Params | None:
-        """Factors as trained have a scaling of their own, to the bit."""
+        """Factors as trained have their own exact scaling parameter."""
         if is_quantised(params):
             return None
         product = self.scaling(params) * positive(factor)
@@ -221,9 +220,9 @@ class Lora(Codec):
         return rest if product == 1.0 else {**rest, "scaling": product}
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
-        """Multiplied in float64, where products of bfloat16 numbers add up exactly unless their exponents lie
-        more than 2**30 apart: the result does not depend on the order in which a BLAS adds them. Float32 numbers are
-        sliced for that (``gym_quant.exact``).
+        """Multiply in float64, where products of bfloat16 numbers add up exactly unless their exponents differ by more
+        than 2**30: the result does not depend on the BLAS's order. Float32 numbers are sliced for that
+        (``gym_quant.exact``).
         """
         a, b = self.factors(payload, shape, params)
         if a.dtype == torch.float32:
@@ -233,8 +232,8 @@ class Lora(Codec):
         return product.mul_(float(params.get("scaling", 1.0))).to(torch.float32)
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
-        """Factors must be finite and must not cancel (``cancels``): every norm and inner product of LoRA updates is
-        taken from Gram matrices of the factors, so that a product may not be hidden in their rounding.
+        """Check that factors are finite and do not cancel (``cancels``): norms and inner products of LoRA updates come
+        from Gram matrices of the factors, so a product must not be hidden in their rounding.
         """
         if is_quantised(params):
             (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -260,9 +259,9 @@ class Lora(Codec):
 
 
 def cancels(a: Tensor, b: Tensor, most: float = _MOST_CANCELLED) -> bool:
-    """Whether the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel each other: whether
-    ``sum_k |b_k| |a_k|`` is more than ``most`` times ``|b @ a|``, absent 4096 times, so far that their Gram matrices
-    no longer determine the norm of the product.
+    """True if the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel: ``sum_k |b_k| |a_k|``
+    exceeds ``most`` (default 4096) times ``|b @ a|``, so that their Gram matrices no longer determine the norm of the
+    product.
     """
     if a.shape[0] < 2:
         return False
@@ -280,7 +279,7 @@ def _check_cancelling(a: Tensor, b: Tensor) -> None:
 
 
 def _gram(rows: Tensor) -> np.ndarray:
-    """``[r, k]`` to ``[r, r]`` float64, some columns at a time."""
+    """Gram matrix of ``[r, k]`` as ``[r, r]`` float64, some columns at a time."""
     total = np.zeros((rows.shape[0], rows.shape[0]))
     step = max(1, _CHUNK // rows.shape[0])
     for start in range(0, rows.shape[1], step):
@@ -289,12 +288,12 @@ def _gram(rows: Tensor) -> np.ndarray:
 
 
 def factor_budget(factor_bits: float | None, elements: int) -> int:
-    """Bytes for so many elements of factors under a policy's ``factor_bits``."""
+    """Bytes for this number of factor elements under a policy's ``factor_bits``."""
     return int((factor_bits or FACTOR_BITS) * elements / 8)
 
 
 def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
-    """A comparison of a payload with one sign bit for each weight of the product and a float32 scale, in words."""
+    """Compare a payload's size with one sign bit per weight of the product and a float32 scale, in words."""
     rows, cols = as_matrix(shape)
     bits = rows * packed_width(cols) + torch.float32.itemsize
     if payload_bytes <= bits:
@@ -303,7 +302,7 @@ def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
 
 
 def is_quantised(params: Params) -> bool:
-    """Whether a tensor's parameters are those of quantised factors."""
+    """True if a tensor's parameters are those of quantised factors."""
     return params.get("factors", _DEFAULT) not in _PLAIN
 
 

@@ -1,4 +1,4 @@
-"""ternary: ``{-scale, 0, scale}`` in 1.6 bits per weight, with the threshold that makes the squared error least.
+"""ternary: ``{-scale, 0, scale}`` in 1.6 bits per weight, with the threshold of least squared error.
 
 Li et al. 2016, "Ternary Weight Networks" (arXiv:1605.04711), eq. 5-6: for the set ``I`` of weights that are not zero
 the best scale is the mean of ``|delta|`` over ``I``, and the error falls by ``(sum_I |delta|)^2 / |I|``. That paper
@@ -25,7 +25,7 @@ from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums
 
 
 class Ternary(LevelCodec):
-    """Five weights a byte; codes are 0 (negative), 1 (zero), 2. Parameters: see ``gym_quant.levels.LevelCodec``.
+    """Five weights per byte; codes 0 (negative), 1 (zero), 2. For parameters see ``gym_quant.levels.LevelCodec``.
 
     Of a group with more than a million weights the threshold is searched on a sample (``gym_quant.levels.sampled``).
     """
@@ -79,7 +79,7 @@ class Ternary(LevelCodec):
 
 
 def _best_scale(magnitudes: Floats, weights: Floats | None) -> Floats:
-    """Mean of the set of largest magnitudes with the largest ``(sum w |d|)^2 / sum w``: ``[groups]`` float64."""
+    """Mean of the set of largest magnitudes that maximises ``(sum w |d|)^2 / sum w``: ``[groups]`` float64."""
     mass, moment = float64_sums(magnitudes, weights, descending=True)
     at = best_split(moment**2 / mass)
     return np.asarray((np.take_along_axis(moment, at, 1) / np.take_along_axis(mass, at, 1))[:, 0])

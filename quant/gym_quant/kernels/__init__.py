@@ -1,4 +1,4 @@
-"""Numeric kernels of one-bit deltas: packing, encoding, counting, and a matmul in which every row has its own delta.
+"""Kernels for one-bit deltas: packing, encoding, counting, and a matmul with a separate delta per row.
 
 Each function has a torch reference (``reference``) and native code for AVX-512, AVX2 and plain C++ (``native``)
 behind the one name here. ``path()`` returns the one in use, ``using(...)`` and the environment variable

@@ -1,4 +1,4 @@
-"""Attention of packed tokens over a paged KV cache: of every request its own blocks, and nothing else.
+"""Attention of packed tokens over a paged KV cache, each request over its own blocks.
 
 A layer's cache is blocks of 16 tokens (``PagedLayer``). Which blocks hold a request's tokens, and in which order, is
 its block table (``PagedSpans``, made once for all layers of a step). Values are float32, bfloat16, or int8 with a scale
@@ -77,7 +77,7 @@ def attend(
     scale: float,
     window: int | None = None,
 ) -> None:
-    """Append the rows' keys and values to their requests' blocks and attend, causally, to what is in them.
+    """Append the rows' keys and values to their requests' blocks and attend to them causally.
 
     The last two dimensions of all are contiguous; rows may lie apart, as columns of a fused projection do.
 

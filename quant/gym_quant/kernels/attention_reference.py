@@ -1,4 +1,4 @@
-"""Blocks of a KV cache as tensors, and attention over them by torch: the reference, and the way on other devices."""
+"""KV cache blocks as tensors, with torch attention over them: the reference, and the path for other devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST = 127
 
 
 class PagedLayer:
-    """The blocks of one layer, all in one tensor of bytes; what native code and torch read alike.
+    """The KV cache blocks of one layer in one byte tensor, read by native code and torch alike.
 
     A block has a part for each key head: keys ``[dim, 16]``, values ``[16, width]``, where ``width`` is ``value_dim``
     rounded up to 16, and for int8 the float32 scales of 16 keys and of 16 values.
@@ -68,7 +68,7 @@ class PagedLayer:
             )
 
     def append(self, blocks: Sequence[int], length: int, keys: Tensor, values: Tensor) -> None:
-        """Write keys ``[new, kv_heads, dim]`` and values ``[new, kv_heads, value_dim]`` behind ``length`` tokens."""
+        """Write keys ``[new, kv_heads, dim]`` and values ``[new, kv_heads, value_dim]`` after ``length`` tokens."""
         device = self.data.device
         places = torch.arange(length, length + len(keys), device=device)
         numbers = torch.tensor(blocks, device=device)[places // BLOCK_TOKENS]
@@ -81,7 +81,7 @@ class PagedLayer:
         self._values[numbers, :, slots, : self.value_dim] = values.to(self._values.dtype)
 
     def read(self, blocks: Sequence[int], start: int, stop: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Keys ``[kv_heads, stop - start, dim]`` and values of the tokens ``[start, stop)``, as copies."""
+        """Read keys ``[kv_heads, stop - start, dim]`` and values of tokens ``[start, stop)``, as copies."""
         first, last = start // BLOCK_TOKENS, -(-stop // BLOCK_TOKENS)
         part = slice(start - first * BLOCK_TOKENS, stop - first * BLOCK_TOKENS)
         numbers = torch.tensor(blocks[first:last], dtype=torch.int64, device=self.data.device)
@@ -93,11 +93,11 @@ class PagedLayer:
         return keys.to(dtype), values.to(dtype)
 
     def copy_block(self, source: int, target: int) -> None:
-        """Make ``target`` the same as ``source``."""
+        """Copy block ``source`` to ``target``."""
         self.data[target] = self.data[source]
 
     def grown(self, num_blocks: int) -> PagedLayer:
-        """The same blocks with others behind them."""
+        """Return the same blocks with more appended."""
         grown_layer = PagedLayer(
             num_blocks, self.kv_heads, self.dim, self.value_dim, self.dtype, self.data.device
         )
@@ -106,7 +106,7 @@ class PagedLayer:
 
 
 def block_bytes(kv_heads: int, dim: int, value_dim: int, dtype: str) -> int:
-    """Bytes of a block.
+    """Size of a block in bytes.
 
     Raises:
         CodecError: For a dtype that is none of ``KV_DTYPES``.
@@ -149,7 +149,7 @@ def _width(value_dim: int) -> int:
 
 
 def _rounded(values: Tensor) -> Tensor:
-    """int8 of a scale for each last dimension, as float32; its scale is the largest magnitude by 127."""
+    """Round to int8 with a scale per last dimension (largest magnitude / 127), as float32."""
     wide = values.to(torch.float32)
     most = wide.abs().amax(dim=2, keepdim=True)
     return torch.round(wide * torch.where(most > 0, _MOST / most, 0.0))

@@ -1,4 +1,4 @@
-"""Counting over contributors' packed signs without unpacking them: distances, votes, majorities."""
+"""Count over contributors' packed signs without unpacking: distances, votes, majorities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INT32 = (1 << 31) - 1
 
 
 def hamming(packed: Tensor) -> Tensor:
-    """Pairwise Hamming distances of packed rows.
+    """Compute pairwise Hamming distances of packed rows.
 
     Args:
         packed: ``[n, bytes]`` uint8; padding bits count, and are zero in format version 1.
@@ -26,7 +26,7 @@ def hamming(packed: Tensor) -> Tensor:
 
 
 def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
-    """How many rows have a 1 at each bit, or the sum of those rows' weights.
+    """Count the rows with a 1 at each bit, or sum those rows' weights.
 
     Args:
         packed: ``[n, bytes]`` uint8.
@@ -51,7 +51,7 @@ def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def majority(packed: Tensor) -> Tensor:
-    """Packed bits ``[bytes]`` uint8 that are 1 where at least half of the rows ``[n, bytes]`` have a 1."""
+    """Packed bits ``[bytes]`` uint8: 1 where at least half of the rows ``[n, bytes]`` have a 1."""
     rows = _packed(packed)
     chosen = dispatch.path()
     return reference.majority(rows) if chosen == "torch" else native.majority(chosen, rows)

@@ -1,4 +1,4 @@
-"""The small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, and the gated activation.
+"""Small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, gated activation.
 
 ``operators()`` finds once which code computes, for the many calls of a step. Every row's result depends on that row
 alone, whatever the path and number of threads. Native paths agree to the last bit. Against float64 each result is
@@ -23,7 +23,7 @@ from gym_quant.kernels import dispatch, native
 
 @dataclass(frozen=True, eq=False)
 class NormWeight:
-    """Of an RMS norm: ``[size]`` float32, contiguous, on the CPU."""
+    """The weight of an RMS norm: ``[size]`` float32, contiguous, on the CPU."""
 
     weight: Tensor
     eps: float
@@ -38,7 +38,7 @@ class NormWeight:
 
 @dataclass(frozen=True, eq=False)
 class NormDeltas:
-    """What variants add to a norm's weight.
+    """The variants' deltas of a norm's weight.
 
     Attributes:
         values: ``[variants, size]`` float32, contiguous.
@@ -50,7 +50,7 @@ class NormDeltas:
 
 
 class Operators(ABC):
-    """The operators of one path. Tensors are float32 on the CPU; nothing is checked."""
+    """The operators of one path. Tensors are float32 on the CPU; inputs are not checked."""
 
     @abstractmethod
     def add_norm(
@@ -67,7 +67,7 @@ class Operators(ABC):
         norm: NormWeight | None = None,
         deltas: NormDeltas | None = None,
     ) -> None:
-        """Norm (if there is one) and rotation of ``heads`` ``[rows, heads, dim]`` in place.
+        """Normalise (optionally) and rotate ``heads`` ``[rows, heads, dim]`` in place.
 
         Args:
             heads: Contiguous within a row; rows may lie apart.
@@ -79,11 +79,11 @@ class Operators(ABC):
 
     @abstractmethod
     def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        """``out = silu(gate) * up``; ``[rows, size]``; rows of ``gate`` and ``up`` may lie apart, equally far."""
+        """``out = silu(gate) * up``; ``[rows, size]``; rows of ``gate`` and ``up`` may be strided, equally."""
 
 
 def operators(path: str | None = None) -> Operators:
-    """Those of ``path``, by default of ``dispatch.path()``, with torch's number of threads of now."""
+    """The operators of ``path`` (default ``dispatch.path()``), with torch's current number of threads."""
     chosen = path or dispatch.path()
     return _TorchOperators() if chosen == "torch" else _NativeOperators(chosen, torch.get_num_threads())
 

@@ -1,4 +1,4 @@
-"""The small operators of a decoder layer in torch: what native code must agree with, and what runs without it."""
+"""Torch reference of the small decoder operators, and the path without native code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner: Tensor | None) -> Tensor:
-    """``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, the two products apart."""
+    """``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, with the two products separate."""
     normal = functional.rms_norm(x, x.shape[-1:], eps=eps)
     scaled = weight * normal
     if deltas is None or owner is None:
@@ -18,6 +18,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Heads ``[rows, heads, dim]`` by angles ``[rows, dim]``, the halves of a head as pairs (RoFormer as in Llama)."""
+    """Rotate heads ``[rows, heads, dim]`` by angles ``[rows, dim]``, pairing the halves of a head (RoFormer as in
+    Llama).
+    """
     low, high = x.chunk(2, dim=-1)
     return x * cosine[:, None] + torch.cat((-high, low), dim=-1) * sine[:, None]

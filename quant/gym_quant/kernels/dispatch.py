@@ -1,4 +1,4 @@
-"""Which code computes: the best instruction set of this processor, or the one that the user names."""
+"""Choose the kernel path: the best instruction set of this processor, or the one the user names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _forced: ContextVar[str | None] = ContextVar("gym_kernels_path", default=None)
 
 
 def available() -> tuple[str, ...]:
-    """The paths that this machine has, the fastest first; ``torch`` is always among them."""
+    """The paths of this machine, fastest first; always includes ``torch``."""
     return _paths(native.features())
 
 
 def path() -> str:
-    """The path in use: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
+    """The active path: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
 
     Raises:
         CodecError: When ``GYM_KERNELS`` names a path that does not exist or that this machine lacks.
@@ -37,7 +37,7 @@ def path() -> str:
 
 @contextmanager
 def using(wanted: str) -> Iterator[None]:
-    """Compute by ``wanted`` within the block (this thread or task alone).
+    """Use the path ``wanted`` inside this context (this thread or task only).
 
     Raises:
         CodecError: When there is no such path here.
@@ -50,7 +50,7 @@ def using(wanted: str) -> Iterator[None]:
 
 
 def describe() -> str:
-    """Which path is in use and why, in words."""
+    """The active path and the reason, in words."""
     chosen = path()
     why = "forced by " + VARIABLE if os.environ.get(VARIABLE) else _reason(chosen)
     words = {

@@ -1,4 +1,4 @@
-"""Low-rank deltas of a batch: every row is multiplied with the factors of its own variant, for matrices of one input.
+"""Low-rank deltas of a batch: multiply every row by the factors of its own variant, for matrices with one input.
 
     terms = FactorTerms([FactorMatrix(rows, column, {0: (a, b)})], variants=1, cols=576)
     terms.add(x, index, y)                         # y[n, column:] += (x[n] @ a.T) @ b where index[n] is 0
@@ -117,7 +117,7 @@ class FactorTerms:
             )
 
     def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
-        """The native call itself, as ``BoundTerms.bind`` has it; this object must stay alive."""
+        """The native call, as in ``BoundTerms.bind``; this object must stay alive."""
         run = native.library().gq_factors_add
         code, threads, wide, cols = native.CODES[path], torch.get_num_threads(), self._wide, self._cols
         rest = (len(self._matrices), self._words.buffer_info()[0])
@@ -129,12 +129,12 @@ class FactorTerms:
         return add
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> None:
-        """Add the terms of the rows' ``owners`` to a program, which this object must outlive."""
+        """Add the terms of the rows' ``owners`` to a program; this object must outlive it."""
         program.add_factors(bool(self._wide), x, y, (len(self._matrices), self._words.buffer_info()[0]))
 
 
 def _lists(matrix: FactorMatrix, variants: int) -> tuple[array[int], array[int], array[int]]:
-    """By variant the addresses of ``a`` and ``b``, and the rank; 0 for those without."""
+    """Addresses of ``a`` and ``b`` and the rank, by variant; 0 for those without."""
     pairs = [matrix.pairs.get(variant) for variant in range(variants)]
     a = array("Q", [0 if pair is None else pair[0].data_ptr() for pair in pairs])
     b = array("Q", [0 if pair is None else pair[1].data_ptr() for pair in pairs])

@@ -1,4 +1,4 @@
-"""Levels as planes of signs, so that ternary, 2-bit and 4-bit deltas multiply by the tables that sign deltas take.
+"""Levels as planes of signs, so that ternary, 2-bit and 4-bit deltas use the lookup tables of sign deltas.
 
 Evenly spaced levels are sums of signs: code ``c`` of ``2**n`` is ``(sum of 2**k * sign of its bit k + 2**n - 1) / 2``.
 Of another number ``L`` of levels (ternary) plane ``k`` holds whether the code is above ``k``, and all count alike.
@@ -23,7 +23,7 @@ from gym_quant.resident import Resident
 
 @dataclass(frozen=True)
 class LevelPlanes:
-    """How codes are written in planes of signs: ``value = factor * scale * (sum - zero) + offset``.
+    """The mapping of codes to planes of signs: ``value = factor * scale * (sum - zero) + offset``.
 
     Attributes:
         levels: Number of codes.
@@ -39,7 +39,7 @@ class LevelPlanes:
 
     @classmethod
     def of(cls, coefficients: Sequence[Sequence[float]]) -> LevelPlanes | None:
-        """From the factors of a scale, and of an offset, for every code; None where planes cannot say them."""
+        """Build from the factors of scale and offset for every code; None if planes cannot express them."""
         first, *others = coefficients
         levels, step = len(first), first[1] - first[0]
         power = levels & (levels - 1) == 0
@@ -52,7 +52,7 @@ class LevelPlanes:
         return cls(levels, shifts, int(zero), step / 2) if zero == int(zero) else None
 
     def bits(self, codes: Bytes) -> Bytes:
-        """``[rows, cols]`` codes to ``[planes, rows, ceil(cols / 8)]``."""
+        """Convert ``[rows, cols]`` codes to ``[planes, rows, ceil(cols / 8)]``."""
         power = self.levels & (self.levels - 1) == 0
         planes = [codes >> k & 1 if power else codes > k for k in range(len(self.shifts))]
         return np.stack([np.packbits(plane, axis=1, bitorder="little") for plane in planes])
@@ -60,13 +60,13 @@ class LevelPlanes:
     def tiled(
         self, bits: Tensor, scales: Tensor, offsets: Tensor | None, cols: int, group: int | None
     ) -> Tiled:
-        """A copy in tiles; ``scales`` and ``offsets`` as the payload has them."""
+        """Copy into tiles; ``scales`` and ``offsets`` as in the payload."""
         shared = scales.to(torch.float32) * self.factor
         return Tiled.of(bits, shared, cols, group, shifts=self.shifts, zero=self.zero, offsets=offsets)
 
 
 class ResidentTiles(Resident):
-    """A delta of evenly spaced levels in tiles: products by look-up alone.
+    """A delta of evenly spaced levels in tiles, multiplied by lookup only.
 
     Args:
         tiled: The planes and their numbers.
@@ -94,7 +94,7 @@ class ResidentTiles(Resident):
         return self._largest
 
     def check_kernel(self, kernel: str) -> None:
-        """Tables of float32 have one plane.
+        """Refuse exact products: float32 tables have one plane.
 
         Raises:
             CodecError: For ``exact``.
@@ -103,7 +103,7 @@ class ResidentTiles(Resident):
             raise CodecError("levels in planes of signs are multiplied by look-up alone")
 
     def operands(self) -> reference.Operands:
-        """What the reference of look-up multiplies."""
+        """The operands of the lookup reference."""
         return self.tiled.operands()
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Products with the packed weights of a base model (``gym_quant.linear``): native tiles, or torch.
+"""Multiply with the packed weights of a base model (``gym_quant.linear``): native tiles, or torch.
 
 The layout of the tiles stands in ``csrc/linear.h``. Native paths and reference give int8 and int4 the same bits.
 """
@@ -33,7 +33,7 @@ class _LinearFields(ctypes.Structure):
 
 
 class LinearTiles:
-    """One packed matrix ``[rows, cols]`` as the kernels read it. It keeps the tiles alive.
+    """One packed matrix ``[rows, cols]`` for the kernels. Keeps its tiles alive.
 
     Args:
         code: ``BFLOAT16``, ``INT8`` or ``INT4``.
@@ -50,7 +50,7 @@ class LinearTiles:
         self._held_rows = _HELD // max(1, rows * cols)
 
     def multiply(self, x: Tensor, y: Tensor, many: bool = False) -> None:
-        """Write ``x @ W.T`` into ``y``; both float32, contiguous, on the CPU, of fitting shapes.
+        """Write ``x @ W.T`` into ``y``; both float32, contiguous, on the CPU, of matching shapes.
 
         Args:
             many: In bfloat16 where path and processor have such products (AVX-512 BF16): faster for many rows.
@@ -67,7 +67,7 @@ class LinearTiles:
             raise MemoryError("gq_linear: no memory for its work space")
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """Rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``."""
+        """Decode rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``."""
         path = dispatch.path()
         if path == "torch":
             tiles = self.tiles[start // TILE : -(-stop // TILE)]
@@ -79,7 +79,7 @@ class LinearTiles:
 
 
 def pack_linear(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
-    """Finite weights ``[rows, cols]``, float32 or bfloat16 and contiguous, to tiles."""
+    """Pack finite weights ``[rows, cols]``, float32 or bfloat16 and contiguous, into tiles."""
     rows, cols = weight.shape
     path = dispatch.path()
     if path == "torch":
@@ -93,16 +93,16 @@ def pack_linear(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
 
 
 def is_vectorised() -> bool:
-    """Whether native code with vector instructions multiplies; without, torch's own product is faster for many rows."""
+    """True if native code uses vector instructions; otherwise torch's product is faster for many rows."""
     return dispatch.path() in ("avx512", "avx2") and bool((native.features() or 0) & native.HAS_FMA)
 
 
 def last_linear_kernel() -> str:
-    """Which native kernel computed the last product of this process; ``none`` before the first."""
+    """The native kernel of the last product in this process; ``none`` before the first."""
     return _KERNELS[int(native.library().gq_linear_kernel())]
 
 
 @functools.cache
 def _products() -> tuple[Any, Any]:
-    """``gq_linear`` that releases the interpreter's lock, and the one that keeps it."""
+    """``gq_linear`` in two versions: releasing the GIL, and keeping it."""
     return native.library().gq_linear, native.library_holding_lock().gq_linear

@@ -1,4 +1,4 @@
-"""Packed base weights in torch: what the native code computes, bit for bit where the format is int8 or int4."""
+"""Torch reference of packed base weights, bit-identical to native code for int8 and int4."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BLOCK = 1 << 20
 
 
 def dtype_of(code: int) -> torch.dtype:
-    """Of the tiles."""
+    """The dtype of the tiles."""
     return torch.bfloat16 if code == BFLOAT16 else torch.uint8
 
 
 def shape_of(code: int, rows: int, cols: int, group: int) -> tuple[int, ...]:
-    """Of the tiles of ``[rows, cols]``."""
+    """The shape of the tiles for ``[rows, cols]``."""
     tiles, groups = -(-rows // TILE), -(-cols // group)
     if code == BFLOAT16:
         return tiles, groups, TILE, 2
@@ -34,14 +34,14 @@ def shape_of(code: int, rows: int, cols: int, group: int) -> tuple[int, ...]:
 
 
 def group_of(code: int, tiles: Tensor) -> int:
-    """Columns that share a scale, by the shape of int8's or int4's tiles; 0 where there can be none such."""
+    """Columns per scale, from the shape of int8 or int4 tiles; 0 for an invalid shape."""
     codes = tiles.shape[-1] - 2 * TILE * (1 if code == INT8 else 2) if tiles.ndim == 3 else 0
     group, left = divmod(codes * (1 if code == INT8 else 2), TILE)
     return 0 if left else group
 
 
 def scales_are_finite(code: int, tiles: Tensor) -> bool:
-    """Whether all scales, and minima, of int8's or int4's tiles are."""
+    """True if all scales and minima of int8 or int4 tiles are finite."""
     width = 2 * TILE * (1 if code == INT8 else 2)
     step = max(1, _BLOCK // (tiles.shape[1] * tiles.shape[2]))
     for start in range(0, len(tiles), step):
@@ -52,7 +52,7 @@ def scales_are_finite(code: int, tiles: Tensor) -> bool:
 
 
 def pack(code: int, weight: Tensor, group: int, unit: float) -> Tensor:
-    """Finite weights ``[rows, cols]`` to tiles."""
+    """Pack finite weights ``[rows, cols]`` into tiles."""
     rows, cols = weight.shape
     if code == BFLOAT16:
         padded = pad(weight.bfloat16(), (0, cols % 2, 0, -rows % TILE))
@@ -90,7 +90,7 @@ def multiply(code: int, tiles: Tensor, group: int, unit: float, x: Tensor, y: Te
 
 
 def decode(code: int, tiles: Tensor, group: int, unit: float) -> Tensor:
-    """All rows of tiles as float32, padding too: ``[32 * tiles, groups * group]``."""
+    """Decode all rows of tiles to float32, with padding: ``[32 * tiles, groups * group]``."""
     if code == BFLOAT16:
         return tiles.transpose(1, 2).reshape(len(tiles) * TILE, -1).float()
     codes, fields = _unpacked(code, tiles, group)
@@ -102,7 +102,7 @@ def decode(code: int, tiles: Tensor, group: int, unit: float) -> Tensor:
 
 
 def _by_groups(code: int, tiles: Tensor, group: int, codes: Tensor, steps: Tensor, sums: Tensor) -> Tensor:
-    """Sums of a group are whole numbers below 2^24 in either byte, so that float32 holds them in any order."""
+    """Sum by groups: integers below 2^24 in either byte, exact in float32 in any order."""
     weights, fields = _unpacked(code, tiles, group)
     if code == INT8:
         weights = weights - 128
@@ -120,7 +120,7 @@ def _by_groups(code: int, tiles: Tensor, group: int, codes: Tensor, steps: Tenso
 
 
 def _round_activations(x: Tensor, group: int, unit: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Whole numbers of 16 bits ``[groups, n, group]``, their steps and sums ``[groups, n]``, all float32."""
+    """16-bit integers ``[groups, n, group]`` with their steps and sums ``[groups, n]``, all float32."""
     parts = x.view(len(x), -1, group)
     most = parts.abs().amax(-1)
     finite = parts.isfinite().all(-1)
@@ -134,7 +134,7 @@ def _round_activations(x: Tensor, group: int, unit: float) -> tuple[Tensor, Tens
 
 
 def _unpacked(code: int, tiles: Tensor, group: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Codes float32 ``[rows, groups, group]``; scales, and minima for int4, float32 ``[rows, groups]``."""
+    """Codes float32 ``[rows, groups, group]`` with scales, and minima for int4, float32 ``[rows, groups]``."""
     count, groups = tiles.shape[:2]
     fields = 1 if code == INT8 else 2
     heads = tiles[..., : 2 * TILE * fields].contiguous().view(torch.float16).float()
@@ -150,13 +150,13 @@ def _unpacked(code: int, tiles: Tensor, group: int) -> tuple[Tensor, tuple[Tenso
 
 
 def _tiled(x: Tensor) -> Tensor:
-    """``[rows, groups, ...]`` to ``[tiles, groups, 32, ...]``, zeros past the last row."""
+    """Reshape ``[rows, groups, ...]`` to ``[tiles, groups, 32, ...]``, zero-padded after the last row."""
     x = torch.cat([x, x.new_zeros(-len(x) % TILE, *x.shape[1:])])
     return x.view(-1, TILE, *x.shape[1:]).transpose(1, 2)
 
 
 def _quantise8(x: Tensor) -> tuple[tuple[Tensor], Tensor]:
-    """Scales ``[rows, groups]``, and codes of -127 to 127 in the shape of ``x`` ``[group, rows, groups]``."""
+    """Scales ``[rows, groups]``, and codes from -127 to 127 in the shape of ``x`` ``[group, rows, groups]``."""
     cover = x.abs().amax(0) / 127
     best = _up(cover)
     least = _lost(x, _codes8(x, best) * best)
@@ -168,7 +168,7 @@ def _quantise8(x: Tensor) -> tuple[tuple[Tensor], Tensor]:
 
 
 def _quantise4(x: Tensor, there: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Scales and minima, and codes of 0 to 15; as ``_quantise8``."""
+    """Scales and minima, and codes from 0 to 15; shapes as in ``_quantise8``."""
     low, high = torch.where(there, x, torch.inf).amin(0), torch.where(there, x, -torch.inf).amax(0)
     total, count = _sum(x, there), there.sum(0).float()
     minimum = -_up_signed(-low)
@@ -214,7 +214,7 @@ def _lost(x: Tensor, value: Tensor, there: Tensor | None = None) -> Tensor:
 
 
 def _sum(x: Tensor, there: Tensor | None) -> Tensor:
-    """Over the columns, in order."""
+    """Sum over the columns, in order."""
     total = torch.zeros(x.shape[1:])
     for number, column in enumerate(x):
         total = total + (column if there is None else torch.where(there[number], column, 0.0))
@@ -222,13 +222,13 @@ def _sum(x: Tensor, there: Tensor | None) -> Tensor:
 
 
 def _up(x: Tensor) -> Tensor:
-    """The next float16 not below ``x`` >= 0, as float32."""
+    """Round ``x`` >= 0 up to float16, as float32."""
     half = x.half()
     return torch.where(half.float() < x, (half.view(torch.int16) + 1).view(torch.float16), half).float()
 
 
 def _up_signed(x: Tensor) -> Tensor:
-    """The next float16 not below ``x``, as float32."""
+    """Round ``x`` up to float16, as float32."""
     half = x.half()
     bits = half.view(torch.int16)
     next_up = torch.where(x > 0, bits + 1, bits - 1).view(

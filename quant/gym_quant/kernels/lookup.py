@@ -1,4 +1,4 @@
-"""Tables of a layer's inputs for products by look-up: made once, taken by every delta of as many inputs."""
+"""Lookup tables of a layer's inputs, computed once and used by every delta with that input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODES = ("exact", "lookup", "lookup16")
 
 @dataclass(frozen=True, eq=False)
 class LookupTables:
-    """Tables of some rows ``[batch, in]``.
+    """Tables for rows ``[batch, in]``.
 
     Attributes:
         mode: ``lookup`` or ``lookup16``.
@@ -28,18 +28,18 @@ class LookupTables:
 
     @classmethod
     def of(cls, x: Tensor, mode: str, index: IndexArray | None, path: str) -> LookupTables:
-        """Of rows with an index that is not -1 (None: of all) of ``x`` ``[batch, in]`` float32, contiguous."""
+        """Build tables for the rows of ``x`` ``[batch, in]`` (float32, contiguous) whose index is not -1; None for all."""
         return cls(mode, native_tiles.lookup_tables(path, mode == "lookup16", x, index))
 
     @property
     def finite(self) -> Tensor:
-        """``[batch] bool``: false where an input, or a sum of four, is infinite or NaN."""
+        """``[batch]`` bool: False where an input, or a sum of four, is infinite or NaN."""
         return self.made[2] != 0
 
     def add(
         self, path: str, x: Tensor, index: IndexArray, y: Tensor, matrices: native_tiles.Matrices
     ) -> None:
-        """As ``SignBatch.add``.
+        """Add products as ``SignBatch.add`` does.
 
         Raises:
             CodecError: For a row without tables.

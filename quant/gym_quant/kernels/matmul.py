@@ -1,4 +1,4 @@
-"""``y += scale * sign(delta) @ x`` for a batch in which every row has its own one-bit delta."""
+"""``y += scale * sign(delta) @ x`` for a batch with a separate one-bit delta per row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_FINITE = "an activation is not finite: look-up cannot round it"
 def signed_matmul(
     x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int] | Tensor, y: Tensor, mode: str = "exact"
 ) -> Tensor:
-    """Add to every row of ``y`` the term of its own variant: ``y[b] += scale * sign(delta[index[b]]) @ x[b]``.
+    """Add the term of each row's variant: ``y[b] += scale * sign(delta[index[b]]) @ x[b]``.
 
     ``exact`` adds float32 activations: against float64 the largest error is below 2e-6 of the term's largest value
     (tests hold that). ``lookup`` rounds the sums of four activations to 8 bits, with a step for every 1,024 of them:

@@ -1,4 +1,4 @@
-"""Robust merging on packed signs, without unpacking them: inner products, weighted sums, trimmed means of combinations.
+"""Robust merging on packed signs: inner products, weighted sums, and trimmed means of combinations.
 
 The rows of a kernel are whole tensors here, one a contributor, wherever they lie (mapped from as many files, say).
 Native code reads each once, through blocks of all of them that fit the L2 cache.
@@ -21,7 +21,7 @@ _INT32 = (1 << 31) - 1
 def sign_products(
     bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group_size: int | None
 ) -> Tensor:
-    """Inner products of decoded deltas: ``sum s_ig s_jg (len_g - 2 hamming_ijg)`` over rows and their groups.
+    """Inner products of decoded deltas: ``sum s_ig s_jg (len_g - 2 hamming_ijg)`` over rows and groups.
 
     Bits are counted exactly; the terms are added in float64, rows ascending and in a row groups ascending, so every
     path agrees to the last bit. Groups that do not begin at whole bytes are computed by the reference.
@@ -59,7 +59,7 @@ def sign_products(
 
 
 def signed_votes(bits: Sequence[Tensor], weights: Tensor, cols: int, out: Tensor | None = None) -> Tensor:
-    """``sum_i weights[i] * sign_i`` at every place, as whole numbers.
+    """``sum_i weights[i] * sign_i`` at every position, as integers.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
@@ -85,7 +85,7 @@ def signed_votes(bits: Sequence[Tensor], weights: Tensor, cols: int, out: Tensor
 def signed_combination(
     bits: Sequence[Tensor], weights: Tensor, unit: float, cols: int, out: Tensor | None = None
 ) -> Tensor:
-    """``unit * sum_i weights[i] * sign_i``: the whole sum of ``signed_votes`` times ``unit``, rounded once.
+    """``unit * sum_i weights[i] * sign_i``: the integer sum of ``signed_votes`` times ``unit``, rounded once.
 
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.

@@ -1,4 +1,4 @@
-"""The reference of ``mixing``: signs unpacked a piece at a time, and plain arithmetic on whole numbers."""
+"""Torch reference of ``mixing``: integer arithmetic on signs, unpacked in pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def sign_products(bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group: int | None) -> Tensor:
-    """``[n, n]`` float64: distances of every group, then one sum, rows ascending and groups ascending."""
+    """``[n, n]`` float64 from the distances of every group, summed by ascending row and group."""
     n, rows = len(bits), bits[0].shape[0]
     starts = np.arange(0, cols, cols if group is None else group)
     lengths = np.diff(np.append(starts, cols))
@@ -72,7 +72,7 @@ def _write(sums: Array, unit: float, out: Tensor) -> None:
 
 
 def _pieces(bits: Sequence[Tensor], cols: int, more: int = 0) -> Iterator[tuple[slice, Array]]:
-    """Rows, and their signs ``[n, rows, cols]`` int8 of +1 and -1."""
+    """Yield rows with their signs ``[n, rows, cols]`` int8 of +1 and -1."""
     for part in _row_pieces(bits[0].shape[0], cols * (len(bits) + more)):
         yield (
             part,

@@ -1,4 +1,4 @@
-"""The native extension by ctypes, which releases the interpreter's lock: arguments in, arrays out, nothing decided.
+"""ctypes bindings of the native extension, which release the GIL.
 
 Callers (the modules beside this one) check shapes and dtypes; tensors here are contiguous and on the CPU.
 """
@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why there is none."""
+    """Load the library, or return the reason for its absence."""
     try:
         module = importlib.import_module("gym_quant.kernels._native")
         library = ctypes.CDLL(str(module.__file__))
@@ -94,7 +94,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def library() -> ctypes.CDLL:
-    """The library; only where ``features()`` is not None."""
+    """The library; call only if ``features()`` is not None."""
     loaded = _load()[0]
     assert loaded is not None
     return loaded
@@ -102,7 +102,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def library_holding_lock() -> ctypes.PyDLL:
-    """The same, called without releasing the interpreter's lock: for what takes microseconds."""
+    """The library without releasing the GIL, for calls of microseconds."""
     held = ctypes.PyDLL(library()._name)
     for name, arguments in _SIGNATURES.items():
         function = getattr(held, name)
@@ -112,19 +112,19 @@ def library_holding_lock() -> ctypes.PyDLL:
 
 
 def absence() -> str:
-    """Why there is no native code; empty where there is."""
+    """The reason why there is no native code; empty if there is."""
     return _load()[1]
 
 
 def features() -> int | None:
-    """``HAS_*`` bits of this processor, less those that ``without`` hides; ``None`` without the extension."""
+    """``HAS_*`` bits of this processor, without those hidden by ``without``; None without the extension."""
     bits_found = _features()
     return None if bits_found is None else bits_found & ~_hidden.get()
 
 
 @contextmanager
 def without(bits: int) -> Iterator[None]:
-    """Compute within the block as a processor without these ``HAS_*`` features does (this thread or task alone)."""
+    """Hide these ``HAS_*`` features inside this context (this thread or task only)."""
     token = _hidden.set(_hidden.get() | bits)
     try:
         yield
@@ -139,7 +139,7 @@ def _features() -> int | None:
 
 
 def pack(path: str, matrix: Tensor) -> Tensor:
-    """``[rows, cols]`` float32 to ``[rows, ceil(cols / 8)]`` uint8."""
+    """Pack ``[rows, cols]`` float32 to ``[rows, ceil(cols / 8)]`` uint8."""
     rows, cols = matrix.shape
     out = torch.empty(rows, (cols + 7) // 8, dtype=torch.uint8)
     call("gq_pack", path, matrix.data_ptr(), rows, cols, out.data_ptr())
@@ -149,7 +149,7 @@ def pack(path: str, matrix: Tensor) -> Tensor:
 def encode(
     path: str, tuned: Tensor, base: Tensor | None, group: int | None, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Bits, and sums of magnitudes ``[rows, groups]`` float64 (one group a row where ``group`` is None)."""
+    """Bits, and sums of magnitudes ``[rows, groups]`` float64 (one group per row if ``group`` is None)."""
     rows, cols = tuned.shape
     bits = torch.empty(rows, (cols + 7) // 8, dtype=torch.uint8)
     sums = torch.empty(rows, 1 if group is None else -(-cols // group), dtype=torch.float64)
@@ -167,7 +167,7 @@ def decode(path: str, bits: Tensor, scales: Tensor, group: int | None, out: Tens
 
 
 def hamming(path: str, packed: Tensor) -> Tensor:
-    """``[n, bytes]`` to ``[n, n]`` int64."""
+    """Hamming distances: ``[n, bytes]`` to ``[n, n]`` int64."""
     n, width = packed.shape
     out = torch.empty(n, n, dtype=torch.int64)
     call("gq_hamming", path, features(), packed.data_ptr(), n, width, out.data_ptr())
@@ -175,7 +175,7 @@ def hamming(path: str, packed: Tensor) -> Tensor:
 
 
 def votes(path: str, packed: Tensor, weights: Tensor | None) -> Tensor:
-    """``[n, bytes]`` to ``[8 * bytes]`` int32."""
+    """Count bits: ``[n, bytes]`` to ``[8 * bytes]`` int32."""
     n, width = packed.shape
     out = torch.empty(8 * width, dtype=torch.int32)
     call("gq_votes", path, packed.data_ptr(), _pointer(weights), n, width, out.data_ptr())
@@ -183,7 +183,7 @@ def votes(path: str, packed: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def majority(path: str, packed: Tensor) -> Tensor:
-    """``[n, bytes]`` to ``[bytes]``."""
+    """Majority bits: ``[n, bytes]`` to ``[bytes]``."""
     n, width = packed.shape
     out = torch.empty(width, dtype=torch.uint8)
     call("gq_majority", path, packed.data_ptr(), n, width, out.data_ptr())
@@ -220,18 +220,20 @@ def signed_trimmed(
 
 
 def linear_pack(path: str, made: int, weight: Tensor, tiles: Tensor) -> None:
-    """``weight`` float32 or bfloat16 into ``tiles``; ``made`` is the address of what they are (``kernels.linear``)."""
+    """Pack ``weight`` (float32 or bfloat16) into ``tiles``; ``made`` is the address of their header
+    (``kernels.linear``).
+    """
     wide = int(weight.dtype == torch.float32)
     call("gq_linear_pack", path, made, wide, weight.data_ptr(), tiles.data_ptr())
 
 
 def linear_decode(path: str, linear: int, start: int, stop: int, out: Tensor) -> None:
-    """Rows of packed weights into ``out`` ``[stop - start, cols]`` float32."""
+    """Decode rows of packed weights into ``out`` ``[stop - start, cols]`` float32."""
     call("gq_linear_decode", path, linear, start, stop, out.data_ptr())
 
 
 def order(path: str, rule: int, updates: Tensor, weights: Tensor | None, amount: int, out: Tensor) -> None:
-    """``[n, d]`` float32 to ``out`` ``[d]`` by a rule that sorts; ``amount`` is trimmed or kept."""
+    """Reduce ``[n, d]`` float32 to ``out`` ``[d]`` with a sorting rule; ``amount`` is trimmed or kept."""
     n, d = updates.shape
     call("gq_order", path, rule, updates.data_ptr(), _pointer(weights), n, d, amount, out.data_ptr())
 
@@ -264,7 +266,7 @@ def attend(
     scale: float,
     window: int,
 ) -> None:
-    """Attention of query, key and value ``[rows, heads, dim]`` into the fourth; ``spans`` are address and number."""
+    """Write attention of query, key and value ``[rows, heads, dim]`` into the fourth; ``spans`` are address and number."""
     q, k, v, out = tensors
     inputs = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0))
     target = (out.data_ptr(), out.stride(0))
@@ -280,7 +282,7 @@ def _pointers(tensors: Sequence[Tensor]) -> np.ndarray[Any, Any]:
 
 
 def call(name: str, path: str, *arguments: int | float | None) -> int:
-    """The status of a function of the library.
+    """The status of a library function.
 
     Raises:
         MemoryError: Where it had no memory for its work space.

@@ -1,4 +1,4 @@
-"""Native code that multiplies and decodes deltas in tiles (``kernels.tiles``): arguments in, arrays out.
+"""ctypes bindings to multiply and decode deltas in tiles (``kernels.tiles``).
 
 As in ``native``, callers check shapes and dtypes.
 """
@@ -20,7 +20,7 @@ Index = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def tile(bits: Tensor) -> Tensor:
-    """``[planes, rows, bytes]`` to ``[ceil(rows / 64), ceil(bytes / 4), planes, 64, 4]``."""
+    """Tile ``[planes, rows, bytes]`` to ``[ceil(rows / 64), ceil(bytes / 4), planes, 64, 4]``."""
     planes, rows, width = bits.shape
     out = torch.empty(-(-rows // 64), -(-width // 4), planes, 64, 4, dtype=torch.uint8)
     library = native.library()
@@ -30,7 +30,7 @@ def tile(bits: Tensor) -> Tensor:
 
 
 class Deltas:
-    """The deltas of a matrix as the library takes them: addresses, so the holder keeps their tensors alive.
+    """The deltas of a matrix as addresses for the library; the holder keeps their tensors alive.
 
     Args:
         rows: Outputs.
@@ -66,7 +66,7 @@ class Deltas:
 
 
 class Matrices:
-    """Matrices that are multiplied with one input in one call, side by side in ``y``."""
+    """Matrices multiplied with one input in one call, side by side in ``y``."""
 
     def __init__(self, matrices: Sequence[Deltas]) -> None:
         self._kept = tuple(matrices)
@@ -83,7 +83,7 @@ def add_exactly(path: str, x: Tensor, index: Index, y: Tensor, matrices: Matrice
 
 
 def lookup_tables(path: str, wide: bool, x: Tensor, index: Index | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, steps, and a state for each row: 0 an input or a sum of four is not finite, 1 made, 2 absent."""
+    """Codes, steps, and a state per row: 0 an input or a sum of four is not finite, 1 built, 2 absent."""
     batch, cols = x.shape
     codes = torch.empty(batch, -(-cols // 32), 256 if wide else 128, dtype=torch.uint8)
     steps = torch.empty(batch, -(-cols // 1024))
@@ -103,7 +103,7 @@ def add_by_lookup(
     matrices: Matrices,
     tables: tuple[Tensor, Tensor, Tensor] | None,
 ) -> bool:
-    """The same by tables of 8 or, if ``wide``, 16 bits: those given, or made for this call.
+    """Multiply by tables of 8 or, if ``wide``, 16 bits: those given, or built for this call.
 
     Returns:
         False when the tables lack a row that ``index`` names; ``y`` is untouched then.
@@ -116,7 +116,7 @@ def add_by_lookup(
 
 
 def bound_add(path: str, mode: str, cols: int, matrices: Matrices) -> Callable[..., None]:
-    """What ``add_exactly`` or ``add_by_lookup`` calls, with all that stays the same from step to step in place.
+    """A bound call of ``add_exactly`` or ``add_by_lookup``, with all arguments that do not change between steps.
 
     Args:
         path: Native.
@@ -147,7 +147,7 @@ def bound_add(path: str, mode: str, cols: int, matrices: Matrices) -> Callable[.
 
 
 def decode_tiles(path: str, deltas: Deltas, index: Index, rows: Index, out: Tensor, add: bool) -> None:
-    """Write (or add) a row of a variant into each row of ``out`` ``[n, cols]`` float32, of any row stride."""
+    """Write (or add) one row of a variant into each row of ``out`` ``[n, cols]`` float32, of any row stride."""
     words = array("q", deltas.words)
     places = (index.ctypes.data, rows.ctypes.data, len(rows), int(add))
     where = (words.buffer_info()[0], out.shape[1])

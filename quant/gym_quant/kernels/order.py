@@ -1,4 +1,4 @@
-"""Merging kernels over contributors' float updates: trimmed means, medians, combinations and inner products.
+"""Merge kernels over contributors' float updates: trimmed means, medians, combinations and inner products.
 
 Updates are ``[n, d]`` float32 on the CPU, a contributor a row. What a result is does not depend on the path or the
 number of threads, to the last bit; sums in order of value depend neither on the order of contributors. Blocks of
@@ -20,7 +20,7 @@ from gym_quant.kernels import order_reference as reference
 
 
 def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
-    """Mean at each coordinate without its ``trim`` smallest and ``trim`` largest values (Yin et al. 2018).
+    """Coordinate-wise mean without the ``trim`` smallest and ``trim`` largest values (Yin et al. 2018).
 
     What is kept is added in float64 in ascending order, divided by its number, and rounded once.
 
@@ -46,7 +46,7 @@ def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tenso
 
 
 def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
-    """Weighted mean at each coordinate without its ``trim`` smallest and ``trim`` largest values.
+    """Coordinate-wise weighted mean without the ``trim`` smallest and ``trim`` largest values.
 
     Equal values rank by row. ``sum w x / sum w`` over the kept ranks, both sums in float64 in ascending order.
 
@@ -74,7 +74,7 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
 
 
 def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
-    """Median at each coordinate: the middle value, or the mean in float64 of the two middle ones.
+    """Coordinate-wise median: the middle value, or the float64 mean of the two middle ones.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -96,7 +96,7 @@ def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) -> Tensor:
-    """Mean at each coordinate of the ``keep`` values nearest to the median (Xie et al. 2018; Bulyan's last step).
+    """Coordinate-wise mean of the ``keep`` values nearest to the median (Xie et al. 2018; Bulyan's last step).
 
     In sorted order the nearest values stand together: the window of ``keep`` that starts at the smallest value moves
     right while the value that would come in is strictly nearer to the median than the one that would go out, so a
@@ -126,7 +126,7 @@ def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) ->
 
 
 def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = None) -> Tensor:
-    """``sum_i weights[i] * updates[i]``, added in float64 in the order of the rows and rounded once.
+    """``sum_i weights[i] * updates[i]``, added in float64 in row order and rounded once.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -150,7 +150,7 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = No
 
 
 def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = None) -> Tensor:
-    """``matrix @ updates``: every row the same to the last bit as ``linear_combination`` with that row of ``matrix``.
+    """``matrix @ updates``, each row bit-identical to ``linear_combination`` with that row of ``matrix``.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -182,7 +182,7 @@ def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = No
 
 
 def products(updates: Tensor, out: Tensor | None = None) -> Tensor:
-    """Inner products of all pairs of rows, to within ``8e-7 * |x_i| |x_j|``.
+    """Inner products of all pairs of rows, within ``8e-7 * |x_i| |x_j|``.
 
     Native paths multiply in float32, add 256 coordinates in float32 and such blocks in float64, in an order that
     follows from ``n`` and ``d``: they agree to the last bit on every path and number of threads. The torch reference

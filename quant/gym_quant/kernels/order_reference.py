@@ -1,4 +1,4 @@
-"""The kernels of ``order`` in torch: the same bits, blocks of coordinates at a time."""
+"""Torch reference of ``order``, bit-identical, in blocks of coordinates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BLOCK_ELEMENTS = 1 << 22
 
 
 def trimmed_mean(updates: Tensor, trim: int, out: Tensor) -> None:
-    """The kept values added one after another, ascending, from 0.0."""
+    """Add the remaining values one by one, ascending, from 0.0."""
     keep = updates.shape[0] - 2 * trim
     for part in _parts(updates):
         rows = torch.sort(updates[:, part], dim=0).values
@@ -19,7 +19,7 @@ def trimmed_mean(updates: Tensor, trim: int, out: Tensor) -> None:
 
 
 def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tensor) -> None:
-    """A stable sort breaks ties by row; 0.0 and -0.0 are a tie."""
+    """Sort stably, so that ties, among them 0.0 and -0.0, are ordered by row."""
     n = updates.shape[0]
     for part in _parts(updates):
         rows, order = torch.sort(updates[:, part], dim=0, stable=True)
@@ -31,13 +31,13 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
 
 
 def median(updates: Tensor, out: Tensor) -> None:
-    """Middle value, or half the sum of the two."""
+    """The middle value, or half the sum of the two."""
     for part in _parts(updates):
         out[part] = _middle(torch.sort(updates[:, part], dim=0).values)
 
 
 def mean_around_median(updates: Tensor, keep: int, out: Tensor) -> None:
-    """The window starts as far right as values that come in are strictly nearer than those that go out."""
+    """Move the window right while values that enter are strictly nearer than those that leave."""
     n = updates.shape[0]
     for part in _parts(updates):
         rows = torch.sort(updates[:, part], dim=0).values.double()
@@ -49,7 +49,7 @@ def mean_around_median(updates: Tensor, keep: int, out: Tensor) -> None:
 
 
 def linear_combination(updates: Tensor, weights: Tensor, out: Tensor) -> None:
-    """Row after row, from 0.0; rows of weight zero are left out."""
+    """Add row by row from 0.0, skipping rows of weight zero."""
     used = weights.nonzero()[:, 0].tolist()
     out.zero_()
     for part in _parts(updates) if used else ():
@@ -57,7 +57,7 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor) -> None:
 
 
 def products(updates: Tensor, out: Tensor) -> None:
-    """In float64, which the native code approaches to 8e-7 of the product of the norms."""
+    """Inner products in float64, which the native code matches within 8e-7 of the product of the norms."""
     for part in _parts(updates):
         rows = updates[:, part].double()
         upper = torch.triu(rows @ rows.T)

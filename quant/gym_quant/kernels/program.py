@@ -1,4 +1,4 @@
-"""The native calls of a decoder step, made once and run by one call at every step.
+"""A program of native calls for a decoder step, built once and run with one call per step.
 
 At a few rows a call takes microseconds, and the Python between two calls as long. A program is the same calls with the
 same arguments, so its results have the same bits. What changes from step to step is a named slot. Tensors are float32
@@ -25,7 +25,7 @@ _ADD_NORM, _MULTIPLY, _ADD_BIAS, _ROTATE, _ATTEND, _GATE, _ADD_LOOKUP, _ADD_FACT
 
 
 class Program:
-    """Calls in the order in which they are added.
+    """Native calls in the order in which they were added.
 
     Slots: ``spans`` and ``count`` as ``PagedSpans.table_for`` gives them; ``owners``, the address of ``[rows]`` int64,
     of each row its variant or -1; ``cosine`` and ``sine``, the addresses of ``[rows, dim]``.
@@ -43,27 +43,27 @@ class Program:
     def add_norm(
         self, hidden: Tensor, term: Tensor | None, norm: NormWeight, deltas: Tensor | None, out: Tensor
     ) -> None:
-        """As ``Operators.add_norm``; ``deltas`` are those of ``owners``."""
+        """Add ``Operators.add_norm``; ``deltas`` are those of ``owners``."""
         owners = None if deltas is None else "owners"
         self._add(_ADD_NORM, hidden, term, norm.weight, deltas, owners, float(norm.eps), *hidden.shape, out)
 
     def rotate(self, heads: Tensor, norm: NormWeight | None, deltas: Tensor | None) -> None:
-        """As ``Operators.rotate``, by ``cosine`` and ``sine``."""
+        """Add ``Operators.rotate`` by ``cosine`` and ``sine``."""
         owners = None if deltas is None else "owners"
         weight, eps = (None, 0.0) if norm is None else (norm.weight, float(norm.eps))
         sizes = heads.stride(0), *heads.shape
         self._add(_ROTATE, heads, *sizes, weight, deltas, owners, eps, "cosine", "sine")
 
     def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
-        """As ``Operators.gate``."""
+        """Add ``Operators.gate``."""
         self._add(_GATE, gate, up, gate.stride(0), *out.shape, out)
 
     def multiply(self, linear: int, x: Tensor, y: Tensor) -> None:
-        """``y = x @ W.T``, for few rows; ``linear`` is ``LinearTiles.address``."""
+        """Add ``y = x @ W.T`` for few rows; ``linear`` is ``LinearTiles.address``."""
         self._add(_MULTIPLY, linear, x, len(x), y, y.stride(0))
 
     def add_bias(self, bias: Tensor, y: Tensor) -> None:
-        """``y += bias``; a bias ``[variants, size]`` is that of ``owners``."""
+        """Add ``y += bias``; a bias ``[variants, size]`` is indexed by ``owners``."""
         owners = None if bias.ndim == 1 else "owners"
         self._add(_ADD_BIAS, bias, owners, *y.shape, y, y.stride(0))
 
@@ -78,7 +78,7 @@ class Program:
         scale: float,
         window: int | None,
     ) -> None:
-        """As ``attention.attend``, of the rows of ``spans``."""
+        """Add ``attention.attend`` over the rows of ``spans``."""
         strides = [tensor.stride(0) for tensor in (query, key, value)]
         sizes = query.shape[1], layer.kv_heads, layer.dim, layer.value_dim
         spans = ("spans", "count", layer.data, layer.kind)
@@ -97,15 +97,15 @@ class Program:
         )
 
     def add_by_lookup(self, wide: bool, x: Tensor, y: Tensor, matrices: tuple[int, int]) -> None:
-        """As ``gq_lookup_add``: what the sign deltas of ``owners`` add; ``matrices`` are a number and an address."""
+        """Add ``gq_lookup_add`` for the sign deltas of ``owners``; ``matrices`` are a number and an address."""
         self._add(_ADD_LOOKUP, int(wide), x, *x.shape, "owners", y, y.stride(0), *matrices)
 
     def add_factors(self, wide: bool, x: Tensor, y: Tensor, matrices: tuple[int, int]) -> None:
-        """As ``gq_factors_add``, likewise."""
+        """Add ``gq_factors_add`` for the factors of ``owners``."""
         self._add(_ADD_FACTORS, int(wide), x, *x.shape, "owners", y, y.stride(0), *matrices)
 
     def run(self, **slots: int) -> None:
-        """All calls, with these values of the slots.
+        """Run all calls with these values of the slots.
 
         Raises:
             MemoryError: Where a call had no memory for its work space.

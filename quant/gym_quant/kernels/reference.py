@@ -1,4 +1,4 @@
-"""The reference of every kernel in torch and numpy: what native code must agree with, and what runs without it."""
+"""The torch and numpy reference of every kernel, and the path without native code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """``[rows, cols]`` float32 to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0."""
+    """Pack ``[rows, cols]`` float32 to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0."""
     return torch.from_numpy(np.packbits((matrix >= 0).numpy(), axis=1, bitorder="little"))
 
 
@@ -35,7 +35,7 @@ def difference(tuned: Tensor, base: Tensor | None, residual: Tensor | None) -> T
 def encode(
     tuned: Tensor, base: Tensor | None, group: int | None, residual: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Bits, and sums of magnitudes ``[rows, groups]`` float64 in the order of summation of the native code."""
+    """Bits, and sums of magnitudes ``[rows, groups]`` float64 in the native code's order of summation."""
     rows, cols = tuned.shape
     bits, sums = [], []
     piece = max(1, _CHUNK_ROWS_ELEMENTS // max(1, cols))
@@ -59,20 +59,20 @@ def decode(bits: Tensor, scales: Tensor, group: int | None, out: Tensor, add: bo
 
 
 def signs(packed: Tensor, cols: int) -> Tensor:
-    """``[rows, bytes]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0."""
+    """Unpack ``[rows, bytes]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0."""
     bits = np.unpackbits(packed.numpy(), axis=1, count=cols, bitorder="little")
     return torch.from_numpy(bits).to(torch.float32).mul_(2.0).sub_(1.0)
 
 
 def spread(scales: Tensor, cols: int, group: int | None) -> Tensor:
-    """Scales in a shape that multiplies ``[rows, cols]``."""
+    """Expand scales to a shape that multiplies ``[rows, cols]``."""
     if group is None or scales.ndim < 2 or scales.shape[1] == 1:
         return scales
     return scales.repeat_interleave(group, dim=1)[:, :cols]
 
 
 def hamming(packed: Tensor) -> Tensor:
-    """``[n, bytes]`` to ``[n, n]`` int64: one row against all, in pieces."""
+    """Hamming distances, ``[n, bytes]`` to ``[n, n]`` int64: one row against all, in pieces."""
     rows = packed.numpy()
     n, width = rows.shape
     out = np.zeros((n, n), dtype=np.int64)
@@ -84,7 +84,7 @@ def hamming(packed: Tensor) -> Tensor:
 
 
 def votes(packed: Tensor, weights: Tensor | None) -> Tensor:
-    """``[n, bytes]`` to ``[8 * bytes]`` int32."""
+    """Count bits: ``[n, bytes]`` to ``[8 * bytes]`` int32."""
     total = torch.zeros(8 * packed.shape[1], dtype=torch.int32)
     for row in range(packed.shape[0]):
         bits = torch.from_numpy(np.unpackbits(packed[row].numpy(), bitorder="little"))
@@ -93,20 +93,20 @@ def votes(packed: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def majority(packed: Tensor) -> Tensor:
-    """``[n, bytes]`` to ``[bytes]``."""
+    """Majority bits: ``[n, bytes]`` to ``[bytes]``."""
     ones = (2 * votes(packed, None) >= packed.shape[0]).numpy()
     return torch.from_numpy(np.packbits(ones, bitorder="little"))
 
 
 def exact_matmul(x: Tensor, y: Tensor, bits: Tensor, scales: Tensor, group: int | None) -> None:
-    """``y += x @ (scale * sign)^T`` for rows that share one variant: decoded, then torch's own matmul."""
+    """``y += x @ (scale * sign)^T`` for rows of one variant: decode, then torch's matmul."""
     dense = signs(bits, x.shape[1]).mul_(spread(scales, x.shape[1], group))
     y.add_(x @ dense.T)
 
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """A delta ``scale * (sum of 2**shift * sign over planes - zero) + offset`` as the reference multiplies it.
+    """A delta ``scale * (sum of 2**shift * sign over planes - zero) + offset`` for the reference.
 
     Attributes:
         bits: ``[planes, out, ceil(in / 8)]`` uint8.
@@ -126,7 +126,7 @@ class Operands:
 
 
 def lookup_matmul(x: Tensor, y: Tensor, delta: Operands, wide: bool) -> None:
-    """``exact_matmul`` with sums of four inputs rounded to 8 or (wide) 16 bits: the native arithmetic, step by step.
+    """``exact_matmul`` with sums of four inputs rounded to 8 or (wide) 16 bits, as in the native arithmetic.
 
     Every block of 1,024 inputs has a step, whatever the groups. Whole numbers are added exactly, then in float32. A row
     of ``x`` that is not finite makes its row of ``y`` NaN.
@@ -160,7 +160,7 @@ def lookup_matmul(x: Tensor, y: Tensor, delta: Operands, wide: bool) -> None:
 
 
 def lookup_table(row: Array, width: int, wide: bool) -> tuple[Array | None, Array]:
-    """Of ``in`` inputs, tables ``[2 * width, 16]`` of whole numbers (None: not finite), and the steps of the blocks."""
+    """Integer tables ``[2 * width, 16]`` for ``in`` inputs (None: not finite), and the steps of the blocks."""
     inputs = np.zeros((2 * width, 4), dtype=np.float32)
     inputs.reshape(-1)[: len(row)] = row
     top = np.float32(32767 if wide else 127)
@@ -179,7 +179,7 @@ def lookup_table(row: Array, width: int, wide: bool) -> tuple[Array | None, Arra
 
 
 def rows_by_variant(index: Sequence[int]) -> dict[int, list[int]]:
-    """Variant to its rows of the batch; rows without a delta (-1) left out."""
+    """Group the rows of a batch by variant, without rows that have no delta (-1)."""
     rows_of: dict[int, list[int]] = {}
     for row, variant in enumerate(index):
         if variant >= 0:

@@ -1,4 +1,4 @@
-"""Sign deltas that stay in memory to be multiplied again and again: held once, checked once and not at every call."""
+"""Sign deltas kept in memory for repeated products, checked once rather than at every call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHIFTS = (0, 1, 2, 3, 4, 5, 6, 7)
 
 @dataclass(frozen=True, eq=False)
 class ResidentSigns(Resident):
-    """One layer of one variant, in the one layout that this machine multiplies with; no view of any file.
+    """One layer of one variant, in the layout that this machine multiplies with; never a view of a file.
 
     Attributes:
         rows: ``out``.
@@ -44,7 +44,7 @@ class ResidentSigns(Resident):
 
     @classmethod
     def of(cls, matrix: SignMatrix, device: torch.device | None = None) -> ResidentSigns:
-        """Copy a matrix, which may lie in a mapped file, into memory of its own."""
+        """Copy a matrix, which may be memory-mapped, into its own memory."""
         on_cpu = device is None or device.type == "cpu"
         if on_cpu and matrix.whole_bytes and dispatch.path() != "torch":
             return cls(matrix.rows, matrix.cols, matrix.group_size, matrix.tiles(), None)
@@ -56,19 +56,19 @@ class ResidentSigns(Resident):
 
     @property
     def whole_bytes(self) -> bool:
-        """Whether every group begins at a whole byte, which native code and look-up need."""
+        """True if every group begins at a whole byte, as native code and lookup require."""
         return self.matrix is None or self.matrix.whole_bytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of bits and scales."""
+        """Memory of bits and scales in bytes."""
         if self.tiled is not None:
             return self.tiled.nbytes
         assert self.matrix is not None
         return self.matrix.bits.nbytes + self.matrix.scales.nbytes
 
     def decode_rows(self, rows: Tensor) -> Tensor:
-        """Rows by number (``[n] int64``, any order): ``[n, in]`` float32."""
+        """Decode rows by number (``[n]`` int64, any order): ``[n, in]`` float32."""
         if self.tiled is not None:
             return self.tiled.decode_rows(rows)
         assert self.matrix is not None
@@ -76,7 +76,7 @@ class ResidentSigns(Resident):
         return self._decoded(self.matrix.bits[rows], wide[rows])
 
     def decode_block(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, in]`` float32."""
+        """Decode rows ``start`` (a multiple of 64) to ``stop``: ``[stop - start, in]`` float32."""
         if self.tiled is not None:
             return self.tiled.decode_block(start, stop)
         assert self.matrix is not None
@@ -90,7 +90,7 @@ class ResidentSigns(Resident):
         return float(self.matrix.scales.max())
 
     def check_kernel(self, kernel: str) -> None:
-        """Look-up reads whole bytes.
+        """Refuse lookup unless groups begin at whole bytes.
 
         Raises:
             CodecError: For groups that begin within a byte, with another kernel than ``exact``.
@@ -105,14 +105,14 @@ class ResidentSigns(Resident):
         return SignBatch(variants, kernel)
 
     def operands(self) -> reference.Operands:
-        """What the reference of look-up multiplies."""
+        """The operands of the lookup reference."""
         if self.tiled is not None:
             return self.tiled.operands()
         assert self.matrix is not None
         return self.matrix.operands()
 
     def _decoded(self, bits: Tensor, scales: Tensor) -> Tensor:
-        """``[n, bytes]`` and ``[n, groups]`` to ``[n, in]``."""
+        """Decode ``[n, bytes]`` and ``[n, groups]`` to ``[n, in]``."""
         group = self.group_size or self.cols
         if bits.device.type == "cpu":
             return decode_signs(bits, scales.contiguous(), self.cols, group)
@@ -123,7 +123,7 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """What ``SignBatch`` takes: ``ResidentSigns``, and levels in planes of signs (``kernels.level_tiles``)."""
+    """The types that ``SignBatch`` takes: ``ResidentSigns``, and levels in planes of signs (``kernels.level_tiles``)."""
 
     @property
     def rows(self) -> int: ...
@@ -147,7 +147,7 @@ class Multiplied(Protocol):
 
 
 class SignBatch(ResidentBatch):
-    """Variants of one layer side by side; ``add`` does what ``signed_matmul`` does, without its checks.
+    """Variants of one layer; ``add`` does what ``signed_matmul`` does, without its checks.
 
     Args:
         variants: The deltas, all ``[out, in]`` and on one device.
@@ -192,7 +192,7 @@ class SignBatch(ResidentBatch):
             )
 
     def tables(self, x: Tensor, index: IndexArray | None = None, path: str | None = None) -> object | None:
-        """Tables of ``x``, for ``add`` of this batch and of any other with the same mode and the same ``x``.
+        """Build tables of ``x``, usable by ``add`` of any batch with the same mode and ``x``.
 
         Args:
             x: ``[batch, in]`` float32, contiguous.
@@ -242,7 +242,7 @@ class SignBatch(ResidentBatch):
             native_tiles.add_by_lookup(path, self.mode == "lookup16", x, index, y, self._matrices, None)
 
     def add_rows(self, index: IndexArray, rows: Tensor, out: Tensor) -> None:
-        """``out[b] += delta[index[b]][rows[b]]``: rows of an embedding's deltas, of any variants, in one call.
+        """``out[b] += delta[index[b]][rows[b]]``: embedding rows of any variants, in one call.
 
         Args:
             index: ``[n]`` int64, contiguous, from -1 to the number of variants.
@@ -257,11 +257,11 @@ class SignBatch(ResidentBatch):
             out[places] += self.variants[variant].decode_rows(rows[places])
 
     def deltas(self, column: int, place: IndexArray | None) -> native_tiles.Deltas:
-        """As a part of ``BoundTerms``, which keeps this batch alive."""
+        """This batch as a part of ``BoundTerms``, which keeps it alive."""
         return native_tiles.Deltas(self.rows, self._addresses, column, place)
 
     def _add_elsewhere(self, x: Tensor, index: IndexArray, y: Tensor, path: str) -> None:
-        """Rows whose variant native code cannot read."""
+        """Add the rows whose variant native code cannot read."""
         elsewhere = [
             v if v >= 0 and (self.variants[v].tiled is None or path == "torch") else -1
             for v in index.tolist()
@@ -310,7 +310,7 @@ class BoundTerms:
         )
 
     def bind(self, path: str) -> Callable[[int, int, int, int, int], None]:
-        """The call itself, for the fewest instructions of Python at each layer of a step.
+        """Bind the call, to execute few Python instructions per layer of a step.
 
         Args:
             path: Of native code, as ``dispatch.path()`` says.
@@ -324,7 +324,7 @@ class BoundTerms:
         return native_tiles.bound_add(path, batch.mode, batch.cols, self._matrices)
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add the terms of the rows' ``owners`` to a program, which this object must outlive.
+        """Add the terms of the rows' ``owners`` to a program; this object must outlive it.
 
         Returns:
             Whether they were added: not those of ``exact``.

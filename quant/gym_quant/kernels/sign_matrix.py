@@ -1,4 +1,4 @@
-"""One layer of a variant as the kernels compute with it: one bit per weight, and scales."""
+"""One layer of a variant for the kernels: one bit per weight, and scales."""
 
 from __future__ import annotations
 
@@ -56,25 +56,25 @@ class SignMatrix:
 
     @property
     def rows(self) -> int:
-        """``out``."""
+        """The output dimension."""
         return self.bits.shape[0]
 
     @property
     def whole_bytes(self) -> bool:
-        """Whether every group begins at a whole byte, which native code and look-up need."""
+        """True if every group begins at a whole byte, as native code and lookup require."""
         return self.group_size is None or self.group_size % 8 == 0 or self.group_size >= self.cols
 
     @cached_property
     def tiled(self) -> Tiled:
-        """``tiles``, kept with the matrix."""
+        """``tiles``, cached with the matrix."""
         return self.tiles()
 
     def tiles(self) -> Tiled:
-        """What native code multiplies: a copy."""
+        """A tiled copy for native code."""
         return Tiled.of(self.bits[None], self.scales, self.cols, self.group_size)
 
     def operands(self) -> reference.Operands:
-        """What the reference of look-up multiplies."""
+        """The operands of the lookup reference."""
         wide = self.scales.expand(self.rows, 1) if self.scales.ndim < 2 else self.scales
         width = self.bits.shape[1]
         group = width if self.group_size is None else max(1, min(width, -(-self.group_size // 8)))

@@ -1,4 +1,4 @@
-"""Signs of a matrix: packed, encoded with their scales in one pass over memory, and decoded again.
+"""Pack the signs of a matrix, encode them with their scales in one pass, and decode them.
 
 Bit order, fixed by format version 1: bit = 1 where the value is >= 0 (-0.0 is); bits run along the last dimension,
 least significant first; every row is padded to a whole byte with zero bits.
@@ -15,7 +15,7 @@ from gym_quant.kernels import dispatch, native, reference
 
 
 def pack_signs(matrix: Tensor) -> Tensor:
-    """``[rows, cols]`` float (CPU) to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0.
+    """Pack ``[rows, cols]`` floats (CPU) to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0.
 
     Raises:
         CodecError: When ``matrix`` is not a matrix.
@@ -27,7 +27,7 @@ def pack_signs(matrix: Tensor) -> Tensor:
 
 
 def unpack_signs(packed: Tensor, cols: int) -> Tensor:
-    """``[rows, ceil(cols / 8)]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0.
+    """Unpack ``[rows, ceil(cols / 8)]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0.
 
     Raises:
         CodecError: When the width does not fit ``cols``.
@@ -38,7 +38,7 @@ def unpack_signs(packed: Tensor, cols: int) -> Tensor:
 def encode_signs(
     tuned: Tensor, base: Tensor | None, group_size: int | None = None, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Signs and mean magnitudes of ``tuned - base + residual``, in one pass over memory.
+    """Encode signs and mean magnitudes of ``tuned - base + residual`` in one pass over memory.
 
     The sum of a group's magnitudes is taken in float64 in 16 lanes, whatever the path and the threads, so scales
     agree to the last bit everywhere.
@@ -84,7 +84,7 @@ def decode_signs(
     out: Tensor | None = None,
     add: bool = False,
 ) -> Tensor:
-    """``scale * sign`` as ``[rows, cols]`` float32: the inverse of ``encode_signs``.
+    """Decode to ``scale * sign``, ``[rows, cols]`` float32; the inverse of ``encode_signs``.
 
     Args:
         bits: ``[rows, ceil(cols / 8)]`` uint8.

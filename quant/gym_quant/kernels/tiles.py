@@ -1,4 +1,4 @@
-"""A delta's bits in tiles of 64 outputs, the one layout that every product of native code reads."""
+"""A delta's bits in tiles of 64 outputs, the layout of every native product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_PLANES = 4
 
 @dataclass(frozen=True, eq=False)
 class Tiled:
-    """``scale * (sum of 2**shift * sign over planes - zero) + offset``; one plane and nothing more is signs.
+    """``scale * (sum of 2**shift * sign over planes - zero) + offset``; a single plane without the rest is signs.
 
     Attributes:
         bits: ``[tiles, units, planes, 64, 4]`` uint8: a unit is 4 bytes of a row, 32 inputs.
@@ -52,7 +52,7 @@ class Tiled:
         zero: int = 0,
         offsets: Tensor | None = None,
     ) -> Tiled:
-        """A copy of bits ``[planes, out, ceil(in / 8)]`` and of scales (offsets alike) of a tensor, rows or groups.
+        """Copy bits ``[planes, out, ceil(in / 8)]`` and scales (and offsets) per tensor, row or group.
 
         Args:
             bits: uint8, padding bits zero.
@@ -71,20 +71,20 @@ class Tiled:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Memory in bytes."""
         offsets = 0 if self.offsets is None else self.offsets.nbytes
         return self.bits.nbytes + self.scales.nbytes + offsets
 
     @cached_property
     def address(self) -> tuple[int, ...]:
-        """What ``native_tiles.Deltas`` takes; the tensors must stay alive."""
+        """The address for ``native_tiles.Deltas``; the tensors must stay alive."""
         shifts = sum(shift << (4 * plane) for plane, shift in enumerate(self.shifts))
         offsets = 0 if self.offsets is None else self.offsets.data_ptr()
         numbers = (self.group, len(self.shifts), self.zero, shifts)
         return (self.bits.data_ptr(), self.scales.data_ptr(), offsets, *numbers)
 
     def decode_rows(self, rows: Tensor) -> Tensor:
-        """Rows by number (``[n] int64``, any order): ``[n, in]`` float32."""
+        """Decode rows by number (``[n]`` int64, any order): ``[n, in]`` float32."""
         row_numbers = rows.to(torch.int64).contiguous().numpy()
         out = torch.empty(len(row_numbers), self.cols)
         chosen = dispatch.path()
@@ -96,11 +96,11 @@ class Tiled:
         return out
 
     def decode_block(self, start: int, stop: int) -> Tensor:
-        """Rows ``start`` to ``stop``: ``[stop - start, in]`` float32."""
+        """Decode rows ``start`` to ``stop``: ``[stop - start, in]`` float32."""
         return self.decode_rows(torch.arange(start, stop))
 
     def operands(self) -> reference.Operands:
-        """The same row after row: a copy, for the reference."""
+        """A row-major copy for the reference."""
         planes, width = len(self.shifts), (self.cols + 7) // 8
         bits = self.bits.permute(2, 0, 3, 1, 4).reshape(planes, -1, 4 * self.bits.shape[1])
         offsets = None if self.offsets is None else self._rows_of(self.offsets)
@@ -114,7 +114,7 @@ class Tiled:
 
 
 def _tiled(numbers: Tensor, rows: int) -> Tensor:
-    """``[1]``, ``[rows, 1]`` or ``[rows, groups]`` to ``[tiles, groups, 64]`` float32, zeros where there is no row."""
+    """Tile ``[1]``, ``[rows, 1]`` or ``[rows, groups]`` to ``[tiles, groups, 64]`` float32, zero-padded."""
     wide = numbers.expand(rows, 1) if numbers.ndim < 2 else numbers
     tiles = -(-rows // TILE)
     padded = torch.zeros(tiles * TILE, wide.shape[1])

@@ -1,4 +1,4 @@
-"""The same matmul on CUDA, in Triton. Tried in Triton's interpreter on a CPU; not yet run on a GPU.
+"""``signed_matmul`` on CUDA in Triton. Tested in Triton's interpreter on a CPU; not yet run on a GPU.
 
 Imported only when ``signed_matmul`` is given CUDA tensors. Triton comes with torch's CUDA builds on Linux. There is
 one mode: float32 activations and float32 sums; ``lookup`` is an idea for processors without wide multipliers. With
@@ -34,7 +34,7 @@ _BLOCK_OUT, _BLOCK_BYTES = 64, 32
 def signed_matmul_cuda(
     x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int], y: Tensor, mode: str = "exact"
 ) -> Tensor:
-    """``signed_matmul`` for CUDA tensors; variants on the CPU are copied to ``x``'s device for the call.
+    """``signed_matmul`` for CUDA tensors; variants on the CPU are copied to ``x``'s device per call.
 
     Args:
         x: ``[batch, in]``; converted to float32.
@@ -68,7 +68,7 @@ def signed_matmul_cuda(
 
 
 def _interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, which reads tensors of the CPU."""
+    """True if kernels run in Triton's interpreter, on CPU tensors."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -108,7 +108,7 @@ def _signed_rows(
     BLOCK_OUT: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
 ) -> None:
-    """One program: ``BLOCK_OUT`` outputs of one row. A byte of bits is read once and used for eight inputs."""
+    """One program computes ``BLOCK_OUT`` outputs of one row. A byte of bits is read once for eight inputs."""
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     row = tl.load(rows_at + tl.program_id(1))
     inside = o < out
@@ -135,5 +135,5 @@ def _signed_rows(
 
 @functools.cache
 def _kernel() -> Any:
-    """The kernel, compiled at its first launch: decorating needs Triton, importing this module does not."""
+    """The kernel, compiled at its first launch. Decorating needs Triton; importing this module does not."""
     return triton.jit(_signed_rows)

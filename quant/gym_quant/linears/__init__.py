@@ -1,1 +1,1 @@
-"""One file is one format of base linears; a file dropped in here is a member of the registry."""
+"""Formats of base linears. Each file is one format, and adding a file registers it."""

@@ -1,4 +1,4 @@
-"""Weights in bfloat16, and activations in float32 for as long as that costs nothing."""
+"""bfloat16 weights; activations stay float32 for few rows, where that is free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gym_quant.tiled_linear import TiledLinear
 
 
 class Bfloat16Linear(TiledLinear):
-    """Two bytes per weight. Up to 16 rows the activations stay float32; more are multiplied in bfloat16.
+    """Two bytes per weight. Activations are float32 up to 16 rows, bfloat16 above.
 
     On SmolLM2 float32 activations lower the divergence from the float32 model from 1.2e-4 to 7e-5. Up to four rows they
     cost no time. From five on products in bfloat16 would be faster, but up to 16 rows a row has the same bits alone as

@@ -1,4 +1,4 @@
-"""Weights in 4 bits with a scale and a minimum for every group of columns, and activations in 16 bits."""
+"""4-bit weights with a scale and a minimum per group of columns, and 16-bit activations."""
 
 from __future__ import annotations
 

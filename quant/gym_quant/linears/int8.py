@@ -1,4 +1,4 @@
-"""Weights in 8 bits with a scale for every group of columns, and activations in 16 bits."""
+"""8-bit weights with a scale per group of columns, and 16-bit activations."""
 
 from __future__ import annotations
 
