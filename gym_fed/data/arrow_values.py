@@ -1,6 +1,6 @@
 """Remove the nulls that Arrow adds to objects to give them all the same keys.
 
-A tool call ``{"x": 1}`` beside ``{"t": 2}`` comes back from Parquet, from a hub dataset or from a ``datasets.Dataset``
+A tool call ``{"x": 1}`` next to ``{"t": 2}`` comes back from Parquet, the Hub or a ``datasets.Dataset``
 as ``{"x": 1, "t": None}``, and would be trained so. A null of the row itself looks the same there, and is
 dropped with them; rows of JSON keep their nulls.
 """

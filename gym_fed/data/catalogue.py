@@ -134,7 +134,7 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
         split: Instead of the entry's own.
 
     Raises:
-        GymError: ``NOT_FOUND``; ``USAGE`` for a set that is not on the hub, whose pictures lie elsewhere, or whose
+        GymError: ``NOT_FOUND``; ``USAGE`` for a set that is not on the hub, whose images are not in it, or whose
             split has to be named; see ``hub_rows`` for the others.
     """
     entry = catalogue_entry(name)
@@ -149,7 +149,7 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
         raise GymError(
             ErrorCode.USAGE,
             f"data set {name!r} names pictures that are no part of it: {entry.pictures}",
-            f"put them beside the set's file (hf download --repo-type dataset {entry.hub}) and name that with path",
+            f"put them next to the dataset's file (hf download --repo-type dataset {entry.hub}) and set path to it",
         )
     chosen_split = split or entry.split
     if chosen_split is None:

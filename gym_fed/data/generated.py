@@ -67,7 +67,7 @@ def generate_mix(
         num: How many rows.
         seed: As for ``generate``.
         split: As for ``generate``.
-        max_turns: Above 1, one row in five is a conversation of 2 to so many questions, whose tasks are drawn at
+        max_turns: Above 1, one row in five is a conversation of 2 to ``max_turns`` questions, whose tasks are drawn at
             random; the others ask one question.
     """
     share = -(-num // len(names))

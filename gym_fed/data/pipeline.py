@@ -45,7 +45,7 @@ class DataPipeline(ExpectedElsewhere):
             rows; each alone, or with its weight: the probability that the next row of the mixture is its.
         tokenizer: Needed by ``sequence_length`` and by filters that count tokens; a tokenizer, or the name or folder of
             its model.
-        sequence_length: Encode the rows, and cut them to so many tokens.
+        sequence_length: Encode the rows, and cut them to this many tokens.
         seed: Of the mixture.
         assistant_only: In conversations, learn the assistant's words alone. Default: yes, unless rows are packed.
 

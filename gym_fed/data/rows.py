@@ -14,7 +14,7 @@ Beside them stand ``tools`` (OpenAI's functions, for the chat template) and ``im
 ``{"bytes", "path"}``, in the order of their places: ``<image>`` in a text, or parts ``{"type": "image"}``). A message
 has ``role`` (system, user, assistant, tool), ``content``, and where there is one ``name``; ``tool_calls`` where the
 assistant calls tools, ``reasoning_content`` where it reasons, and ``weight: 0`` where its turn is not to be learned.
-``forget: True`` beside them marks a row to unlearn.
+``forget: True`` marks a row to unlearn.
 
 """
 

@@ -221,5 +221,5 @@ def _in_numbers(found: Sequence[BudgetOption], index: int) -> CodecChoice | None
     if found[0].choice is not None:
         return replace(choice, why=f"auto: {bits:.2f} bits per weight; cost {found[index].error:.3g}")
     lost = found[index].error / max(found[0].error, 1e-300)
-    why = f"auto: {bits:.2f} bits per weight leave {lost:.1%} of its energy; more is worth more elsewhere"
+    why = f"auto: {bits:.2f} bits per weight leave {lost:.1%} of its energy; other tensors gain more from more bits"
     return replace(choice, why=why)

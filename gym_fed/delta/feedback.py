@@ -32,7 +32,7 @@ class ErrorFeedback:
     """A residual on disk, of a contributor or the server, float32 by tensor name.
 
     Two phases, because a residual may only change when the update it belongs to was acknowledged: ``record``
-    gathers the next residual, ``stage`` writes it beside the current one, ``commit`` puts it in place.
+    gathers the next residual, ``stage`` writes it next to the current one, ``commit`` puts it in place.
     """
 
     def __init__(self, path: Path, lineage: str, current: dict[str, Tensor]) -> None:

@@ -239,7 +239,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
                 f"{job.folder}: holds the unfinished work of a variant with other {' and '.join(changed)}",
-                "give what was given then, pass --overwrite to begin anew, or choose another output",
+                "use the same settings, pass --overwrite to start over, or choose another output",
             )
         return
     if job.folder.exists() and any(job.folder.iterdir()):

@@ -70,7 +70,8 @@ class PersonalRows:
             as_chat: False leaves bare text; None does where the base has no chat template.
 
         Raises:
-            GymError: ``USAGE`` for a chat where the base has no chat template, and for bare text beside conversations.
+            GymError: ``USAGE`` for a chat where the base has no chat template, and for bare text mixed with
+            conversations.
         """
         templated = bool(tokenizer.chat_template)
         if as_chat and not templated:

@@ -27,7 +27,7 @@ _MOST_WEIGHTS = 3e8
 _FEWEST_TOKENS = 32
 _REPETITIONS = 3
 _MOVED = 6
-"""Values of a trained weight that an update reads or writes beside its state: its gradient four times (to measure, to
+"""Values of a trained weight that an update reads or writes besides its state: its gradient four times (to measure, to
 clip and to use it) and itself twice."""
 
 

@@ -12,7 +12,7 @@ Differential Privacy"). Here sums are whole numbers on a lattice, and so is the 
   14 there).
 
 Both invert a uniform number of which 64 bits are drawn. Floats only answer where their error, bounded generously,
-cannot change the answer; elsewhere (a few of a million draws) more bits are drawn and the question is settled with
+cannot change the answer; otherwise (a few of a million draws) more bits are drawn and the question is settled with
 mpmath at a precision that does. The same seed gives the same noise on every machine, however the draws are cut into
 calls.
 """

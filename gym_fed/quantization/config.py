@@ -28,7 +28,7 @@ class Calibration(StrictModel):
     """Steps of scale distillation against the tuned model's logits; 0 for none."""
 
     distill_bits: bool = False
-    """Train the bits of ``bitdelta`` tensors beside the scales. Beyond BitDelta: the bits are then no longer all the
+    """Train the bits of ``bitdelta`` tensors besides the scales. Beyond BitDelta: the bits are then no longer all the
     signs of the delta, and more of the fine-tune is kept in the same bytes."""
 
     distill_loss: Literal["mse", "kl"] = "kl"

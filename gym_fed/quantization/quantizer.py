@@ -177,10 +177,10 @@ class Quantizer:
         )
         distiller: Distiller | None = None
         if factors is not None:
-            beside = {
+            dense = {
                 name: delta for name, delta in deltas.items() if name not in factors and bool(delta.any())
             }
-            report = lora_delta(factors, out, spec, policy=policy, values=beside)
+            report = lora_delta(factors, out, spec, policy=policy, values=dense)
         else:
             with _bar("distilling scales", policy.distill_steps, progress) as on_step:
                 better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}

@@ -29,7 +29,7 @@ def calibration_batches(
     """Tokenise calibration text.
 
     Texts are joined and cut into sequences, and all of their tokens count. Conversations keep apart, padded, and
-    the assistant's words count. Of more than ``calibration_samples`` sequences so many are taken, evenly spaced.
+    the assistant's words count. Of more than ``calibration_samples`` sequences, that many are taken, evenly spaced.
 
     Raises:
         GymError: ``USAGE`` without a tokenizer for text, ``DATA_INVALID`` when nothing is left to learn from.

@@ -73,7 +73,7 @@ class QuantReport:
         distillation: None where there was none.
         safety: ``applied``, or ``not applicable`` and why.
         layers: What the safety projection did, a layer each.
-        not_in_file: What the fine-tune changed beside its weights, such as its chat template; a delta holds none of it.
+        not_in_file: Changes besides weights, such as the chat template, which a delta does not hold.
     """
 
     path: Path

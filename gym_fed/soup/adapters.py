@@ -3,7 +3,7 @@
 The mean of products is not the product of means: averaging A and B apart misses the true combination by 15% to 95% of
 its norm. Stacked factors are the true combination; cut to rank r by QR and a small SVD they are the best of that rank,
 and what that lacks is factors too. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and Efficient
-Fine-Tuning of Large Language Models", keeps that residual beside the adapter; so does ``residual_path``.
+Fine-Tuning of Large Language Models", keeps that residual with the adapter; so does ``residual_path``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedbac
 _LIKE_SIZE = 40
 """Components whose peaks in both factors lie within two to the plus and minus this are written as they are."""
 _MOST_CANCELLED = 64.0
-"""Components that cancel further are made anew, for what is left of them would be lost when they are rounded."""
+"""Components that cancel more are recomputed, since rounding would lose what is left of them."""
 
 
 def write_adapters(

@@ -98,7 +98,7 @@ def write_compact(
         out_path: Where it goes.
         spec: The base.
         bound: Relative error that each tensor may have; 0 keeps every bit.
-        options: Codecs to try beside the exact soup's own, ``menu()`` by default; bfloat16 factors for float32
+        options: Codecs to try besides the exact soup's own, ``menu()`` by default; bfloat16 factors for float32
             ones always.
     """
     options = menu() if options is None else options

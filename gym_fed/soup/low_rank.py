@@ -66,7 +66,7 @@ class LowRank:
         scaling = codec.scaling(record.params)
         if not bool(a.any()) or not bool(
             b.any()
-        ):  # beside zeros the codec allows scalings that overflow the other
+        ):  # next to zeros the codec allows scalings that overflow the other
             scaling = 0.0
         return cls(a, b * scaling)
 

@@ -1,6 +1,6 @@
 """Merge a round's updates into one soup, tensor by tensor in blocks of rows.
 
-No more than a few blocks of numbers are held beside the updates, and merged tensors wait in a scratch file beside the
+Memory holds a few blocks of numbers besides the updates. Merged tensors wait in a scratch file next to the
 result until they are encoded; a server optimiser's moments and the factors of one LoRA tensor are in memory. Every step
 is elementwise or runs in a fixed order without a BLAS, so the same updates in the same order give the same bytes on any
 number of threads and with any kernels; sign deltas are merged by votes of whole numbers, in which not even the order
@@ -197,7 +197,7 @@ def write_soup(
     if residual_path is not None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "only a soup of LoRA factors that is written as LoRA factors has a residual to keep beside it",
+            "only a soup of LoRA factors that is written as LoRA factors has a residual to keep",
             "merge LoRA updates by a rule that weighs whole updates, with codec: lora and error_feedback: false",
         )
     with tempfile.TemporaryFile(dir=folder) as scratch:
@@ -333,8 +333,8 @@ def parts(updates: Sequence[DeltaFile], soup: DeltaFile) -> list[float]:
     """Least-squares coefficients ``c`` that bring ``sum_i c_i update_i`` closest to the soup.
 
     They are the rule's own where it weighs whole updates and the soup is written exactly, and the best linear account
-    of it elsewhere. Updates that depend on each other share what they have in common. For the eye: the last bits depend
-    on the machine.
+    of it elsewhere. Updates that depend on each other share what they have in common. For display only: the last bits
+    depend on the machine.
     """
     rows = [*updates, soup]
     products = np.zeros((len(rows), len(rows)))

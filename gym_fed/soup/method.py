@@ -49,7 +49,7 @@ class TensorTask:
     """One tensor of a merge.
 
     Attributes:
-        name: Its name in the model; also what random methods draw from, beside their seed.
+        name: Its name in the model; random methods derive their draws from it and their seed.
         deltas: ``[n, rows, cols]`` float32: each fine-tune's change, its last dimension against all others.
         weights: ``[n]`` float64, positive unless the method ``negates``.
         base: ``[rows, cols]`` float32, the base's tensor; None unless the method needs it.
@@ -91,7 +91,7 @@ class MergeMethod(Rule):
     """Models that the method needs."""
 
     statistics: ClassVar[str | None] = None
-    """The statistics that each fine-tune needs beside its delta, in words (``fisher diagonals``); None for none."""
+    """The statistics that each fine-tune needs besides its delta, in words (``fisher diagonals``); None for none."""
 
     statistics_optional: ClassVar[bool] = False
     """Whether a tensor without statistics of any fine-tune is merged all the same, in a way that the method defines."""

@@ -62,7 +62,7 @@ def merge_models(
     """Merge deltas of one base.
 
     Held at a time are the deltas of one tensor, up to three times (as they are, thinned out, and the result), and what
-    statistics there are; merged tensors wait in a scratch file beside the result.
+    statistics there are; merged tensors wait in a scratch file next to the result.
 
     Args:
         updates: Open deltas of ``spec``; a tensor that one leaves out counts as zero.

@@ -11,7 +11,7 @@ vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 * ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
 * ``root_gate``: t = 0, of x_i that are zero where the update points away from the coordinator's own, and of the length
   of that one, or the clip's if that is less, otherwise. Each x_i is a function of update i and of the root update, in
-  which no contributor has a part beside what earlier soups have released; so the noise may follow its length, too.
+  which contains nothing of a contributor but what earlier soups have released; so the noise may follow its length, too.
 
 In every case the change of coordinate j is at most |x_ij|, so that of the vector has at most the L2 norm of x_i: the
 clip. What the query is divided by (n - 2t, public) comes after the noise. ``discrete_gaussian`` adds up votes in

@@ -36,7 +36,7 @@ class Experiment:
         mode: ``online`` lets a service be talked to; ``offline`` keeps everything in the folder.
         uri: Address of the service, where it is not the package's own.
         from_step: Continue after this step: what was logged of later ones is dropped. None appends.
-        active: False logs nothing; for processes beside the one that writes.
+        active: False logs nothing, for processes other than the one that writes.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` or ``CONFIG_INVALID``, before anything is written.

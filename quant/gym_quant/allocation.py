@@ -37,7 +37,7 @@ def allocate(
         budget_bytes: What all chosen options together may take.
         size: What they take, where that is more than their sum: of a whole file, for one. It grows with every step.
         tries: Where a large tensor's first step lacks a few bytes, all others go on and it stays as it was. So it is
-            tried again with the worst first step taken at once, then with the two worst, and so on, in all so many
+            tried again with the worst first step taken at once, then with the two worst, and so on, in all this many
             times; of all results the one with the least error counts, of equals the first.
 
     Returns:

@@ -80,7 +80,7 @@ class Codec(ABC):
     """Whether it loses a third or more of a fine-tune's norm, as one and two bits per weight do."""
 
     trains_bits: ClassVar[bool] = False
-    """Whether distillation may train the bits beside the scales: for a codec whose ``signs`` are its field ``bits``."""
+    """Whether distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
 
     compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
     """Parameters with which a soup may be written small (``gym_fed.soup.compact``); ``ROW`` is as many columns as a row

@@ -9,7 +9,7 @@ that of a latent number, which starts at ``delta / scale`` and learns through a 
 et al. 2016, "Binarized Neural Networks", eq. 4). The file is the same; its bits are then no longer the signs of the
 delta.
 
-Memory: beside base and tuned weights, about three float32 copies of every encoded matrix (its signs, the weight and
+Memory: base and tuned weights, and about three float32 copies of every encoded matrix (its signs, the weight and
 its gradient; where bits train, three more) and the activations of one batch. The model itself is not changed.
 """
 

@@ -17,7 +17,7 @@ from gym_quant.planes import from_planes
 from gym_quant.resident import Fields, Resident, ResidentLevels
 
 _COMPARED = 16
-"""Up to so many codes a comparison each is faster than looking every code up."""
+"""Up to this many codes, one comparison per code is faster than a table."""
 
 
 class Grid(Protocol):

@@ -23,7 +23,7 @@ class UniformCodec(LevelCodec):
 
     ``shrink`` are the clips to try, as shares of the group's largest magnitude (asymmetric: of its range about its
     middle). The best of them by squared error is then refined: with its codes held, scale and offset are fitted by
-    least squares, codes are chosen anew, and so on while that helps (Lloyd's iteration on a uniform grid).
+    least squares, codes are chosen again, and so on while that helps (Lloyd's iteration on a uniform grid).
     """
 
     shrink: ClassVar[tuple[float, ...]] = (1.0,)

@@ -98,7 +98,7 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{name}: is not on this machine, and HF_HUB_OFFLINE forbids to ask {endpoint()}",
-            f"unset HF_HUB_OFFLINE; {elsewhere(kind, name)}",
+            f"unset HF_HUB_OFFLINE; {alternatives(kind, name)}",
         ) from error
     except errors.GatedRepoError as error:
         raise _gated(kind, name) from error
@@ -117,11 +117,11 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
             ErrorCode.UNAVAILABLE,
             f"{name}: no folder of this name, not wholly in this machine's cache, and {endpoint()} cannot be reached: "
             f"{_line(error)}",
-            f"run the same again when there is a network, and it goes on where it stopped; {elsewhere(kind, name)}",
+            f"run it again once there is a network; it resumes where it stopped; {alternatives(kind, name)}",
         ) from error
 
 
-def elsewhere(kind: Kind, name: str) -> str:
+def alternatives(kind: Kind, name: str) -> str:
     """The remedy without this Hub: name the model's folder, or use a cached dataset."""
     if kind == "dataset":
         folder = storage(kind, name)
@@ -226,7 +226,7 @@ def _refused(kind: Kind, name: str, status: int) -> GymError:
     return GymError(
         ErrorCode.UNAVAILABLE,
         f"{name}: {endpoint()} answers with status {status}",
-        f"run the same again later; {elsewhere(kind, name)}",
+        f"run the same again later; {alternatives(kind, name)}",
     )
 
 

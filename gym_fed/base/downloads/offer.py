@@ -249,7 +249,7 @@ def _read_info(
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{name}: {hub.endpoint()} does not describe it as a Hub does: {place}: {plain(first['msg'], 120)}",
-            "check HF_ENDPOINT; " + hub.elsewhere(kind, name),
+            "check HF_ENDPOINT; " + hub.alternatives(kind, name),
         ) from error
     if commit is not None and info.sha != commit:
         raise GymError(

@@ -1,7 +1,7 @@
 """Dequantise weights in AutoAWQ's 4-bit GEMM layout.
 
-Lin et al. 2023, "AWQ: Activation-aware Weight Quantization". Of eight outputs beside each other one int32 word holds,
-from its lowest bits on, the numbers 0, 2, 4, 6, 1, 3, 5, 7.
+Lin et al. 2023, "AWQ: Activation-aware Weight Quantization". One int32 word holds eight adjacent outputs,
+from the lowest bits in the order 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations

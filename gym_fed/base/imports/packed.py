@@ -10,7 +10,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 
 PACKED = "qweight"
-"""Last part of the name of a packed weight; its zero points, scales and groups stand beside it."""
+"""Suffix of a packed weight, next to its zero points, scales and groups."""
 BESIDE = ("qzeros", "scales", "g_idx")
 
 
@@ -79,9 +79,9 @@ def dequantised_layers(
         if part == PACKED:
             yield f"{stem}.weight", weight_of(_layer(tensors, stem, names))
         elif part in BESIDE:
-            raise TensorInvalid(name, f"has no {stem}.{PACKED} beside it")
+            raise TensorInvalid(name, f"has no {stem}.{PACKED} next to it")
         elif stem in layers and part == "weight":
-            raise TensorInvalid(name, f"stands beside {stem}.{PACKED}: which is meant?")
+            raise TensorInvalid(name, f"is there as well as {stem}.{PACKED}: which is meant?")
         else:
             yield name, tensors[name]
 
@@ -89,7 +89,7 @@ def dequantised_layers(
 def _layer(tensors: Mapping[str, Any], stem: str, names: set[str]) -> Layer:
     for part in ("qzeros", "scales"):
         if f"{stem}.{part}" not in names:
-            raise TensorInvalid(f"{stem}.{part}", f"is missing beside {stem}.{PACKED}")
+            raise TensorInvalid(f"{stem}.{part}", f"is missing next to {stem}.{PACKED}")
     g_idx = tensors[f"{stem}.g_idx"] if f"{stem}.g_idx" in names else None
     if g_idx is not None and g_idx.numel() == 0:
         g_idx = None

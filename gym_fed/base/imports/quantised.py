@@ -126,8 +126,8 @@ def _plain_bytes(tensors: StoredTensors, name: str) -> int:
     if part != PACKED:
         return size * 4
     outputs, words = (
-        (tensors.shape(f"{stem}.{beside}") if f"{stem}.{beside}" in tensors else [])
-        for beside in ("scales", "qzeros")
+        (tensors.shape(f"{stem}.{suffix}") if f"{stem}.{suffix}" in tensors else [])
+        for suffix in ("scales", "qzeros")
     )
     fits = len(outputs) == 2 and len(words) == 2 and min(words) > 0
     return size * 2 * min(_MAX_EXPANSION, -(-outputs[1] // words[1]) if fits else _MAX_EXPANSION)

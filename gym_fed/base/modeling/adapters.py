@@ -308,7 +308,7 @@ def _no_place(name: str, why: str) -> GymError:
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"adapter: {name} cannot be merged: {why}",
-        "train on it without new_adapter, or load it beside its base with PEFT",
+        "train on it without new_adapter, or load it onto its base with PEFT",
     )
 
 

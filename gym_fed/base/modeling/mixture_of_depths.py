@@ -40,7 +40,7 @@ def convert_to_mixture_of_depths(
     Args:
         model: A ``transformers`` causal LM of decoder layers that take ``position_embeddings``.
         capacity: Share of a row's tokens that a routed block computes.
-        every: Every so many blocks one is routed.
+        every: One of this many blocks is routed.
         router_loss_weight: Weight of the router's own loss, added once per routed block and batch.
         seed: Decides the fresh routers.
 

@@ -50,9 +50,9 @@ def load_processor(name_or_path: str) -> Any:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name_or_path}: has no processor for images",
-            "put processor_config.json or preprocessor_config.json beside the model",
+            "put processor_config.json or preprocessor_config.json into the model folder",
         )
-    if processor.chat_template is None:  # a repository may carry it beside the tokenizer alone
+    if processor.chat_template is None:  # a repository may have it with the tokenizer only
         processor.chat_template = processor.tokenizer.chat_template
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token

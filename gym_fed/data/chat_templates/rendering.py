@@ -21,7 +21,7 @@ class Template:
 
     Attributes:
         source: Jinja.
-        variables: What the template can read beside messages and tools: special tokens, switches.
+        variables: Other variables of the template: special tokens, switches.
     """
 
     source: str

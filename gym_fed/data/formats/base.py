@@ -126,7 +126,7 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
         BadRow: For a row that is no conversation.
     """
     if "messages" in row:
-        return row["messages"], beside(row)
+        return row["messages"], context_of(row)
     remedy = "choose text"
     if "completion" in row:
         remedy = (
@@ -136,7 +136,7 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
     raise BadRow(f"is no conversation, as {format} needs", remedy)
 
 
-def beside(row: Raw) -> Raw:
+def context_of(row: Raw) -> Raw:
     """The row's ``tools``, ``images`` and ``forget``, if it has them."""
     return {key: row[key] for key in ("tools", "images", "forget") if key in row}
 

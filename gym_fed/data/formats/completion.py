@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.data.formats._answers import PROMPT_KEYS, prompt_and_answers
-from gym_fed.data.formats.base import Format, Raw, beside, with_context
+from gym_fed.data.formats.base import Format, Raw, context_of, with_context
 
 
 class Completion(Format):
@@ -30,4 +30,4 @@ class Completion(Format):
     def write(self, row: Raw) -> Raw:
         if "messages" not in row:
             return row
-        return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **beside(row)}
+        return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **context_of(row)}

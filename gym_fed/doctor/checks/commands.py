@@ -37,7 +37,7 @@ def namesake() -> Iterator[Finding]:
     try:
         version = metadata.version("gym")
     except metadata.PackageNotFoundError:
-        yield Finding("command: namesake", Level.OK, "OpenAI's gym is not installed beside this package")
+        yield Finding("command: namesake", Level.OK, "OpenAI's gym is not installed in this environment")
         return
     yield Finding(
         "command: namesake",

@@ -131,82 +131,84 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
         return 0.0, vector
     scaled, most = matrix / peak, min(count, _MOST_STEPS)
     basis = np.empty((most, count))
-    middle: list[float] = []
-    beside: list[float] = []
+    diagonal: list[float] = []
+    off_diagonal: list[float] = []
     while True:
-        known = len(middle) + 1
+        known = len(diagonal) + 1
         basis[known - 1] = vector
         rest: Array = symmetric_times(scaled, vector)
-        middle.append(_dot(vector, rest))
+        diagonal.append(_dot(vector, rest))
         for _ in range(2):  # twice, for the digits that the first round cancels
             overlaps = np.einsum("kn,n->k", basis[:known], rest, optimize=False)
             rest = rest - np.einsum("k,kn->n", overlaps, basis[:known], optimize=False)
         left = math.sqrt(_dot(rest, rest))
         is_last = known == most or left < 1e-14
         if is_last or known % 16 == 0:
-            value, parts = _top_of_tridiagonal(middle, beside)
+            value, parts = _top_of_tridiagonal(diagonal, off_diagonal)
             if is_last or left * abs(parts[-1]) <= _TOLERANCE * value:
                 break
-        beside.append(left)
+        off_diagonal.append(left)
         vector = rest / left
     vector = np.einsum("k,kn->n", np.array(parts), basis[:known], optimize=False)
     return value * peak, vector / math.sqrt(_dot(vector, vector))
 
 
-def _top_of_tridiagonal(middle: list[float], beside: list[float]) -> tuple[float, list[float]]:
+def _top_of_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, list[float]]:
     """The largest eigenvalue of a tridiagonal matrix and its unit eigenvector.
 
     Bisection comes near, Newton's steps on the characteristic polynomial come down to it from above, where they cannot
     overshoot, inverse iteration from there finds the direction, and the value is the direction's.
     """
     reach = max(
-        abs(m) + (abs(beside[k - 1]) if k else 0.0) + (abs(beside[k]) if k < len(beside) else 0.0)
-        for k, m in enumerate(middle)
+        abs(m)
+        + (abs(off_diagonal[k - 1]) if k else 0.0)
+        + (abs(off_diagonal[k]) if k < len(off_diagonal) else 0.0)
+        for k, m in enumerate(diagonal)
     )
     low, high = -reach, reach * (1.0 + 1e-14) + 1e-300
     for _ in range(12):
         guess = (low + high) / 2.0
-        low, high = (guess, high) if _pivots(middle, beside, guess) is None else (low, guess)
-    pivots = _pivots(middle, beside, high)
+        low, high = (guess, high) if _pivots(diagonal, off_diagonal, guess) is None else (low, guess)
+    pivots = _pivots(diagonal, off_diagonal, high)
     assert pivots is not None, "it is Gershgorin's bound, or bisection found it above all eigenvalues"
     for _ in range(100):
-        closer = high - 1.0 / _slope(beside, pivots)
-        closer_pivots = _pivots(middle, beside, closer)
+        closer = high - 1.0 / _slope(off_diagonal, pivots)
+        closer_pivots = _pivots(diagonal, off_diagonal, closer)
         if closer_pivots is None or closer >= high - 1e-15 * reach:
             break
         high, pivots = closer, closer_pivots
-    solved = [1.0] * len(middle)
+    solved = [1.0] * len(diagonal)
     for _ in range(4):
         for k in range(1, len(solved)):
-            solved[k] += solved[k - 1] * beside[k - 1] / pivots[k - 1]
+            solved[k] += solved[k - 1] * off_diagonal[k - 1] / pivots[k - 1]
         solved[-1] /= pivots[-1]
         for k in reversed(range(len(solved) - 1)):
-            solved[k] = (solved[k] + beside[k] * solved[k + 1]) / pivots[k]
+            solved[k] = (solved[k] + off_diagonal[k] * solved[k + 1]) / pivots[k]
         size = math.hypot(*solved)
         solved = [part / size for part in solved]
-    value = sum(m * part * part for m, part in zip(middle, solved, strict=True))
+    value = sum(m * part * part for m, part in zip(diagonal, solved, strict=True))
     value += 2.0 * sum(
-        b * left * right for b, left, right in zip(beside, solved[:-1], solved[1:], strict=True)
+        b * left * right for b, left, right in zip(off_diagonal, solved[:-1], solved[1:], strict=True)
     )
     return value, solved
 
 
-def _pivots(middle: list[float], beside: list[float], shift: float) -> list[float] | None:
+def _pivots(diagonal: list[float], off_diagonal: list[float], shift: float) -> list[float] | None:
     """Pivots of ``shift - matrix``; None if one is not positive, so that an eigenvalue is at least ``shift``."""
     pivots: list[float] = []
-    for k, m in enumerate(middle):
-        pivot = shift - m - (beside[k - 1] ** 2 / pivots[-1] if k else 0.0)
+    for k, m in enumerate(diagonal):
+        pivot = shift - m - (off_diagonal[k - 1] ** 2 / pivots[-1] if k else 0.0)
         if pivot <= 0.0:
             return None
         pivots.append(pivot)
     return pivots
 
 
-def _slope(beside: list[float], pivots: list[float]) -> float:
+def _slope(off_diagonal: list[float], pivots: list[float]) -> float:
     """Logarithmic derivative of the characteristic polynomial, the product of the pivots."""
     total, change = 0.0, 0.0
     for k, pivot in enumerate(pivots):
-        change = 1.0 + (beside[k - 1] ** 2 * change / pivots[k - 1] ** 2 if k else 0.0)
+        change = 1.0 + (off_diagonal[k - 1] ** 2 * change / pivots[k - 1] ** 2 if k else 0.0)
         total += change / pivot
     return total
 

@@ -1,7 +1,7 @@
 """Multi-Krum: the mean of the updates with the lowest Krum scores.
 
 Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. Scores are
-computed once, as in Flower and ByzFL; Bulyan computes them anew after each choice. Of equal scores the first in the
+computed once, as in Flower and ByzFL; Bulyan computes them again after each selection. Of equal scores the first in the
 order of contributors wins. It withstands f malicious clients of n >= 2f + 3.
 """
 

@@ -38,7 +38,7 @@ class Shapley(ContributionMethod):
                 "score with monte_carlo, gtg or estimate, or raise max_players",
             )
         counted = CountedGame(game)
-        # in the order of binary numbers, so that a game that adds to its last soup seldom starts anew
+        # In binary order, so that a game that extends its last soup seldom starts over.
         table = [counted.parts(frozenset(i for i in range(n) if mask >> i & 1)) for mask in range(1 << n)]
         parts = np.zeros((n, len(counted.block_weights)))
         for i in range(n):

@@ -1,7 +1,7 @@
 """The claims that a contributor signs to enrol and to log in, and proof of work.
 
 Both claims name the hub's id and the TLS key that the contributor's own connection shows. A hub that copies another
-one's id cannot copy its TLS key, so a claim that was made to it is of no use elsewhere.
+one's id cannot copy its TLS key, so a claim that was made to it is useless at another hub.
 """
 
 from __future__ import annotations

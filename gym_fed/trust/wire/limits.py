@@ -45,11 +45,11 @@ MAX_STREAMS_PER_CONNECTION = 32
 """Calls under way on one connection; a client needs a few, and gRPC queues the rest on its side."""
 
 MAX_CONNECTION_SECONDS = 3600
-"""Then a connection takes no new calls, which go over another one; those under way have as long again to end. A work
-stream is opened anew every hour, so it moves over in silence."""
+"""Maximum age of a connection. New calls then use another one, and open calls have as long again to end. A work
+stream is reopened every hour, so it moves to the new connection unnoticed."""
 
 IDLE_CONNECTION_SECONDS = 300
-"""A connection without a call for so long is closed; the next call opens another one."""
+"""A connection without calls is closed after this time; the next call opens another one."""
 
 
 def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[str, int], ...]:

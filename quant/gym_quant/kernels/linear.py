@@ -18,7 +18,7 @@ from gym_quant.kernels.linear_reference import TILE
 
 _KERNELS = {-1: "none", 0: "scalar", 1: "avx2", 2: "avx512", 3: "avx512 vnni", 4: "avx512 bfloat16"}
 _HELD = 1 << 19
-"""Products of up to so many weights and rows keep the interpreter's lock: they last less than 50 microseconds."""
+"""Products of up to this many weights and rows keep the GIL: they take less than 50 microseconds."""
 
 
 class _LinearFields(ctypes.Structure):

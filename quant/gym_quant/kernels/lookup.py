@@ -28,7 +28,7 @@ class LookupTables:
 
     @classmethod
     def of(cls, x: Tensor, mode: str, index: IndexArray | None, path: str) -> LookupTables:
-        """Build tables for the rows of ``x`` ``[batch, in]`` (float32, contiguous) whose index is not -1; None for all."""
+        """Build tables for the rows of ``x`` ``[batch, in]`` float32 whose index is not -1 (no index: all rows)."""
         return cls(mode, native_tiles.lookup_tables(path, mode == "lookup16", x, index))
 
     @property

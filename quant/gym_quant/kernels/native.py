@@ -1,6 +1,6 @@
 """ctypes bindings of the native extension, which release the GIL.
 
-Callers (the modules beside this one) check shapes and dtypes; tensors here are contiguous and on the CPU.
+Callers (the other modules of this package) check shapes and dtypes; tensors here are contiguous and on the CPU.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def attend(
     scale: float,
     window: int,
 ) -> None:
-    """Write attention of query, key and value ``[rows, heads, dim]`` into the fourth; ``spans`` are address and number."""
+    """Write attention of query, key and value ``[rows, heads, dim]`` into the fourth; ``spans``: address and number."""
     q, k, v, out = tensors
     inputs = (q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0))
     target = (out.data_ptr(), out.stride(0))

@@ -123,7 +123,7 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """The types that ``SignBatch`` takes: ``ResidentSigns``, and levels in planes of signs (``kernels.level_tiles``)."""
+    """The types that ``SignBatch`` takes: ``ResidentSigns``, and levels in planes of signs (``level_tiles``)."""
 
     @property
     def rows(self) -> int: ...
@@ -262,7 +262,7 @@ class SignBatch(ResidentBatch):
 
     def _add_elsewhere(self, x: Tensor, index: IndexArray, y: Tensor, path: str) -> None:
         """Add the rows whose variant native code cannot read."""
-        elsewhere = [
+        fallback = [
             v if v >= 0 and (self.variants[v].tiled is None or path == "torch") else -1
             for v in index.tolist()
         ]
@@ -270,9 +270,9 @@ class SignBatch(ResidentBatch):
             from gym_quant.kernels.triton_matmul import signed_matmul_cuda
 
             matrices = [v.matrix for v in self.variants if v.matrix is not None]
-            signed_matmul_cuda(x, matrices, elsewhere, y, self.mode)
+            signed_matmul_cuda(x, matrices, fallback, y, self.mode)
             return
-        for variant, rows in reference.rows_by_variant(elsewhere).items():
+        for variant, rows in reference.rows_by_variant(fallback).items():
             held, part, some = self.variants[variant], y[rows], x[rows]
             if self.mode == "exact":
                 part += some @ held.decode_block(0, held.rows).T

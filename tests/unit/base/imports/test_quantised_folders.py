@@ -114,7 +114,7 @@ def changed(folder: Path, drop: str = "", **added: torch.Tensor) -> None:
         (lambda it: changed(it, other=torch.ones(2)), "LlamaForCausalLM does not have: other"),
         (
             lambda it: changed(it, "model.layers.0.mlp.up_proj.scales"),
-            "tensor model.layers.0.mlp.up_proj.scales: is missing beside",
+            "tensor model.layers.0.mlp.up_proj.scales: is missing next to",
         ),
         (
             lambda it: changed(it, **{"model.layers.0.mlp.up_proj.qzeros": torch.ones(2, 2).int()}),
