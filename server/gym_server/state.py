@@ -19,6 +19,7 @@ class HubState:
 
     Attributes:
         folder: The hub's folder.
+        server: The hub's id, which depends on its key.
         base: Names, shapes and digest of the base model's tensors.
         database: Every table of the hub.
         ledger: The signed entries.
@@ -28,6 +29,7 @@ class HubState:
     """
 
     folder: Path
+    server: str
     base: BaseSpec
     database: Database
     ledger: Ledger
