@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from gym_fed.core.help import Commands
+from gym_fed.core.help import CommandGroup
 
 
-class DefaultCommandGroup(Commands):
+class DefaultCommandGroup(CommandGroup):
     """A group whose ``default_command`` is meant where the first word is none of its commands."""
 
     default_command = ""

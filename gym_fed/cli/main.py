@@ -29,10 +29,10 @@ from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.cli.webui import app as webui_app
 from gym_fed.core.console import VersionOption, run_app
 from gym_fed.core.errors import GymError
-from gym_fed.core.help import App, Commands
+from gym_fed.core.help import App, CommandGroup
 
 
-class _TakesOtherWords(Commands):
+class _TakesOtherWords(CommandGroup):
     """Looks up commands and flags of other tools where ours do not have them."""
 
     activities: ClassVar = {

@@ -39,7 +39,7 @@ class Command(TyperCommand):
                     formatter.write_dl(records, col_max=_COLUMN)
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands. With ``activities`` its help shows them by activity, a line each.
 
     Attributes:
@@ -86,7 +86,7 @@ class Commands(TyperGroup):
 class App(typer.Typer):
     """A Typer app with this module's help."""
 
-    def __init__(self, *, cls: type[TyperGroup] = Commands, **options: Any) -> None:
+    def __init__(self, *, cls: type[TyperGroup] = CommandGroup, **options: Any) -> None:
         super().__init__(cls=cls, rich_markup_mode=None, **options)
 
     def command(

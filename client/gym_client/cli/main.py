@@ -25,7 +25,7 @@ from gym_fed.core.console import (
     run_app,
 )
 from gym_fed.core.errors import GymError
-from gym_fed.core.help import App, Commands
+from gym_fed.core.help import App, CommandGroup
 from gym_fed.core.options import DEVICE, ColumnsOption
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gym_client.display import Display
 
 
-class _ClientCommands(Commands):
+class _ClientCommands(CommandGroup):
     activities: ClassVar = {
         "Contribute": {
             "join": "train for a hub, round after round",

@@ -22,7 +22,7 @@ from gym_fed.core.console import (
     print_table,
     run_app,
 )
-from gym_fed.core.help import App, Commands
+from gym_fed.core.help import App, CommandGroup
 from gym_fed.core.options import SetOption
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
 
 
-class _ServerCommands(Commands):
+class _ServerCommands(CommandGroup):
     activities: ClassVar = {
         "Run": {
             "init": "create a hub: keys, database, commented config",
