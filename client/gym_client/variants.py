@@ -16,7 +16,7 @@ from gym_client.identity.pins import key_for
 from gym_client.ledger.copy import check_variant
 from gym_client.ledger.receipts import check_receipt, kept_receipts
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import file_sha256
+from gym_fed.core.files import file_sha256, make_folder
 from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 from gym_fed.trust.ledger.heads import EntryProof
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -216,7 +216,7 @@ def pull_variant(
     if local is not None and local.is_file() and file_sha256(local) == manifest.delta_sha256:
         path = local
     else:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         path = download(
             client,
             ObjectCache(folder),

@@ -233,7 +233,23 @@ def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
         message += f" (did you mean {' or '.join(map(repr, near))}?)"
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else _command_of(app, sys.argv)
+    if isinstance(error, click.NoSuchOption) and (owner := _owner(context, error.option_name, sys.argv)):
+        return GymError(
+            ErrorCode.USAGE,
+            f"option {error.option_name!r} belongs behind the command",
+            f"write {command} {owner} {error.option_name} ...",
+        )
     return GymError(ErrorCode.USAGE, message[:1].lower() + message[1:], f"see {command} --help")
+
+
+def _owner(context: click.Context | None, option: str, words: Sequence[str]) -> str | None:
+    """The subcommand that takes ``option``: the one among ``words``, or the first one if none is named."""
+    commands = getattr(context.command, "commands", {}) if context is not None else {}
+    named = [word for word in words if word in commands]
+    for name in named or commands:
+        if any(option in parameter.opts for parameter in commands[name].params):
+            return str(name)
+    return None
 
 
 def _command_of(app: typer.Typer, words: Sequence[str]) -> str:

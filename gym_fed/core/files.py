@@ -217,12 +217,13 @@ def file_sha256(path: Path) -> str:
 def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder, and those above it, so that they survive a power cut; one that is there stays as it is.
 
-    What is synced inside a folder is lost with it while its own name is not on the disk.
+    What is synced inside a folder is lost with it while its own name is not on the disk. The home, which holds keys,
+    is made with mode 0700 whatever is written into it first.
     """
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(mode, exist_ok=True)
+    folder.mkdir(0o700 if folder.absolute() == default_home().absolute() else mode, exist_ok=True)
     fsync_folder(folder.parent)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import atomic_file, file_sha256, fsync_folder
+from gym_fed.core.files import atomic_file, file_sha256, fsync_folder, make_folder
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 from gym_fed.data.locations import filesystem
 
@@ -77,7 +77,7 @@ class Objects:
         source = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(source):
             raise GymError(ErrorCode.NOT_FOUND, f"{self.url}: has no object {sha256}", "push it again")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         part = target.with_name(f".{target.name}.{sha256[:16]}.part")
         start = part.stat().st_size if part.exists() else 0
         if start > num_bytes:
@@ -106,9 +106,10 @@ class Objects:
     def create(self, path: str, data: bytes) -> bool:
         """Write a small file; False if it exists already."""
         target = f"{self._root}/{path}"
-        self._fs.makedirs(self._fs._parent(target), exist_ok=True)
         if not self._is_local:
+            self._fs.makedirs(self._fs._parent(target), exist_ok=True)
             return self._create_remote(target, data)
+        make_folder(Path(target).parent)
         part = Path(target).with_name(f".{secrets.token_hex(8)}.partial")
         try:
             with part.open("xb") as out:

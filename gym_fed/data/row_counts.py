@@ -100,7 +100,8 @@ class RowCounts:
         """The counts in words, on one line."""
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
-            return f"all {self.rows} rows are learned" + (f": {labelled} labelled tokens" if labelled else "")
+            every = "the row is learned" if self.rows == 1 else f"all {self.rows} rows are learned"
+            return every + (f": {labelled} labelled tokens" if labelled else "")
         why = " (nothing to learn)" if self.dropped else ""
         parts = [f"{self.learned} of {self.rows} rows are learned, {self.dropped} dropped{why}"]
         if self.cut:

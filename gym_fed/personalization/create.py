@@ -19,7 +19,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import write_atomically
+from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.text import counted
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
@@ -248,7 +248,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
             f"{job.folder}: is not empty and holds no work of this kind",
             "name a new folder",
         )
-    job.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(job.folder, 0o700)
     write_atomically(path, json.dumps(job_facts, indent=2, sort_keys=True).encode())
 
 

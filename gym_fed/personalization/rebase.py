@@ -22,6 +22,7 @@ from gym_fed.base.models import quiet_loading
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
@@ -108,7 +109,7 @@ def rebase(
         folder = writer.work_folder(f"{request.output_name}.rebase-{record.sha256[:12]}")
         if request.overwrite and folder.exists():
             shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(folder, 0o700)
         evaluator, old = _evaluator(request.rows, record, delta, base, old_base, device, training, listener)
         carried = carry(delta, base, evaluator, folder, listener)
         carried = replace(carried, losses=replace(carried.losses, old=old))

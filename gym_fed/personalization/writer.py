@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
 from gym_fed.trust.identity.keys import SigningKey, load_or_create
 
@@ -149,6 +150,6 @@ class VariantWriter:
 
     def _key(self) -> SigningKey:
         if self._given is None:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.folder, 0o700)
             self._given = load_or_create(self.folder / KEY_FILE)
         return self._given

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted, harmless
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def _read_history(history: Path) -> bool:
     import readline
 
     try:
-        history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(history.parent)
         os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))
         history.chmod(0o600)
         readline.read_history_file(history)

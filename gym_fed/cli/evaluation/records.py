@@ -12,6 +12,7 @@ import typer
 from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.core.console import AsJson, err, out, print_json, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.compare import RunComparison
@@ -247,7 +248,7 @@ def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str
     if task is None and len(results.tasks) > 1:
         raise GymError(
             ErrorCode.USAGE,
-            f"the record has {len(results.tasks)} tasks",
+            f"the record has {counted(len(results.tasks), 'task')}",
             f"--task {next(iter(results.tasks))}",
         )
     name = task or next(iter(results.tasks))
@@ -261,7 +262,7 @@ def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str
     raise GymError(
         ErrorCode.USAGE,
         f"{name} has no sample {number}",
-        f"it has {len(results.tasks[name].samples)} samples",
+        f"it has {counted(len(results.tasks[name].samples), 'sample')}",
     )
 
 

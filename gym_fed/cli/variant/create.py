@@ -19,6 +19,7 @@ from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, sign
 from gym_fed.core.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import DEVICE, ColumnsOption, SetOption
+from gym_fed.core.text import counted
 from gym_fed.serving.store.naming import variants_folder
 
 if TYPE_CHECKING:
@@ -248,7 +249,10 @@ def rebase_summary(rebased: RebasedVariant) -> str:
         ("new base alone", found.new_base),
         ("new base and variant", found.carried),
         (f"the same, scaled by {rebased.alpha:g}", found.scaled if rebased.alpha != 1.0 else None),
-        (f"refitted in {rebased.steps} steps{'' if found.took_refit else ' (not kept)'}", found.refitted),
+        (
+            f"refitted in {counted(rebased.steps, 'step')}{'' if found.took_refit else ' (not kept)'}",
+            found.refitted,
+        ),
     ]
     lines = [
         f"variant {rebased.name} (revision {rebased.revision}, {rebased.owner}'s, {_signed(rebased.signed)})",

@@ -342,7 +342,9 @@ def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
     wanted = {name: m for name, m in manifests.items() if snapshot in (None, name)}
     if not wanted:
         raise GymError(
-            ErrorCode.NOT_FOUND, f"no snapshot {snapshot or ''} in {url}", "gym-server backup makes one"
+            ErrorCode.NOT_FOUND,
+            f"no snapshot {snapshot} in {url}" if snapshot else f"no snapshot in {url}",
+            "gym-server backup makes one",
         )
     objects = set[str]()
     for name, manifest in wanted.items():

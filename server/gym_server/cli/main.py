@@ -354,11 +354,10 @@ def model(
         found = write_version(fed, output, version, dtype)
         found["contributors"] = write_contributors(fed, output, found["height"])
     kept = kept_text(found["kept"], found["dtype"]) or f"is in {found['dtype']}"
-    print_result(
-        as_json,
-        found,
-        f"version {found['height']} of {found['base_model']} is in {output}, and {kept}; try: gym chat {output}",
-    )
+    what = f"version {found['height']} of {found['base_model']}"
+    if found["height"] == 0:
+        what += " (the base itself, without any contribution)"
+    print_result(as_json, found, f"{what} is in {output}, and {kept}; try: gym chat {output}")
 
 
 add_account_commands(app)

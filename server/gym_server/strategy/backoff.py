@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from gym_fed.core.text import counted
 from gym_server.federation import Federation
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
@@ -61,8 +62,8 @@ class RoundBackoff:
         there = self._there()
         self._seen |= there
         seconds = self._seconds()
-        text = "%d rounds in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
-        log.warning(text, self._failures, seconds, reason[:_MAX_REASON])
+        text = "%s in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
+        log.warning(text, counted(self._failures, "round"), seconds, reason[:_MAX_REASON])
         self._say(self._fed.clock.now() + seconds, reason)
         self._wait(time.monotonic() + seconds, there)
         self._fed.database.set(_SETTING, "")

@@ -276,3 +276,10 @@ def test_rows_whose_answers_are_all_not_learned_are_refused_by_that_and_not_by_t
         encode_rows(load_tokenizer("gym-nano"), rows, max_length=64)
     assert "max_length" not in caught.value.message + caught.value.hint
     assert "train: false" in caught.value.hint
+
+
+def test_a_single_row_is_counted_in_the_singular() -> None:
+    counts = RowCounts()
+    counts.count(5, cut=False, tokens=3, tokens_cut=0)
+
+    assert counts.describe(256) == "the row is learned: 3 labelled tokens"

@@ -556,3 +556,14 @@ def test_a_hub_on_postgresql_is_backed_up_and_restored_into_another_database(
         assert fed.store.has(sha256)
     finally:
         scene.close()
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "expected"),
+    [(None, "no snapshot in {}"), ("20200101T000000Z", "no snapshot 20200101T000000Z in {}")],
+)
+def test_a_place_without_a_snapshot_is_named(tmp_path: Path, snapshot: str | None, expected: str) -> None:
+    with pytest.raises(GymError) as caught:
+        check_backup(str(tmp_path), snapshot)
+
+    assert caught.value.message == expected.format(tmp_path)

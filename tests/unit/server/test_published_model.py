@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from gym_server.cli.main import app
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import write_version
 from gym_server.store.tables import published
 from safetensors.torch import load_file
 from sqlalchemy import select
+from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
@@ -43,3 +45,13 @@ def test_a_version_has_the_dtype_and_the_size_of_its_base(
     assert abs(sizes[0] - sizes[1]) < 1000
     assert tensors_digest(load_model(str(tmp_path / "out")).model) == found["base_digest"]
     assert known == {found["base_digest"], exact["base_digest"]}, "variants made on the folder are known here"
+
+
+def test_a_model_that_is_written_before_any_version_is_called_the_base(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    init_hub(tmp_path / "hub", HubChoices(str(tiny_base), "h", "open"))
+    done = CliRunner().invoke(app, ["model", str(tmp_path / "out"), "--dir", str(tmp_path / "hub")])
+
+    assert done.exit_code == 0, done.output
+    assert "(the base itself, without any contribution)" in done.stdout

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 MOST_KEYS = 1 << 14
 MOST_TENSORS = 1 << 16
@@ -113,7 +113,9 @@ class _HeaderCursor:
             )
         count, keys = self._numbers("<QQ")
         if count > MOST_TENSORS or keys > MOST_KEYS:
-            raise invalid(self._file, f"says that it has {count} tensors and {keys} keys")
+            raise invalid(
+                self._file, f"says that it has {counted(count, 'tensor')} and {counted(keys, 'key')}"
+            )
         values: dict[str, Any] = {}
         for _ in range(keys):
             key = self._string(_MOST_NAME)
