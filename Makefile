@@ -27,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton fuzz audit rooms mutations lint checks docs casts format types imports extras proto package wheel clean
+.PHONY: help install demo test test-all test-gpu triton fuzz sanitize audit rooms mutations lint checks docs casts format types imports extras proto package wheel clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -98,6 +98,17 @@ fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seco
 	$(PIP_INSTALL) atheris==3.0.0
 	for target in $$($(BIN)/python -m tests.fuzz.run --list); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS); done
+
+# The kernels are built again with the sanitizers, next to a copy of the package that comes first on the path.
+SANITIZED := build/sanitize
+sanitize: $(STAMP) ## Test the native kernels under AddressSanitizer and UBSan. Needs g++; minutes.
+	rm -rf $(SANITIZED); mkdir -p $(SANITIZED); cp -r quant/gym_quant $(SANITIZED)/; rm -f $(SANITIZED)/gym_quant/kernels/_native*
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" \
+		$(BIN)/python setup.py -q build_ext -b $(SANITIZED) -t $(SANITIZED)/temp
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
+		-m "not slow" tests/unit/quant/test_kernels_*.py tests/unit/quant/test_linear*.py $(ARGS)
 
 # Strict: a package that PyPI does not answer for fails the audit, instead of being skipped with exit code 0.
 audit: ## Compare the pinned versions with the advisories of PyPI; needs a network. The tool gets an environment of its own.

@@ -28,6 +28,8 @@ class Federation:
         self.base = base
         self.database = changes.get("storage", {}).get("database", "")
         self.hub = HubProcess(folder / "hub", {**CONFIG, **changes}, str(base))
+        self.entrance = ""
+        """Address at which contributors reach the hub; empty for its own."""
         self.clients: dict[str, WarmProcess] = {}
 
     def join(self, name: str, failpoints: str = "", rows: list[dict[str, Any]] | None = None) -> WarmProcess:
@@ -45,7 +47,9 @@ class Federation:
             ]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         arguments = ("--data", str(data), "--model", str(self.base), "--name", name)
-        self.clients[name] = start_client(self.folder / name, self.hub, *arguments, failpoints=failpoints)
+        self.clients[name] = start_client(
+            self.folder / name, self.hub, *arguments, failpoints=failpoints, address=self.entrance
+        )
         return self.clients[name]
 
     def log(self, name: str) -> str:

@@ -139,6 +139,7 @@ def start_client(
     *arguments: str,
     failpoints: str = "",
     environment: dict[str, str] | None = None,
+    address: str = "",
 ) -> Any:
     """`gym-client join` as a process; its output goes to ``home/client.log``. ``environment``: as of ``start``."""
     home.mkdir(parents=True, exist_ok=True)
@@ -146,7 +147,7 @@ def start_client(
         "gym-client",
         "join",
         "--server",
-        hub.address,
+        address or hub.address,
         "--fingerprint",
         hub.fingerprint,
         "--home",

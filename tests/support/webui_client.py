@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.testclient import TestClient
 
+from gym_fed import webui
 from gym_fed.web.access import Access
 from gym_fed.web.app import Face, create_app
 from gym_fed.webui.app import routers
@@ -25,7 +26,8 @@ def webui_client(folder: Path, *, login: bool = True) -> TestClient:
     workbench, routes = open_workbench(folder, folder / "runs"), APIRouter()
     for router in routers(workbench):
         routes.include_router(router)
-    face = Face("webui", "test", folder, routes, workbench.feed)
+    screens = Path(webui.__file__).parent / "screens"
+    face = Face("webui", "test", screens, routes, workbench.feed)
     client = TestClient(create_app(face, Access("session", token=TOKEN)), base_url="http://127.0.0.1:7860")
     if login:
         assert client.post("/api/v1/login", json={"key": TOKEN}).status_code == 200

@@ -1,0 +1,195 @@
+"""Every HTTP route of `gym api`, `gym webui` and a hub's dashboard, with hostile paths, queries, headers and bodies.
+
+No request may end in a status of 500 or above (503 means not available), or take long.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from gym_fed.base.models import load_tokenizer
+from gym_fed.config.serving import ServingConfig
+from gym_fed.serving.http.app import create_app as create_api
+from gym_fed.serving.http.gateway import Gateway
+from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.openai.catalogue import Catalogue
+from gym_fed.serving.openai.service import OpenAIService
+from tests.support.hub_pages import HubPages
+from tests.support.loopback_hub import LoopbackHub
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.webui_client import webui_client
+
+SECONDS_A_REQUEST = 20.0
+WORDS = (
+    *(
+        "model",
+        "prompt",
+        "messages",
+        "role",
+        "user",
+        "content",
+        "input",
+        "stream",
+        "tools",
+        "max_tokens",
+        "nano",
+    ),
+    *(
+        "temperature",
+        "stop",
+        "logit_bias",
+        "response_format",
+        "n",
+        "type",
+        "text",
+        "previous_response_id",
+        "echo",
+    ),
+)
+NASTY = (
+    *("", "../../etc/passwd", "%2e%2e%2f", "\x00", "a\u202eb", "9" * 5000, "-1", "1e999", "NaN", "[" * 2000),
+    *(
+        "<script>",
+        "' OR 1=1 --",
+        "{{7*7}}",
+        "file:///etc/passwd",
+        "\\\\host\\share",
+        "c" + "0" * 32,
+        "gym-nano",
+    ),
+)
+TEXTS = st.one_of(st.sampled_from(NASTY), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=True))
+SETTINGS = settings(
+    deadline=None, max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+NOT_FUZZED = {"/events"}
+"""A stream has no end; its limits have tests of their own."""
+
+
+def routes_of(client: TestClient) -> list[tuple[str, str]]:
+    """Return methods and paths."""
+    app: Any = client.app
+    if hasattr(app, "openapi"):
+        paths = app.openapi()["paths"]
+        found = [(method.upper(), path) for path, calls in paths.items() for method in calls]
+    else:
+        found = [(method, route.path) for route in app.routes for method in sorted(route.methods - {"HEAD"})]
+    assert len(found) > 10
+    return [one for one in found if one[1] not in NOT_FUZZED]
+
+
+def names_of(client: TestClient) -> list[str]:
+    """Names of the fields and parameters that the application reads."""
+    app: Any = client.app
+    if not hasattr(app, "openapi"):
+        return list(WORDS)
+    schema = app.openapi()
+    bodies = schema.get("components", {}).get("schemas", {}).values()
+    fields = {name for body in bodies for name in body.get("properties", {})}
+    calls = [call for path in schema["paths"].values() for call in path.values()]
+    return sorted(fields | {one["name"] for call in calls for one in call.get("parameters", [])})
+
+
+def attack(client: TestClient) -> None:
+    names, routes = names_of(client), routes_of(client)
+    values = st.recursive(
+        st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS, st.sampled_from(names)),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=4),
+            st.dictionaries(st.one_of(st.sampled_from(names), TEXTS), inner, max_size=6),
+        ),
+        max_leaves=12,
+    )
+    bodies = st.one_of(
+        st.dictionaries(st.sampled_from(names), values, max_size=8).map(
+            lambda body: json.dumps(body).encode()
+        ),
+        st.binary(max_size=60),
+        st.sampled_from(
+            [b"", b"{" * 5000, b'{"a":' * 3000, b'{"model":"nano","prompt":"x"}', b"[]", b"null"]
+        ),
+    )
+
+    @SETTINGS
+    @given(
+        route=st.sampled_from(routes),
+        texts=st.lists(TEXTS, min_size=4, max_size=4),
+        query=st.dictionaries(st.sampled_from(names), TEXTS, max_size=4),
+        headers=st.dictionaries(
+            st.sampled_from(
+                ["content-type", "authorization", "range", "last-event-id", "if-none-match", "accept"]
+            ),
+            st.sampled_from(["", "application/json", "Bearer x", "bytes=9-1", "-1", "\x80\xff", "a" * 5000]),
+        ),
+        body=bodies,
+    )
+    def send(
+        route: tuple[str, str], texts: list[str], query: dict[str, str], headers: dict[str, str], body: bytes
+    ) -> None:
+        method, path = route
+        parts = [
+            quote(texts[n % 4], safe="%") if part.startswith("{") else part
+            for n, part in enumerate(path.split("/"))
+        ]
+        began = time.monotonic()
+        answer = client.request(
+            method,
+            "/".join(parts) or "/",
+            params=query,
+            headers={key: value.encode("latin-1") for key, value in headers.items()},  # type: ignore[misc]
+            content=None if method == "GET" else body,
+            follow_redirects=False,
+        )
+        assert answer.status_code < 500 or answer.status_code == 503, answer.text[:500]
+        assert time.monotonic() - began < SECONDS_A_REQUEST
+
+    send()
+
+
+def test_no_request_makes_gym_api_fail() -> None:
+    engine, tokenizer = ScriptedEngine(), load_tokenizer("gym-nano")
+    gateway = Gateway(Gate(None), request_timeout_seconds=60.0)
+    service = OpenAIService(
+        engine, Catalogue("nano"), tokenizer, vocab_size=len(tokenizer), fingerprint="fp_1", max_at_once=20
+    )
+    gateway.serving = SimpleNamespace(  # type: ignore[assignment]
+        service=service,
+        engine=engine,
+        store=None,
+        usage_log=None,
+        content_filter=None,
+        config=ServingConfig(),
+    )
+    attack(TestClient(create_api(gateway), base_url="http://localhost", raise_server_exceptions=False))
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Iterator[HubPages]:
+    hub = LoopbackHub(tmp_path / "hub")
+    yield HubPages(hub.fed)
+    hub.close()
+
+
+@pytest.mark.parametrize("who", ["viewer", "operator"])
+def test_no_request_makes_a_hubs_dashboard_fail(pages: HubPages, who: str) -> None:
+    client = pages.viewer if who == "viewer" else pages.operator
+    if who == "operator":
+        client.headers["X-CSRF-Token"] = client.get("/api/v1/session").json()["csrf"]
+    attack(client)
+
+
+@pytest.mark.parametrize("login", [False, True])
+def test_no_request_makes_the_workbench_fail(tmp_path: Path, login: bool) -> None:
+    attack(webui_client(tmp_path, login=login))

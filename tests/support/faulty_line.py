@@ -1,0 +1,97 @@
+"""A TCP proxy between contributors and a hub whose first connections fail, each in its own way and at its own byte."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+KINDS = ("reset", "truncate", "delay", "drop")
+"""Close with RST; close in order in mid-message; carry each piece late; carry nothing more, and stay open a while."""
+_PIECE = 4096
+_DELAY_SECONDS = 0.05
+_DROP_SECONDS = 5.0
+
+
+class FaultyLine:
+    """Listens while open.
+
+    Args:
+        port: The hub's, on loopback.
+        faults: Number of connections that fail; those after them are carried as they are.
+        seed: Of the bytes after which connections fail.
+
+    Attributes:
+        failed: Kinds of the connections that have failed.
+    """
+
+    def __init__(self, port: int, faults: int, seed: int = 0) -> None:
+        draw = random.Random(seed)
+        self._port = port
+        self._plan = [(KINDS[n % len(KINDS)], int(10 ** draw.uniform(2.5, 4.3))) for n in range(faults)]
+        self.failed: list[str] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> FaultyLine:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:  # the hub is being started again
+                near.close()
+                continue
+            _Connection(self, near, far, *(self._plan.pop(0) if self._plan else ("", 0)))
+
+
+class _Connection:
+    """Two threads carry bytes; the fault comes when both together have carried ``at`` bytes."""
+
+    def __init__(self, line: FaultyLine, near: socket.socket, far: socket.socket, kind: str, at: int) -> None:
+        self._line, self._ends, self._kind, self._left = line, (near, far), kind, at
+        self._lock = threading.Lock()
+        for source, target in ((near, far), (far, near)):
+            threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(_PIECE):
+                if self._kind and self._is_due(len(data)):
+                    if self._kind == "truncate":
+                        target.sendall(data[: len(data) // 2])
+                    if self._kind != "delay":
+                        break
+                    time.sleep(_DELAY_SECONDS)
+                target.sendall(data)
+        except OSError:
+            pass
+        if self._kind == "drop" and self._left <= 0:
+            time.sleep(_DROP_SECONDS)
+        for end in self._ends:
+            with suppress(OSError):  # the other thread was first
+                if self._kind == "reset" and self._left <= 0:
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    end.close()
+                else:
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def _is_due(self, count: int) -> bool:
+        with self._lock:
+            was, self._left = self._left, self._left - count
+            if was > 0 >= self._left:
+                self._line.failed.append(self._kind)
+        return self._left <= 0
