@@ -17,9 +17,9 @@ FILES = {
     "A server of variants: `serving.yaml`": "gym_fed.config.serving:ServingConfig",
 }
 """The headings, and the schema below each."""
-_MOST_CHOICES = 12
-_MOST_WORDS = 22
-_WORDS = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "keys"}
+_MAX_CHOICES = 12
+_MAX_WORDS = 22
+_TYPES = {"integer": "whole number", "string": "text", "boolean": "true or false", "object": "keys"}
 _INTRODUCTION = """\
 # Every key of every file
 
@@ -42,30 +42,28 @@ def page() -> str:
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[str]:
-    """The table of a schema, then those of its sections, each once and where it is first met."""
-    waiting: list[tuple[str, dict[str, Any]]] = [("", schema)]
+    """Yield the lines of a schema's table, then of its sections' tables, each section once."""
+    pending: list[tuple[str, dict[str, Any]]] = [("", schema)]
     seen: set[str] = set()
-    while waiting:
-        path, one = waiting.pop(0)
+    while pending:
+        path, section = pending.pop(0)
         if path:
             yield f"\n### `{path}`\n"
-        if path and (words := one.get("description")):
-            yield f"{_first(words)}\n"
+        if path and (text := section.get("description")):
+            yield f"{_summary(text)}\n"
         yield "| key | takes | default | |\n|---|---|---|---|"
-        for key, field in one.get("properties", {}).items():
+        for key, field in section.get("properties", {}).items():
             name = _reference(field)
             below = f"{path}.{key}" if path else key
             if name is not None and name not in seen:
                 seen.add(name)
-                waiting.append((below, schema["$defs"][name]))
-            words = _first(
-                field.get("description") or (schema["$defs"][name].get("description", "") if name else "")
-            )
-            yield f"| `{key}` | {_takes(field, schema)} | {_default(field, name)} | {words} |"
+                pending.append((below, schema["$defs"][name]))
+            text = field.get("description") or (schema["$defs"][name].get("description", "") if name else "")
+            yield f"| `{key}` | {_type(field, schema)} | {_default(field, name)} | {_summary(text)} |"
 
 
 def _reference(field: dict[str, Any]) -> str | None:
-    """The section that a key holds, or a list of such sections."""
+    """Return the name of the section that a key holds, or holds a list of."""
     for part in (field, *field.get("anyOf", ()), *field.get("allOf", ()), field.get("items", {})):
         if "$ref" in part:
             return str(part["$ref"].rpartition("/")[2])
@@ -74,28 +72,28 @@ def _reference(field: dict[str, Any]) -> str | None:
     return None
 
 
-def _takes(field: dict[str, Any], schema: dict[str, Any]) -> str:
+def _type(field: dict[str, Any], schema: dict[str, Any]) -> str:
     """A key's type in words, with its limits."""
     if "anyOf" in field:
-        parts = [_takes(part, schema) for part in field["anyOf"] if part.get("type") != "null"]
+        parts = [_type(part, schema) for part in field["anyOf"] if part.get("type") != "null"]
         return " or ".join(dict.fromkeys(parts))
     if "$ref" in field:
-        found = schema["$defs"][field["$ref"].rpartition("/")[2]]
-        return _takes(found, schema) if "properties" not in found else "keys"
+        target = schema["$defs"][field["$ref"].rpartition("/")[2]]
+        return _type(target, schema) if "properties" not in target else "keys"
     if "enum" in field or "const" in field:
         names = [json.dumps(value).strip('"') for value in field.get("enum", [field.get("const")])]
-        shown = ", ".join(f"`{name}`" for name in names[:_MOST_CHOICES])
-        return shown + (", ..." if len(names) > _MOST_CHOICES else "")
+        shown = ", ".join(f"`{name}`" for name in names[:_MAX_CHOICES])
+        return shown + (", ..." if len(names) > _MAX_CHOICES else "")
     if field.get("type") == "array":
-        return f"list of {_takes(field.get('items', {}), schema)}"
+        return f"list of {_type(field.get('items', {}), schema)}"
     name: str = field.get("type", "any")
-    return _WORDS.get(name, name) + _limits(field)
+    return _TYPES.get(name, name) + _limits(field)
 
 
 def _limits(field: dict[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    found = [f"{sign} {field[word]:g}" for word, sign in signs.items() if word in field]
-    return f" {', '.join(found)}" if found else ""
+    limits = [f"{sign} {field[word]:g}" for word, sign in signs.items() if word in field]
+    return f" {', '.join(limits)}" if limits else ""
 
 
 def _default(field: dict[str, Any], section: str | None) -> str:
@@ -105,10 +103,10 @@ def _default(field: dict[str, Any], section: str | None) -> str:
     return "none" if value is None else f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def _first(text: str) -> str:
-    """The first sentence of a description; ``gym configs schema`` has the rest."""
+def _summary(text: str) -> str:
+    """Return the first sentence of a description; ``gym configs schema`` has the rest."""
     sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(text.split()))[0]
     words = sentence.split("; ")[0]
-    if len(words.split()) > _MOST_WORDS:
+    if len(words.split()) > _MAX_WORDS:
         words = re.sub(r" \([^()]*\)", "", words).split(": ")[0]
     return cell(words.rstrip(".:"))

@@ -9,7 +9,7 @@ from gym_fed.cli.reference._markdown import cell
 from gym_fed.core.registries import ALL
 
 KEYS = {"tuning method": "finetuning", "export format": "--format"}
-"""What a kind is called in a config, where its own word is another."""
+"""The key of a kind in a config or command, where it differs from the kind's name."""
 
 FACTS = {
     "algorithm": {
@@ -29,8 +29,7 @@ FACTS = {
     "optimizer": {"shards": "`fsdp2`, `tensor_parallel`", "per_example": "`privacy`"},
     "feature": {"per_example": "`privacy`"},
 }
-"""Attributes of a member, and what it goes with where they are true."""
-
+"""By kind: a boolean attribute of its members, and the key or feature that works where it is true."""
 
 _INTRODUCTION = """\
 # Every name that a config may hold
@@ -72,10 +71,8 @@ def _where(optimizer: Any) -> str:
 
 
 def _first_line(member: Any) -> str:
-    """The first line of its module; for an entry of a table its own summary, or the class that it names."""
+    """Return the first line of the member's module; for an entry of a table its summary or its class."""
     if not isinstance(member, type) and type(member).__module__.rpartition(".")[2].startswith("_"):
         return cell(getattr(member, "summary", "") or f"`{member.source.replace(':', '.')}`")
     module = inspect.getmodule(member if isinstance(member, type) else type(member))
-    assert module is not None
-    assert module.__doc__ is not None, module
-    return cell(" ".join(module.__doc__.split("\n\n")[0].split()))
+    return cell(" ".join((getattr(module, "__doc__", None) or "").split("\n\n")[0].split()))
