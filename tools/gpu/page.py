@@ -34,7 +34,7 @@ def section(machine: str, seen: Mapping[str, str]) -> str:
 
 
 def _cpu(check: Check) -> str:
-    return "the same check runs" if check.on_cpu is None else "up to the refusal, which names what is missing"
+    return "runs" if check.on_cpu is None else "refused"
 
 
 def write(machine: str, seen: Mapping[str, str]) -> None:
