@@ -29,13 +29,13 @@ REDISTRIBUTABLE = frozenset(
 MAX_FILES = 2_000
 MAX_TENSORS = 200_000
 MAX_TEXT_BYTES = 4 << 20
-"""Of a licence, a notice or a model card."""
+"""Maximum size of a licence, a notice or a model card."""
 MAX_TOKENIZER_BYTES = 256 << 20
-"""Of a tokenizer's file; the largest take about 40 MB."""
+"""Maximum size of a tokenizer file; the largest take about 40 MB."""
 MAX_SETTINGS_BYTES = 32 << 20
-"""Of other JSON, which is read whole; the index of 20,000 tensors takes 2 MB."""
+"""Maximum size of other JSON, which is read whole; the index of 20,000 tensors takes 2 MB."""
 MAX_WEIGHTS_BYTES = 256 << 30
-"""Of one file of weights."""
+"""Maximum size of one weight file."""
 CARD = "README.md"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)

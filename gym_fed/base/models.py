@@ -47,7 +47,7 @@ class LoadedModel:
     Attributes:
         model: A ``transformers`` causal LM, or a PEFT model around one.
         tokenizer: Its tokenizer, with a pad token.
-        name: What was asked for.
+        name: The requested name.
     """
 
     model: Any

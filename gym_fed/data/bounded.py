@@ -187,7 +187,7 @@ class JsonItems:
         try:
             self._text += self._decoder.decode(data, final=self._ended)
         except UnicodeDecodeError as error:
-            # What was decoded ends with data, and begins behind a byte order mark or with an incomplete character.
+            # The decoded text ends with data, and begins after a byte order mark or with an incomplete character.
             at = self._bytes + len(data) - len(error.object) + error.start
             raise not_utf8(f"{self._name}: not UTF-8 at byte {at}") from error
         self._bytes += len(data)

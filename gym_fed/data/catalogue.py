@@ -77,7 +77,7 @@ class CatalogueEntry(StrictModel):
     """The pictures that its rows name, where they are no part of the set."""
 
     about: str
-    """What it is."""
+    """A short description."""
 
     also: list[str] = Field(default_factory=list)
     """Other names of it."""

@@ -39,7 +39,7 @@ def encode_rows(
     """Tokenise rows.
 
     Args:
-        tokenizer: Of the model that is trained; conversations need its chat template.
+        tokenizer: The trained model's tokenizer; conversations need its chat template.
         rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
             and ``completion``; they may be mixed. Prompts and completions that are strings become chat turns where the
             tokenizer has a chat template (``gym_fed.data.string_rows``). Rows that are encoded already (``input_ids``
@@ -49,8 +49,8 @@ def encode_rows(
             Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
         keep_all: Leave no row out, as DP-SGD must: their number would reveal what is in them.
-        mask_history: Of a conversation's answers, label the last one alone.
-        reasoning: What becomes of ``reasoning_content``: it is learned with the answer, or left out.
+        mask_history: Label only the last answer of a conversation.
+        reasoning: Treatment of ``reasoning_content``: learned with the answer, or left out.
 
     Returns:
         ``{"input_ids", "labels"}`` per row, with the ``counts`` of what was learned, cut and dropped on the way. Rows

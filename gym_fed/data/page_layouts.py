@@ -16,7 +16,7 @@ from gym_fed.data.csv_rows import CsvRow, delimiter_name
 from gym_fed.data.files import after_space, cell_value
 
 MAX_ROW_BYTES = 2**20
-"""Of a larger row, only the first characters are read."""
+"""Only the first characters of a larger row are read."""
 MAX_WHOLE_BYTES = 64 * 2**20
 """A list of JSON, and a text, are read whole."""
 HEAD_BYTES = 4096

@@ -37,7 +37,7 @@ class PagedRow:
     Attributes:
         number: Counted from 0.
         place: File and line, or row where there are no lines.
-        num_bytes: Of its text in the file; 0 where that is not known.
+        num_bytes: Size of its text in the file; 0 if unknown.
         head: Its first characters, where it is too large to be loaded; else empty.
     """
 

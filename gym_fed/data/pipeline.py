@@ -46,7 +46,7 @@ class DataPipeline(ExpectedElsewhere):
         tokenizer: Needed by ``sequence_length`` and by filters that count tokens; a tokenizer, or the name or folder of
             its model.
         sequence_length: Encode the rows, and cut them to this many tokens.
-        seed: Of the mixture.
+        seed: Seed of the mixture.
         assistant_only: In conversations, learn the assistant's words alone. Default: yes, unless rows are packed.
 
     Raises:
@@ -108,10 +108,10 @@ class DataPipeline(ExpectedElsewhere):
         Args:
             function: Given each row.
             key: Names what ``function`` does, so that ``cache`` can distinguish it from others.
-            min_tokens: Of the whole row, encoded.
+            min_tokens: Minimum tokens of the whole row.
             max_tokens: Longer rows are dropped, not cut.
-            min_characters: Of all its words.
-            max_characters: Of all its words.
+            min_characters: Minimum characters of its text.
+            max_characters: Maximum characters of its text.
             max_repetition: Largest share of characters in runs of ten that occur more than once, 0 to 1.
         """
         limits = (min_tokens, max_tokens, min_characters, max_characters, max_repetition)

@@ -65,7 +65,7 @@ class Statistics:
     """Rows that a model is to answer; nothing of them is learned as it stands."""
 
     counts: RowCounts = field(default_factory=RowCounts)
-    """Of rows, as ``encode_rows`` counts them; a pair counts as one."""
+    """Row counts as in ``encode_rows``; a pair counts as one."""
 
     def add(self, sequences: Iterable[PreviewedSequence]) -> None:
         """Count one row."""

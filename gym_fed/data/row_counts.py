@@ -55,7 +55,7 @@ class RowCounts:
     """How many rows of plain strings became what; see ``string_rows.count_forms``."""
 
     max_length: int | None = field(default=None, compare=False)
-    """What rows were cut to, where that is not the run's own."""
+    """The length rows were cut to, if it differs from the run's own."""
 
     @classmethod
     def whole(cls, rows: int) -> RowCounts:

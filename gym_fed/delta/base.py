@@ -29,7 +29,7 @@ def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> di
     Args:
         model: A module, or its tensors by name.
         spec: The base.
-        what: What an error calls the model, such as "tuned".
+        what: Name of the model in errors, such as "tuned".
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming the first tensor that differs.

@@ -44,7 +44,7 @@ class TensorReport:
 
     Attributes:
         codec: The codec, or None for a tensor that is not in the file.
-        why: What decided that.
+        why: The reason for the choice.
         payload_bytes: Its bytes in the file.
         energy: Squared L2 norm of its error-corrected delta.
     """

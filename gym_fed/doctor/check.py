@@ -24,10 +24,10 @@ class Finding:
     """One line of the report.
 
     Args:
-        check: What was looked at, such as ``version: torch``.
+        check: The item checked, such as ``version: torch``.
         level: How bad it is.
-        finding: What was seen, with its value.
-        remedy: What to do about it; given whenever the level is not ``ok``.
+        finding: The result, with its value.
+        remedy: The remedy; given unless the level is ``ok``.
     """
 
     check: str

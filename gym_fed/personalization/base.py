@@ -25,10 +25,10 @@ class Base:
     """A loaded base model.
 
     Attributes:
-        source: What it was loaded from.
+        source: Name or path that it was loaded from.
         model: A causal LM in float32; it is as it was whenever no ``plus`` is open.
         tokenizer: Its tokenizer.
-        spec: What deltas are checked against.
+        spec: Spec that deltas are checked against.
     """
 
     source: str

@@ -16,7 +16,7 @@ from gym_fed.personalization.rows import PersonalKind
 from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers
 
 BETA = 0.1
-"""Of the preference loss that is reported; DPO's own default."""
+"""Beta of the reported preference loss; DPO's default."""
 
 
 @contextmanager
@@ -37,9 +37,9 @@ class LossEvaluator:
     beta 0.1) against a fixed reference; a model that prefers nothing beyond it has log 2.
 
     Args:
-        kind: Of the rows.
+        kind: Kind of the rows.
         rows: At least one.
-        tokenizer: Of the base.
+        tokenizer: The base's tokenizer.
         reference: For preferences; scored now, and not kept.
         max_length: Tokens a row.
     """

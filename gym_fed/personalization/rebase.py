@@ -339,7 +339,7 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
     number format, and everything else is the same.
 
     Args:
-        delta: Of the old base.
+        delta: A delta of the old base.
         onto: The new one.
         out: The new file.
         scale: Above 0.

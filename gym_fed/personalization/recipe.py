@@ -86,11 +86,11 @@ def training_config(
 
     Args:
         method: A tuning method that federates: ``lora``, ``full`` or a package's.
-        rows: What it learns from.
+        rows: The training rows.
         folder: The run folder.
         base_model: Named in the config.
         overrides: Keys of ``TrainingConfig``; a whole config counts with the keys that were set in it.
-        size: Of the base; a large one is trained at the rates of `gym train`.
+        size: Size of the base; a large one uses the learning rates of `gym train`.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming a key that is unknown, off, or not the caller's to set.
@@ -199,7 +199,7 @@ def encoding_of(
     still has at most 1/15 of the base's bfloat16 bytes, or else one a tensor, if it can be with rows for embeddings.
 
     Args:
-        method: What is trained.
+        method: The tuning method.
         codec: Any codec, ours or of an installed package, or ``auto``.
         overrides: Keys of ``CodecPolicy`` that are set instead.
         spec: The base.

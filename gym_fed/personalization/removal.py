@@ -37,8 +37,8 @@ def remove_variant(folder: Path, name: str) -> LocalRemoval:
     """Remove a variant from a store, and what creating or pulling it left there.
 
     Args:
-        folder: Of the store.
-        name: Of the variant; unfinished work without a variant is removed, too.
+        folder: The store's folder.
+        name: Name of the variant; unfinished work without a variant is removed too.
 
     Raises:
         GymError: ``NOT_FOUND`` where there is neither; ``FILE_NOT_FOUND`` without a store; ``STATE_LOCKED`` while a

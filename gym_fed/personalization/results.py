@@ -61,27 +61,27 @@ class CreatedVariant:
     """A variant added to the store.
 
     Attributes:
-        name: What it is served as.
+        name: The name it is served under.
         owner: The user id, or account, whose it is.
         revision: From 1, and up with every replacement.
         signed: Whether it is.
         path: Its `.gymdelta` in the store; not to be written to.
         sha256: Of the file.
-        size_bytes: Of the file.
+        size_bytes: Size of the file.
         bits_per_weight: Bits of the file for each weight of the base.
         times_smaller: How many times the base in bfloat16 is larger.
         base_model: The base's name.
-        base_digest: Of its tensors.
+        base_digest: Digest of the base's tensors.
         form: ``chat`` or ``plain``, the form in which the rows were learnt.
         learnt_as: The same in words.
-        judged_on: What the losses were measured on.
-        loss_before: Of the base there, in nats: a token, or of preferences a pair.
+        judged_on: The rows that losses were measured on, in words.
+        loss_before: Loss of the base on them, in nats per token, or per pair for preferences.
         loss_trained: After training.
-        loss_encoded: Of the base plus the file.
+        loss_encoded: Loss of the base plus the file.
         kept: Share of training's gain that the file keeps; None where training gained nothing.
-        chosen_before: Of preferences: loss of the preferred answers themselves with the base, in nats a token.
+        chosen_before: For preferences: loss of the chosen answers with the base, in nats per token.
         chosen_encoded: The same with the base plus the file.
-        rows: Of those trained on, counts of what became of them; see ``RowCounts``.
+        rows: Counts of the training rows; see ``RowCounts``.
         steps: Optimiser steps.
         best_step: The step whose weights were taken, if held-out rows chose it.
         encoding: Which codec, and why.
@@ -174,8 +174,8 @@ class RebasedVariant:
     Attributes:
         from_base: Digest of the old base.
         onto_base: Digest of the new one.
-        alpha: What the carried delta was scaled by.
-        steps: Of the refit; 0 without.
+        alpha: Scale of the carried delta.
+        steps: Steps of the refit; 0 without one.
         measured_as: The form of the rows, as in ``CreatedVariant.learnt_as``; None without rows.
     """
 

@@ -44,7 +44,7 @@ class PersonalRows:
         train: Rows that are trained on.
         held_out: Rows that are never trained on; empty where there are too few for that.
         digest: Hex sha256 of all rows and of which are held out.
-        learnt_as: What they are to the model, in words; see ``formed``.
+        learnt_as: The form in which they are learned, in words; see ``formed``.
     """
 
     kind: PersonalKind

@@ -53,8 +53,8 @@ class ServedVariant:
     ``sampling`` everywhere are fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``seed``, ``stop``, ...
 
     Attributes:
-        name: Of the variant.
-        model: What the API calls it: ``<base>:<variant>``.
+        name: Name of the variant.
+        model: Its model name in the API: ``<base>:<variant>``.
     """
 
     def __init__(self, name: str, shared: SharedServing) -> None:

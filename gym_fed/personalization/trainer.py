@@ -39,10 +39,10 @@ class PersonalizedTrainer:
     """Create variants of one base in one store.
 
     Args:
-        base_model: ``gym-nano``, a model folder, or a name in the local cache.
-        variants: Folder of the variant store, made when it is first written to; by default that of `gym variant`.
-        method: ``lora``, or ``full`` for all weights.
-        codec: Of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method; or any other,
+        base_model: ``gym-nano``, a model folder, or a name in the local cache. variants: Folder of the variant store,
+        made when it is first written to; by default that of `gym variant`. method: ``lora``, or ``full`` for all
+        weights. codec: Codec of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method;
+        or any other,
             ours or of an installed package.
         training: Keys of ``TrainingConfig`` that differ from the defaults of ``recipe.training_config``.
         encoding: Keys of ``CodecPolicy`` that differ from what ``codec`` stands for.
@@ -106,9 +106,9 @@ class PersonalizedTrainer:
             preferences: A path, or rows with ``prompt``, ``chosen`` and ``rejected``: learnt by DPO.
             examples: A path, or rows with ``messages``, ``prompt`` and ``completion``, or ``text``.
             data: A path, or rows of either kind, recognized by their columns.
-            name: What it is served as.
+            name: The name it is served under.
             held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
-            columns: What the rows call their columns, by the name that the format expects.
+            columns: Names of the rows' columns, by the name that the format expects.
             as_chat: Whether prompts and answers that are plain strings are a user's turn and the assistant's answer;
                 False for bare text, which ``complete`` goes on from. By default where the base has a chat template.
             replace: Make the next revision of a variant that exists.
@@ -171,7 +171,7 @@ class PersonalizedTrainer:
         two is kept. The next revision, for the new base, takes the old one's place in the store.
 
         Args:
-            name: Of the variant.
+            name: Name of the variant.
             onto: The new base: a model folder, ``gym-nano``, or a name in the local cache.
             preferences: The owner's rows, as for ``create_variant``.
             examples: The same.

@@ -24,7 +24,7 @@ class VariantWriter:
     """A variant store with its maker's signing key.
 
     Args:
-        folder: Of the store.
+        folder: The store's folder.
         key: The maker's; None for a key of the store's own, made on first use (``key.pem`` there, mode 0600).
         unsigned: Sign nothing.
 

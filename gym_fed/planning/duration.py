@@ -36,9 +36,9 @@ class BlockTiming:
     """Measured seconds of the parts of a step on this machine.
 
     Attributes:
-        block: Of one token in one block, forwards and backwards.
-        rest: Of one token in embeddings, head and loss.
-        update: Of one byte that clipping and the optimiser read or write.
+        block: Seconds per token in one block, forward and backward.
+        rest: Seconds per token in embeddings, head and loss.
+        update: Seconds per byte that clipping and the optimiser read or write.
         length: Tokens of the rows that were timed.
     """
 

@@ -25,7 +25,7 @@ _TILE_BYTES = 29
 """Bytes for each logit of a tile while torch differentiates it: 7 values in float32 and a mask. Triton needs none."""
 
 PROCESS_BYTES = {"cpu": 535 << 20, "cuda": 500 << 20, "mps": 500 << 20}
-"""What a process takes without a model: Python and torch's libraries, or a context on the GPU; measured on the CPU."""
+"""Memory of a process without a model: Python and torch, or a context on the GPU; measured on the CPU."""
 
 ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 581 << 20}
 """The same under an adapter: PEFT imports more, bitsandbytes too, whether or not weights are quantised."""
@@ -39,10 +39,10 @@ class Memory:
     """Bytes on one device at the peak of a step.
 
     Attributes:
-        weights: Of the model, trained and frozen, in their types.
-        gradients: Of what is trained.
+        weights: All weights, trained and frozen, in their dtypes.
+        gradients: Gradients of the trained weights.
         optimizer: State of the optimiser.
-        activations: What autograd keeps of a batch.
+        activations: Activations that autograd saves for a batch.
         logits: The head's output and what the loss makes of it.
         copies: Reference, critic and teacher, with what a trained one needs.
         generation: Keys and values while answers are written.
@@ -163,7 +163,7 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
     else:
         scores = 4 * shape.heads  # the logarithm of each row's sum
     if config.lora is None and config.mixed_precision != "no":
-        # What a norm gives is in float32 as its weights are, and each of five matrices makes a copy of its input.
+        # A norm's output is float32 as its weights are, and each of five matrices copies its input.
         norms += shape.hidden * (2 * (4 - width) + 3 * width)
     return values * width + norms + scores + _adapter_bytes(config, shape, device)
 

@@ -22,13 +22,13 @@ class RunPlan:
 
     Attributes:
         sizes: Its weights.
-        memory: Of one process.
+        memory: Memory of one process.
         device: Where it would run.
         available: Bytes that the device has; None where this machine lacks it.
-        tokens: Of one step, at most.
+        tokens: Maximum tokens per step.
         operations: Floating-point operations of one step.
-        steps: Of the run; None where the number of rows is not known.
-        seconds: Of one step on this machine; None where the model is too large to be tried here.
+        steps: Steps of the run; None if the number of rows is unknown.
+        seconds: Seconds per step on this machine; None if the model is too large to be tried here.
     """
 
     sizes: Sizes

@@ -57,7 +57,7 @@ class Sizes:
 
     Attributes:
         total: Weights of the model, shared ones once, without an adapter.
-        linear: Of them, those in matrices that quantisation holds in few bits.
+        linear: Those in matrices that are quantised.
         trained: Every tensor that is trained.
         active: Weights in the matrices that one token passes, the head too, without an adapter.
         adapted: Whether an adapter is trained.

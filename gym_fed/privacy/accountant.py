@@ -47,7 +47,7 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
     """An upper bound on the epsilon of all events under adaptive composition.
 
     Args:
-        events: What was released; none costs 0.
+        events: The releases; without any, epsilon is 0.
         target_delta: In (0, 1).
 
     Raises:

@@ -120,13 +120,13 @@ def distiller(
 
     Args:
         policy: Its ``distill_steps`` and ``distill_bits`` count.
-        model: Of the base's architecture; its own weights do not matter and do not change.
+        model: A model of the base's architecture; its own weights are irrelevant and do not change.
         base: The parameters that the delta is against.
         tuned: The teacher's parameters.
         rows: Calibration text.
-        tokenizer: Of the base.
+        tokenizer: The base's tokenizer.
         max_length: Tokens a sequence.
-        seed: Of the batches' order.
+        seed: Seed of the order of batches.
         on_step: See ``OnStep``.
 
     Raises:

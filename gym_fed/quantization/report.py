@@ -14,10 +14,10 @@ class QuantizedTensor:
     Attributes:
         codec: Its codec; None where the tensor is not in the file.
         params: The codec's parameters.
-        why: What decided that.
+        why: The reason for the choice.
         payload_bytes: Its bytes in the file.
         energy: Squared L2 norm of its delta.
-        bits_per_weight: Of its payload.
+        bits_per_weight: Bits per weight of its payload.
         error: Relative L2 error of the decoded delta: 0 is exact, or the tensor did not change; 1 is as bad as no
             delta, such as a changed tensor that is not in the file.
         output_error: The same of the layer's output on the calibration text (under the mean squares of its inputs);
@@ -72,7 +72,7 @@ class QuantReport:
         bits_per_weight: Bits of the whole file, header too, for each weight of the base.
         distillation: None where there was none.
         safety: ``applied``, or ``not applicable`` and why.
-        layers: What the safety projection did, a layer each.
+        layers: The result of the safety projection per layer.
         not_in_file: Changes besides weights, such as the chat template, which a delta does not hold.
     """
 

@@ -49,7 +49,7 @@ def write_adapters(
 
     Args:
         stacks: The round's tensors.
-        plan: What the rules make of the updates.
+        plan: The result of the rules, as combinations of the updates.
         rule: The aggregator.
         residual_path: Where the rest goes as a delta of its own, exact float32 factors; None drops it.
         on_tensor: Called with the name of every tensor that is merged, once it is certain that the soup is factors.

@@ -85,7 +85,7 @@ class Aggregator(Rule):
         Args:
             totals: ``[k]`` int64 sums of votes in {-1, 0, 1}.
             voters: How many voted.
-            vote: What one vote moves a weight by.
+            vote: The change of a weight by one vote.
             noised: Whether there is noise on ``totals``.
 
         Returns:

@@ -174,9 +174,9 @@ class CountedGame:
         """Collect the scores of a method with their errors, cost and chance level.
 
         Args:
-            method: What scored.
+            method: Name of the scoring method.
             parts: ``[n, k]`` scores by block of held-out rows.
-            stopped: What ended it.
+            stopped: The reason why scoring ended.
             sampled: ``[n]`` standard errors of sampled orders.
         """
         chance = self.chance() if self.smooth else None

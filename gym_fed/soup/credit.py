@@ -82,7 +82,7 @@ def pay_by_score(
     """Compute the credits of one round for each contributor in ``present``.
 
     Args:
-        running_scores: Of everybody who ever had a score, this round included.
+        running_scores: Running scores of everybody who ever had one, including this round.
         run: The gain of all rounds, this one included, and the credits that were paid for it.
         block_weights: ``[k]`` shares of the held-out tokens.
         present: Contributors with an update in the round.
@@ -198,8 +198,8 @@ def before(known: Reputation, height: int, absence: float) -> float:
 
     Args:
         known: As it was after the last round with an update of theirs.
-        height: Of the version that is being made, above ``known.height``.
-        absence: What every version that was made without them multiplies it by.
+        height: Height of the new version, above ``known.height``.
+        absence: Factor per version that was made without them.
     """
     missed = max(0, height - known.height - 1)
     return round(known.value * absence**missed, DIGITS)
@@ -225,7 +225,7 @@ def split_pool(pool: int, shares: Mapping[str, float]) -> dict[str, int]:
     """Split whole credits in proportion to shares, by largest remainders (ties by name); the total is preserved.
 
     Args:
-        pool: What is paid out, whole.
+        pool: Whole credits to pay out.
         shares: At least 0 each; when none is above, nothing is paid out.
     """
     total = sum(Fraction(share) for share in shares.values())

@@ -53,7 +53,7 @@ class SoupResult:
         merged: Ids of the contributors in the soup, in the order in which they contributed.
         rejected: Contributor's id to the reason why its contribution stayed out.
         rewards: Credits of every contributor; empty unless ``enable_rewards``.
-        report: What the merge did.
+        report: The report of the merge.
         epsilon: With ``differential_privacy``: what all soups of this ``DeltaSoup`` so far give away together, at its
             ``target_delta``; None without.
     """
@@ -128,7 +128,7 @@ class DeltaSoup:
             model: A ``.gymdelta`` of this base, taken as it is; or a fine-tune (a folder, a name, a module, tensors by
                 name), which is written as a delta by ``config.codec``. A PEFT model, or the folder of one, keeps its
                 LoRA factors.
-            num_examples: What it was trained on, for ``weighting: num_examples``.
+            num_examples: Number of training examples, for ``weighting: num_examples``.
             allow_differences: Take a fine-tune whose config or tokenizer differs from the base's; a soup holds neither.
 
         Returns:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Needs(IntEnum):
-    """What a rule reads; a round computes no more than its rules need."""
+    """The inputs of a rule; a round computes no more than its rules need."""
 
     NOTHING = 0
     NORMS = 1

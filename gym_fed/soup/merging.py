@@ -48,12 +48,12 @@ class SoupReport:
         size_bytes: Its size.
         norm: L2 norm of the delta it decodes to.
         update_norms: L2 norm of every update, in the order given.
-        clip_factors: What each was multiplied by; 1.0 where it was within ``max_norm``.
-        coefficients: What each update counts for in the aggregate, where the rules weigh whole updates; None where they
+        clip_factors: The clipping factor of each; 1.0 if it was within ``max_norm``.
+        coefficients: The weight of each update in the aggregate, if the rules weight whole updates; None if they
             decide coordinate by coordinate.
         encoding: Codec and reason for each tensor of the soup.
         lost: LoRA factors cut to a rank: for every tensor the part of its norm that the rank leaves out.
-        private: What a merge with differential privacy reports; ``update_norms`` and ``clip_factors`` are empty then.
+        private: The report of a merge with differential privacy; ``update_norms`` and ``clip_factors`` are empty then.
     """
 
     sha256: str

@@ -53,7 +53,7 @@ class TensorTask:
         deltas: ``[n, rows, cols]`` float32: each fine-tune's change, its last dimension against all others.
         weights: ``[n]`` float64, positive unless the method ``negates``.
         base: ``[rows, cols]`` float32, the base's tensor; None unless the method needs it.
-        statistics: What the method's ``statistics`` names, a tensor for each fine-tune.
+        statistics: The method's ``statistics``, one tensor per fine-tune.
     """
 
     name: str
@@ -171,7 +171,7 @@ class MergeMethod(Rule):
         Args:
             weights: ``[n]`` float64, positive.
             score: How good a combination of the deltas is.
-            gate: What may forbid one; None forbids nothing.
+            gate: A function that may forbid a model; None forbids nothing.
 
         Returns:
             ``[n]`` float64, the coefficients that ``merge_tensor`` uses from now on.

@@ -32,7 +32,7 @@ class ModelMergeReport:
         size_bytes: Its size.
         norm: L2 norm of what it decodes to.
         update_norms: L2 norm of every model's delta, in the order given.
-        found: What the method reports (``MergeMethod.report``).
+        found: The method's report (``MergeMethod.report``).
         encoding: Codec and reason for each tensor.
     """
 
@@ -74,7 +74,7 @@ def merge_models(
         base: The base's tensors, for methods that read them.
         statistics: For every update its statistics by tensor, for methods that need them.
         score: For methods that choose by held-out data.
-        gate: What may forbid a choice, for the same.
+        gate: A function that may forbid a choice, for the same methods.
         extra: Free strings for the manifest.
         on_tensor: Called with the name of every tensor that is merged.
 

@@ -68,7 +68,7 @@ class PrivateMerge:
 
     Attributes:
         privacy: Mechanism, noise and clip; ``clipping_norm`` is this round's.
-        seed: Of the noise: 32 bytes that nobody can guess, never used for two different lists of updates.
+        seed: The noise seed: 32 unpredictable bytes, never reused for a different list of updates.
         tensors: Names of the tensors that an update may hold, by the task and not by what was sent.
         frozen_a: LoRA with a frozen A: the query is on B; None for full deltas.
         adaptive: Also find the clipping norm of the next round.

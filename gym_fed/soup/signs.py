@@ -94,7 +94,7 @@ def whole_votes(strengths: Tensor, total: int) -> tuple[Tensor, float]:
 
     Args:
         strengths: ``[m, n]`` float64.
-        total: What the magnitudes of a row may add up to.
+        total: Upper bound of the summed magnitudes of a row.
 
     Returns:
         ``[m, n]`` int32 votes and the unit, so that ``unit * votes`` is ``strengths`` rounded.

@@ -41,7 +41,7 @@ class Stack(ABC):
         name: The tensor.
         updates: Open deltas, at least one of which holds it.
         shape: Its shape; it is seen as ``[rows, cols]``, its last dimension against all others.
-        version: Of merging (``SoupRecipe.merge_version``).
+        version: Merge version (``SoupRecipe.merge_version``).
     """
 
     def __init__(

@@ -30,7 +30,7 @@ class Experiment:
     Args:
         folder: The run folder (a bare name means ``runs/NAME``); made when the first thing is logged.
         trackers: Names in ``gym_fed.core.registries.TRACKERS``; ``jsonl`` and ``tensorboard`` are always among them.
-        project: What the run belongs to, for trackers that have such a field.
+        project: The run's project, for trackers that have one.
         name: The run's name there; by default the folder's.
         tags: Free words, for trackers that have such a field.
         mode: ``online`` lets a service be talked to; ``offline`` keeps everything in the folder.

@@ -34,7 +34,7 @@ def allocate(
 
     Args:
         options: Name to the tensor's options; errors must be finite.
-        budget_bytes: What all chosen options together may take.
+        budget_bytes: Budget of all chosen options together.
         size: What they take, where that is more than their sum: of a whole file, for one. It grows with every step.
         tries: Where a large tensor's first step lacks a few bytes, all others go on and it stays as it was. So it is
             tried again with the worst first step taken at once, then with the two worst, and so on, in all this many

@@ -82,7 +82,7 @@ def output_error(delta: Tensor, decoded: Tensor, moments: Tensor | None = None) 
 
     Args:
         delta: The true delta, ``[..., in]``.
-        decoded: What a codec made of it, same shape.
+        decoded: The decoded weights, same shape.
         moments: ``[in]`` or ``[in, in]`` from ``collect_input_moments``; None counts every channel as 1, which makes
             this the squared error of the weights.
     """

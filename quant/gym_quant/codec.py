@@ -54,7 +54,7 @@ class MergeForm:
 
     Attributes:
         kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
-        group_size: Of signs: the columns that share a scale; None for one scale a tensor.
+        group_size: For signs: columns per scale; None for one scale per tensor.
         since: The version of merging that brought it. Recipes of older versions see values, so that a soup of theirs
             can be made again to the bit.
     """
@@ -164,8 +164,8 @@ class Codec(ABC):
 
         Args:
             payload: Checked; it is not changed.
-            shape: Of the tensor.
-            params: Of the payload.
+            shape: Shape of the tensor.
+            params: Parameters of the payload.
             factor: Finite and above 0.
 
         Raises:
@@ -250,7 +250,7 @@ class Codec(ABC):
 
         Args:
             words: The policy's keys, as in ``gym_fed.config.delta.CodecPolicy``; a codec looks at those it knows.
-            shape: Of the tensor.
+            shape: Shape of the tensor.
             delta: Its values, float32 on the CPU; None while they are not known: then what takes the most bytes.
 
         Raises:

@@ -77,7 +77,7 @@ class RightFactor:
     orders of magnitude in opposite ways lose no bits.
 
     Attributes:
-        columns: Of the divided ``A``.
+        columns: Columns of the divided ``A``.
         powers: ``[r]`` float64.
     """
 

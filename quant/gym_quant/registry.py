@@ -51,7 +51,7 @@ class Origin:
 
     Attributes:
         distribution: The installed package, by the name it has in an index.
-        version: Of the distribution.
+        version: Version of the distribution.
         digest: Lower-case hex sha256 over the files of the module's top-level package (``digest_of``).
     """
 

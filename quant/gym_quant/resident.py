@@ -27,7 +27,7 @@ class Resident(ABC):
     """A delta ``[rows, cols]`` in packed form, in its own memory; never a view of a file.
 
     Attributes:
-        form: What serving counts its products as: ``signs``, ``levels``, ...
+        form: Name of its products in serving's statistics: ``signs``, ``levels``, ...
         rows: ``out``.
         cols: ``in``.
     """
@@ -101,7 +101,7 @@ class ResidentBatch(ABC):
     """A batch of variants of one layer.
 
     Attributes:
-        kernel: What multiplies them, as serving counts it: ``exact``, ``lookup``, ``lookup16``, ``decoded``.
+        kernel: Its kernel in serving's statistics: ``exact``, ``lookup``, ``lookup16``, ``decoded``.
         any_stride: Whether rows of ``y`` may lie apart, as those of a part of its columns do.
     """
 
@@ -169,8 +169,8 @@ class ResidentLevels(Resident):
 
     Args:
         fields: The payload. A field that is a matrix has a row for each row of the delta; any other belongs to all.
-        rows: Of the delta.
-        cols: Of the delta.
+        rows: Rows of the delta.
+        cols: Columns of the delta.
         decode: Fields of some rows to their values: ``[n, cols]`` float32 on the fields' device.
         device: Where it is kept; every field is copied.
         largest: A bound on the magnitude of the values; None: looked for when it is asked.
@@ -210,11 +210,11 @@ class ResidentFactors(Resident):
 
     Args:
         fields: The payload, or ``a`` and ``b`` themselves.
-        rows: Of the delta.
-        cols: Of the delta.
+        rows: Rows of the delta.
+        cols: Columns of the delta.
         decode: A payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None: the fields are these.
         device: Where it is kept; every field is copied.
-        scaling: Of the product.
+        scaling: Factor of the product.
     """
 
     form = "factors"

@@ -29,7 +29,7 @@ class SafetyProjection:
         cosine: Similarity of the delta with its projection, -1 to 1; None where V is zero, which spans no subspace,
             or the delta is.
         replaced: Whether ``delta`` is the projection.
-        delta: What to use, in the shape given, float32.
+        delta: The resulting delta, in the given shape, float32.
     """
 
     cosine: float | None

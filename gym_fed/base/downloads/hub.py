@@ -22,7 +22,7 @@ from gym_fed.core.text import plain, readable_bytes
 
 Kind = Literal["model", "dataset"]
 
-# What fails in the end is reported once, in our words.
+# A final failure is reported once, as our own error.
 logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 

@@ -24,7 +24,7 @@ from gym_fed.core.text import counted, plain, readable_bytes
 MAX_FILES = 20_000
 """Files that a repository may list; the largest public ones of models have a few thousand."""
 MAX_SMALL_BYTES = 64 << 20
-"""Of a configuration or an index that is read before the offer."""
+"""Maximum size of a config or index that is read before the offer."""
 
 
 class _Lfs(BaseModel):
@@ -56,7 +56,7 @@ class RepoFile:
 
     Attributes:
         path: Relative, with slashes.
-        size_bytes: Of its content.
+        size_bytes: Size of its content.
         sha256: Of its content; None for a small file, which git holds itself.
         blob_sha1: Git's name of a small file: sha1 of ``blob SIZE\\0`` and the content.
     """
@@ -88,10 +88,10 @@ class DownloadOffer:
         kind: ``model`` or ``dataset``.
         name: As it was asked for.
         commit: 40 hex digits; what is fetched is this commit, whatever the Hub moves on to.
-        files: What would be in the snapshot.
+        files: The files of the snapshot.
         licence: As the card states it; None when it states none.
         gated: Whether an account has to accept terms first.
-        missing_bytes: What is not yet on this machine.
+        missing_bytes: Bytes that are not on this machine yet.
         streamed: Its rows are streamed; nothing is kept.
         store: A folder that is not shared with other programs, since a part of a repository is no copy of it to them.
     """

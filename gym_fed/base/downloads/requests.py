@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import httpx2
 
 MAX_INFO_BYTES = 32 << 20
-"""Of a description, or of a page of a listing; one with some thousand files has about a megabyte."""
+"""Maximum size of a description or a page of a listing; with some thousand files it is about a megabyte."""
 MAX_OTHER_BYTES = 1 << 20
-"""Of the body of an error or a redirect, and of a file that the description does not list."""
+"""Maximum size of an error's or redirect's body, and of a file that the description does not list."""
 READ_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""A body may be waited for ``READ_SECONDS`` in all, and longer only while it comes faster than this."""
+"""A body may take ``READ_SECONDS`` in total, and longer only while it is faster than this."""
 
 
 RETRY_SECONDS = 1.0
@@ -48,7 +48,7 @@ def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Respo
     """Open a successful response, whose body is read with ``iter_raw``; one failure is retried.
 
     Args:
-        url: What is requested; redirects are followed.
+        url: The address; redirects are followed.
         timeout: Seconds for each read.
         start: First byte that is wanted; an answer without status 206 gives all of them.
 

@@ -245,9 +245,9 @@ def source_digest(
     """Compute the hex sha256 of one file, or of ``[[name, digest], ...]`` of several as JSON.
 
     Args:
-        files: Of the source.
-        store: Folder of what is remembered.
-        before_hashing: Gets those that are not remembered, where there are some.
+        files: Files of the source.
+        store: Folder of remembered digests.
+        before_hashing: Called with the files whose digests are not remembered, if there are any.
     """
     remembered = {file: _remembered(file, store) for file in files}
     if new := [file for file, digest in remembered.items() if digest is None]:

@@ -25,7 +25,7 @@ from gym_fed.core.text import plain
 
 BITS = (2, 3, 4, 8)
 _STORED_LESS = {"gptq": 1, "gptq_v2": 0}
-"""What a stored zero point lacks, by ``checkpoint_format``."""
+"""The offset of stored zero points, by ``checkpoint_format``."""
 
 
 def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -42,7 +42,7 @@ class TensorInvalid(GymError):
 
     Args:
         tensor: Its name.
-        why: What is wrong with it.
+        why: The problem.
     """
 
     def __init__(self, tensor: str, why: str) -> None:
@@ -130,7 +130,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
 
     Args:
         layer: With ``g_idx``, or with groups that lie in order.
-        inputs: Of the layer.
+        inputs: Input dimension of the layer.
         group_size: Inputs of a group; -1 for all in one.
 
     Raises:
@@ -161,7 +161,7 @@ def unpacked(words: Any, bits: int, dim: int) -> Any:
 
     Args:
         words: int32; along ``dim`` there are ``values * bits / 32``.
-        bits: Of a value, 2, 3, 4 or 8. Of 3, some values begin in one word and end in the next.
+        bits: Bits per value: 2, 3, 4 or 8. With 3, some values span two words.
         dim: The packed one.
 
     Returns:
@@ -192,7 +192,7 @@ def integer(
         config: The section.
         names: The keys under which it may stand.
         allowed: Whether a value will do.
-        text: What will do, in words.
+        text: The allowed values, in words.
 
     Raises:
         GymError: ``MODEL_INVALID``.

@@ -20,9 +20,9 @@ from gym_fed.core.json_files import read_object
 
 Dequantised = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[tuple[str, Any]]]
 METHODS: Mapping[str, Dequantised] = {"awq": awq.dequantised, "gptq": gptq.dequantised}
-"""What reads a ``quant_method``."""
+"""The reader of each ``quant_method``."""
 LIBRARY = "gptqmodel"
-"""What transformers runs packed weights of both with."""
+"""The package with which transformers runs packed weights of both methods."""
 _BESIDE = (
     "*.json",
     "*.jinja",
@@ -42,7 +42,7 @@ _NOT_BESIDE = (
     "quantization_config.json",
 )
 _MAX_EXPANSION = 16
-"""Of a packed weight of 2 bits."""
+"""Expansion of a packed 2-bit weight."""
 
 
 class QuantisedImporter(Importer):
@@ -105,7 +105,7 @@ def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterato
     """Yield all tensors of a folder, packed ones dequantised.
 
     Args:
-        tensors: Of the folder.
+        tensors: The folder's tensors.
         section: ``quantization_config``.
 
     Raises:

@@ -43,7 +43,7 @@ class StoredTensors(Mapping[str, Any]):
     """Tensors by name in file order, each read on access. Must be closed.
 
     Args:
-        folder: Of the model.
+        folder: The model folder.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a file that cannot be read, and a tensor that lies in two of them.

@@ -33,7 +33,7 @@ def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path 
     reported: the same model may have any name.
 
     Args:
-        adapter: What is to be used.
+        adapter: The adapter to use.
         model: The base's name or folder.
         folders: Where the adapter's own base and ``model`` are on this machine; None for what is not.
 

@@ -25,7 +25,7 @@ PICKLED = "adapter_model.bin"
 BASE_ADAPTERS = "base_adapters"
 _RANKS = ("r", "init_r", "target_r")
 MOST_RANK = 1 << 14
-"""Of an adapter that is no LoRA, whose rank need not be a dimension of its file."""
+"""Maximum rank of a non-LoRA adapter, whose rank need not be a dimension in its file."""
 _VIRTUAL_TOKENS = (
     "PROMPT_TUNING",
     "MULTITASK_PROMPT_TUNING",
@@ -211,7 +211,7 @@ def merged(model: Any, name: str = "this adapter") -> Any:
 
     Args:
         model: A PEFT model, or a plain one, which is handed back as it is.
-        name: What an error calls the adapter.
+        name: Name of the adapter in errors.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an adapter that has no place in the weights.

@@ -26,13 +26,13 @@ SIZES = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-"""What transformers writes into the config of each of these."""
+"""The config key of each of these in transformers."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "n_inner", "d_ff")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _MOST = 1 << 31
 _SPARE_LAYERS = 1000
-"""Of other types a part may be described and not be there, or layers may share their weights."""
+"""In other model types, a described part may be missing, or layers may share their weights."""
 _WEIGHTS_A_NUMBER = 32
 """Packed weights of one bit."""
 

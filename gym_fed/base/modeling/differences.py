@@ -51,7 +51,7 @@ def require_same_settings(
     """Refuse a fine-tune that differs from its base in more than weights.
 
     Args:
-        name: What an error calls the fine-tune.
+        name: Name of the fine-tune in errors.
         base: The base's model, of transformers; others are not compared.
         tuned: The fine-tune's.
         tokenizers: The base's and the fine-tune's, where both are known.

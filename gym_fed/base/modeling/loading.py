@@ -33,7 +33,7 @@ def load_weights(
         kind: A class of transformers with ``from_pretrained``.
         source: The model's folder; None with a ``state_dict`` among the arguments.
         arguments: Of ``from_pretrained``; an ``attn_implementation`` among them is kept.
-        name: What an error calls the model.
+        name: Name of the model in errors.
         headless: The head is not used, so tensors outside the body may differ.
 
     Raises:
@@ -65,8 +65,8 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
     """Refuse a model whose files lack a tensor or have an extra one; tied tensors are stored once.
 
     Args:
-        name: What the error calls the model.
-        model: Of transformers, as loaded.
+        name: Name of the model in errors.
+        model: A transformers model, as loaded.
         info: What ``from_pretrained`` returns next to it with ``output_loading_info``.
         headless: As in ``load_weights``.
 

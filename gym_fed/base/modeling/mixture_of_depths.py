@@ -182,7 +182,7 @@ class RoutedBlock:
             wide = attention_mask.expand(batch, -1, -1, -1)
             columns = order[:, None, None, :].expand(-1, wide.shape[1], count, -1)
             attention_mask = torch.gather(torch.gather(wide, 2, rows), 3, columns)
-            # What fills a row up stood among the others before, so the mask alone does not hide it.
+            # Padding tokens were among the others before, so the mask alone does not hide them.
             hidden = ~counts[:, None, None, :] & ~torch.eye(count, dtype=torch.bool, device=counts.device)
             closed = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
             attention_mask = attention_mask.masked_fill(hidden, closed)

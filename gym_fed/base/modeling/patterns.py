@@ -31,8 +31,8 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
 
     Args:
         config: As ``adapter_config.json`` has it.
-        names: Of modules and parameters.
-        where: What an error calls the config.
+        names: Names of modules and parameters.
+        where: Name of the config in errors.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming key and pattern.

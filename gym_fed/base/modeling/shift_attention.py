@@ -38,8 +38,8 @@ def shifted_attention(
         value: As ``key``.
         allowed: ``[batch, 1, length, length]`` bool, True where a query may look; None is causal without padding.
         size: Tokens in a group.
-        scaling: Of the logits; ``1 / sqrt(d)`` when None.
-        dropout: Of the attention weights.
+        scaling: Factor of the logits; ``1 / sqrt(d)`` if None.
+        dropout: Dropout rate of the attention weights.
 
     Returns:
         ``[batch, heads, length, d]``.

@@ -33,7 +33,7 @@ class FileTensor:
     Attributes:
         path: The file.
         dtype: As safetensors calls it: ``F32``, ``BF16`` or ``F16``.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
         start: Its first byte.
     """
 

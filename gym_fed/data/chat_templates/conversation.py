@@ -31,7 +31,7 @@ class RenderedConversation:
     """A rendered conversation.
 
     Attributes:
-        text: What the template wrote.
+        text: The rendered text.
         spans: The characters that are learned, in order.
     """
 
@@ -79,7 +79,7 @@ class ChatRenderer:
     Args:
         tokenizer: Has a chat template.
         assistant_only: Learn the assistant's turns; else everything. Messages of ``weight: 0`` are not learned.
-        mask_history: Of the assistant's turns, learn the last one alone.
+        mask_history: Learn only the last of the assistant's turns.
         reasoning: ``drop`` and ``off`` leave ``reasoning_content`` out of the text; with ``off``, an empty thought that
             the template writes in its place is not learned.
     """

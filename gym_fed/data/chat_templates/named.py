@@ -19,10 +19,10 @@ class NamedTemplate:
 
     Attributes:
         user: A question, and what opens the answer.
-        answer: What the assistant writes: the content and its end token.
-        behind: What stands behind an answer.
+        answer: The assistant's turn: the content and its end token.
+        behind: Text after an answer.
         system: A system message.
-        prefix: What a conversation begins with.
+        prefix: Text at the start of a conversation.
         default: The system message of a conversation without one.
         fused: Whether the system message stands in the first question, before its content.
         thinks: Whether answers begin with their reasoning, an empty one where there is none.

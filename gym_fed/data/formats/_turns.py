@@ -46,7 +46,7 @@ _SPEAKERS = {
 _SHOWN_ROLES = "system, user, assistant, tool"
 _WEIGHTS = ("weight", "train", "training", "loss_weight")
 _SWITCHES = ("train", "training")
-"""Of these, the ones that are true or false."""
+"""Those of these that are true or false."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),

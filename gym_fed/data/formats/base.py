@@ -20,7 +20,7 @@ class Format(ABC):
     """A layout of rows in files: ``data[].format``, ``--format``."""
 
     kind: ClassVar[RowKind] = "supervised"
-    """What its rows are once they are read; see ``gym_fed.data.rows``."""
+    """The kind of its rows; see ``gym_fed.data.rows``."""
 
     order: ClassVar[int] = 100
     """``auto`` tries formats by rising order, ours before those of other packages."""
@@ -71,7 +71,7 @@ class MediaRow(BadRow):
     """A row with audio or video, which no trainer supports.
 
     Args:
-        kinds: What it holds: ``videos``, ``audios``.
+        kinds: Its media: ``videos``, ``audios``.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
 
     Args:
         row: As it stands in the file.
-        converted: What was read of it.
+        converted: The row converted so far.
         keys: Where that was read; other keys are noted as unread.
         images: Those of content parts.
 

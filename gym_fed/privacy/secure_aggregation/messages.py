@@ -28,7 +28,7 @@ Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Id = Annotated[str, Field(pattern=f"^{CONTRIBUTOR_PATTERN}$")]
 ShareCommitments = tuple[Key, Key]
-"""Of the share of a seed and of that of a mask key, for one who holds them."""
+"""Commitments to the shares of a seed and of a mask key, for their holder."""
 T = TypeVar("T", bound=StrictModel)
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=1024)]
 
@@ -137,7 +137,7 @@ class Masking(StrictModel):
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
-    """What every sender has said to the hub of the pair in ``sealed``."""
+    """Each sender's commitments, sent to the hub, to the pair in ``sealed``."""
 
 
 class Survivors(StrictModel):

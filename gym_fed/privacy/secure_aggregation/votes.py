@@ -101,7 +101,7 @@ def sum_masked(
     Args:
         paths: Files of masked votes.
         spec: The base.
-        masks: What takes off the masks that do not cancel: inverses of them.
+        masks: Inverses of the masks that do not cancel.
         bits: k.
 
     Yields:

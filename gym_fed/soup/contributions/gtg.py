@@ -29,7 +29,7 @@ class GtgConfig(StrictModel):
     """Sampling ends when a turn changes the scores by no more than this part of their mean magnitude, on average."""
 
     seed: int = Field(default=0, ge=0)
-    """Of the orders."""
+    """Seed of the permutations."""
 
 
 class Gtg(ContributionMethod):

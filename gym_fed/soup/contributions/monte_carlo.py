@@ -24,7 +24,7 @@ class MonteCarloConfig(StrictModel):
     """An order is cut off when what it has collected is within this part of the value of all; 0 never cuts."""
 
     seed: int = Field(default=0, ge=0)
-    """Of the orders."""
+    """Seed of the permutations."""
 
 
 class MonteCarlo(ContributionMethod):

@@ -19,7 +19,7 @@ class RunInfo:
 
     Attributes:
         folder: The run folder; what a tracker writes goes below it.
-        project: What the run belongs to.
+        project: The run's project.
         name: The run's own name.
         tags: Free words.
         online: Whether a service may be talked to; otherwise everything stays in ``folder``.
@@ -40,7 +40,7 @@ class Tracker(ABC):
     """A tracker is opened once, logs in order of steps, and is closed once."""
 
     package: ClassVar[str | None] = None
-    """What must be installed (extra ``track``)."""
+    """The required package (extra ``track``)."""
 
     def check(self) -> None:
         """Raise if the tracker cannot run, before anything is written.

@@ -64,7 +64,7 @@ class History:
 
     Attributes:
         keys: Every key, by its hex.
-        names: Of every account, as it enrolled first.
+        names: The name of every account at its first enrolment.
         moves: Every transfer, by its id.
     """
 

@@ -162,7 +162,7 @@ NOT_COVERED = (
     "backups",
     "copies that others have pulled",
 )
-"""What no removal looks for, since no store knows of it."""
+"""Copies that no removal searches for, since no store knows of them."""
 
 
 class RemovedRevision(StrictModel):
@@ -224,7 +224,7 @@ class VariantRemoval(StrictModel):
 
     hubs: list[HubRemoval]
     not_covered: list[str]
-    """What was not looked for."""
+    """Copies that were not searched for."""
 
 
 class _RemovalFile(SignedFile):

@@ -19,7 +19,7 @@ from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN
 
 GENESIS_HASH = "0" * 64
-"""What the first entry follows."""
+"""The previous hash of the first entry."""
 
 SEALED = "sealed"
 """Kind of the entry of a verdict at admission in a private round: ``{"server_round": N, "seal": HEX}``."""
@@ -47,10 +47,10 @@ class Entry:
 
     Attributes:
         sequence: From 1 on, without gaps.
-        kind: What it records: ``verdict``, ``version``, ``credit``, ...
+        kind: The kind of event: ``verdict``, ``version``, ``credit``, ...
         body_json: The body's canonical JSON.
         previous_hash: Hash of the entry before, or ``GENESIS_HASH``.
-        hash: Of this entry.
+        hash: Hash of this entry.
     """
 
     sequence: int
@@ -117,7 +117,7 @@ class Chain:
 
     Args:
         size: How many entries were checked before.
-        hash: Of the last of them.
+        hash: Hash of the last of them.
     """
 
     def __init__(self, size: int = 0, hash: str = GENESIS_HASH) -> None:
@@ -187,8 +187,8 @@ def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
     Args:
         manifest_json: The signed text of the update's manifest.
         verdict: ``admitted`` or ``refused``.
-        code: Of the refusal; empty for an admission.
-        reason: Of the refusal, in full; empty for an admission.
+        code: Error code of the refusal; empty for an admission.
+        reason: Full reason of the refusal; empty for an admission.
 
     Returns:
         Hex sha256.

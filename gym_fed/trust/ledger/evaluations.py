@@ -18,7 +18,7 @@ SEED_KIND = "evaluation-seed"
 EVALUATED = "evaluated"
 SEED_BYTES = 32
 _MOST_ROWS = 1_000_000
-"""Of all tasks of one evaluation: each row costs those who check the ledger a hash."""
+"""Maximum rows over all tasks of one evaluation: each costs a hash when the ledger is verified."""
 
 
 def commitment(seed: bytes, server_round: int) -> str:
@@ -30,7 +30,7 @@ def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
     """Draw rows of a task by a seed: the ``limit`` smallest sha256 over seed, task and row.
 
     Args:
-        seed: Of the round.
+        seed: Seed of the round.
         task: Its name.
         total: Rows that the task has.
         limit: Rows to draw; all, where there are no more.

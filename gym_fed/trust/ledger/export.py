@@ -54,7 +54,7 @@ class LedgerCheck:
     lineage of versions, and revealed seeds.
 
     Args:
-        public_key: Of the hub.
+        public_key: The hub's public key.
         visit: See ``Visit``.
     """
 

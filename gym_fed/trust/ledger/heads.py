@@ -31,8 +31,8 @@ class Head:
         format: ``gym-head-1``.
         server: Id of the hub, from the key that signs.
         size: How many entries there were; the last one has this sequence number.
-        hash: Of the last entry, and by the chain of all before it.
-        root: Of the Merkle tree over the hashes of all entries.
+        hash: Hash of the last entry, which through the chain covers all before it.
+        root: Root of the Merkle tree over the hashes of all entries.
         server_round: The latest round of that time; 0 before the first.
         at: When, in Unix seconds; never before an earlier head's.
     """
@@ -160,7 +160,7 @@ def contradiction(one: SignedHead, other: SignedHead, proof: EntryProof | None =
     Args:
         one: A head.
         other: Another head of the same hub.
-        proof: Of the entry at the smaller size, under the head of the larger one; for heads of two sizes.
+        proof: For heads of two sizes: proof of the entry at the smaller size under the larger head.
     """
     old, new = sorted((one, other), key=lambda signed: signed.size)
     if old.size == new.size:

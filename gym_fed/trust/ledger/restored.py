@@ -17,7 +17,7 @@ from gym_fed.trust.ledger.heads import SignedHead
 
 FORMAT = "gym-restored-1"
 KIND = "restored"
-"""Of the ledger's entry, whose body holds the statement under ``statement`` and its signature under ``signature``."""
+"""Kind of the ledger entry with the statement under ``statement`` and its signature under ``signature``."""
 
 MAX_REASON = 200
 _KINDS = {"format": str, "server": str, "restored_at_entry": int, "hash": str, "at": int, "reason": str}
@@ -31,7 +31,7 @@ class Restored:
         format: ``gym-restored-1``.
         server: Id of the hub.
         restored_at_entry: The last entry that still stands; 0: none does.
-        hash: Of that entry.
+        hash: Hash of that entry.
         at: When, in Unix seconds; never before a head that is lost.
         reason: The coordinator's words.
         lost: The highest head of what is lost, as a document; None where the coordinator knows of none.
@@ -124,8 +124,8 @@ class HubRestored(GymError):
 
     Args:
         signed: The statement; its signature was checked.
-        message: What is wrong, as of any error.
-        hint: What to do.
+        message: As in ``GymError``.
+        hint: As in ``GymError``.
     """
 
     def __init__(self, signed: SignedRestored, message: str, hint: str) -> None:

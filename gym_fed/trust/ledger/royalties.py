@@ -28,7 +28,7 @@ class PaidVersion:
         digest: Names the version.
         server_round: The round that made it.
         improvement: By how much the held-out loss fell; None where it was not measured.
-        credits: Of its round, without those of updates that were measured and gained nothing.
+        credits: Credits of its round, without those for updates that were measured and gained nothing.
     """
 
     height: int
@@ -112,7 +112,7 @@ def attribute(
 
     Args:
         versions: As ``paid_versions`` gives them.
-        height: Of the version that was used.
+        height: Height of the used version.
         amount: Whole credits.
         policy: See above.
 

@@ -9,7 +9,7 @@ from gym_fed.trust.wire.limits import PROTOCOL
 from gym_fed.version import __version__
 
 UNNUMBERED = 1
-"""What an end speaks that sends no number: gym-fed 0.1."""
+"""The protocol of an end that sends no number."""
 
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,31}", re.ASCII)
 _HOW = "docs/install.md"

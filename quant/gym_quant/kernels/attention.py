@@ -89,7 +89,7 @@ def attend(
         key: ``[rows, kv_heads, dim] float32``.
         value: ``[rows, kv_heads, value_dim] float32``.
         out: ``[rows, heads, value_dim] float32``, is written.
-        scale: Of the scores before the softmax.
+        scale: Factor of the scores before the softmax.
         window: How many tokens a token sees, itself counted. None: all before it.
 
     Raises:

@@ -24,8 +24,8 @@ class PagedLayer:
     Args:
         num_blocks: How many.
         kv_heads: Key heads.
-        dim: Of a key.
-        value_dim: Of a value.
+        dim: Dimension of a key.
+        value_dim: Dimension of a value.
         dtype: One of ``KV_DTYPES``.
         device: Where they are.
 

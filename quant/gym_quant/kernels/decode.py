@@ -73,8 +73,8 @@ class Operators(ABC):
             heads: Contiguous within a row; rows may lie apart.
             cosine: ``[rows, dim]``, contiguous.
             sine: Likewise.
-            norm: Of a head.
-            deltas: Of it.
+            norm: The norm of a head.
+            deltas: Deltas of the norm.
         """
 
     @abstractmethod

@@ -27,7 +27,7 @@ class LevelPlanes:
 
     Attributes:
         levels: Number of codes.
-        shifts: Of the planes.
+        shifts: Shifts of the planes.
         zero: See ``Tiled``.
         factor: 0.5 or 1.
     """

@@ -90,7 +90,7 @@ def signed_combination(
     Args:
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
         weights: ``[n]`` whole numbers as for ``signed_votes``.
-        unit: What a weight of one is worth; multiplied in float64.
+        unit: Value of a weight of one; multiplied in float64.
         cols: Columns of the matrix.
         out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
 
@@ -130,7 +130,7 @@ def signed_trimmed(
         mixing: ``[m, n]`` whole numbers; the magnitudes of a row sum to less than 2^31.
         cols: Columns of the matrix.
         trim: How many values are dropped at either end; ``2 * trim < m``.
-        unit: What a weight of one is worth.
+        unit: Value of a weight of one.
         out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
 
     Returns:

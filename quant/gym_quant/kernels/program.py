@@ -19,7 +19,7 @@ from gym_quant.kernels.attention import PagedLayer
 from gym_quant.kernels.decode import NormWeight
 
 Word = int | float | str | Tensor | None
-"""Of a call: a number, a slot's name, or a tensor for its address."""
+"""Argument of a call: a number, a slot's name, or a tensor for its address."""
 
 _ADD_NORM, _MULTIPLY, _ADD_BIAS, _ROTATE, _ATTEND, _GATE, _ADD_LOOKUP, _ADD_FACTORS = range(8)
 
@@ -31,7 +31,7 @@ class Program:
     of each row its variant or -1; ``cosine`` and ``sine``, the addresses of ``[rows, dim]``.
 
     Args:
-        path: Of native code.
+        path: A native path.
     """
 
     def __init__(self, path: str) -> None:

@@ -113,7 +113,7 @@ class Operands:
         scales: ``[out, groups]`` float32.
         offsets: The same, or None.
         group: Bytes of a row with one scale.
-        shifts: Of the planes.
+        shifts: Shifts of the planes.
         zero: A whole number.
     """
 

@@ -30,7 +30,7 @@ class ResidentSigns(Resident):
         rows: ``out``.
         cols: ``in``.
         group_size: Inputs that share a scale; ``None`` for one scale a tensor or a row.
-        tiled: What native code reads.
+        tiled: The tiles for native code.
         matrix: Elsewhere: on CUDA, without native code, and for groups that begin within a byte.
     """
 
@@ -285,8 +285,8 @@ class BoundTerms:
     """The terms of several batches with one input (query, key and value), added by one native call.
 
     Args:
-        batches: Of one mode, as many inputs, and all ``native``; kept alive.
-        columns: Of each the first column in a common ``y``.
+        batches: Batches of the same mode and input size, all ``native``; kept alive.
+        columns: First column of each in the common ``y``.
         places: Of each ``[variants + 1]`` int64, a number of the step to its number in the batch (-1: none); None
             where they are the same.
 
@@ -313,7 +313,7 @@ class BoundTerms:
         """Bind the call, to execute few Python instructions per layer of a step.
 
         Args:
-            path: Of native code, as ``dispatch.path()`` says.
+            path: A native path, from ``dispatch.path()``.
 
         Returns:
             ``add(x, batch, index, y, stride)``: the addresses of ``x`` ``[batch, in]`` float32 and ``index``

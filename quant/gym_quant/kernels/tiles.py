@@ -27,7 +27,7 @@ class Tiled:
         rows: ``out``.
         cols: ``in``.
         group: Bytes of a row with one scale.
-        shifts: Of the planes, from 0 to 3.
+        shifts: Shifts of the planes, from 0 to 3.
         zero: A whole number.
     """
 
@@ -59,7 +59,7 @@ class Tiled:
             scales: ``[1]``, ``[out, 1]`` or ``[out, groups]`` of any float dtype.
             cols: ``in``.
             group: Inputs with one scale, a multiple of 8 or at least ``cols``; None: one scale a tensor or row.
-            shifts: Of the planes, at most ``MOST_PLANES`` of them.
+            shifts: Shifts of the planes, at most ``MOST_PLANES`` of them.
             zero: See the class.
             offsets: As ``scales``.
         """

@@ -23,7 +23,7 @@ _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
 _MOST_LAYERS = 1000
 """Building the modules of one takes 10 ms, and the largest published models have 126."""
 _LEAST_TENSORS = 6
-"""Of a layer: two norms, attention (Phi-3's is two) and the other half (Phi-3's is two)."""
+"""Tensors of a layer: two norms, attention (Phi-3 has two) and the MLP (Phi-3 has two)."""
 
 RopeFactors = Callable[[str], np.ndarray]
 """Values of a tensor of the file."""
@@ -235,7 +235,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any], ArchitectureKeys, Tensors], N
 }
 """By ``general.architecture``."""
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
-"""What transformers calls their models."""
+"""Their model types in transformers."""
 
 
 class ArchitectureKeys:

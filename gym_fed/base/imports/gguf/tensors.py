@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 SHARD_BYTES = 1 << 30
-"""Of a file; memory holds one of them."""
+"""Maximum size of a shard; one is in memory at a time."""
 _ROWS_BYTES = 64 << 20
 """Dequantised at once, in float32."""
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -52,7 +52,7 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
     """Pair each parameter of the model with its tensor, in the model's order.
 
     Args:
-        header: Of the file, or of all of its parts.
+        header: The header of the file, or of all its parts.
         config: A transformers config.
 
     Raises:

@@ -30,7 +30,7 @@ _SPECIAL = {
     "pad": "padding_token_id",
 }
 _ALWAYS = "ĠĊ" + "".join(map(chr, range(33, 127)))
-"""What every byte-level vocabulary has: space, end of line, and ASCII. Some lack bytes that no UTF-8 text has."""
+"""Tokens of every byte-level vocabulary: space, newline, and ASCII. Some lack bytes that never occur in UTF-8."""
 _MOST_TEMPLATE = 1 << 20
 
 
