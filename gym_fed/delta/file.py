@@ -96,7 +96,7 @@ class DeltaFile:
             _check_codecs(manifest)
             manifest.require_canonical(text)
             layout = Layout.of(manifest.tensors)
-            _check_sections(header, layout, data_bytes=len(view) - _header_end(view))
+            _check_sections(header, layout, data_bytes=len(view) - 8 - int.from_bytes(view[:8], "little"))
             delta = cls(path, view, manifest, layout, spec)
             delta._check_values()
         except BaseException:
@@ -248,10 +248,6 @@ def _unmap(view: mmap.mmap) -> None:
     """Close a map; if a payload view is still alive, the map is closed with the last of them."""
     with suppress(BufferError):
         view.close()
-
-
-def _header_end(view: mmap.mmap) -> int:
-    return 8 + int.from_bytes(view[:8], "little")
 
 
 def _metadata(header: dict[str, Any]) -> str:

@@ -58,7 +58,14 @@ class PersonalRows:
     @property
     def form(self) -> Form:
         """``chat`` if any row is a conversation."""
-        return "chat" if any(_is_conversation(row) for row in (*self.train, *self.held_out)) else "plain"
+        return (
+            "chat"
+            if any(
+                "messages" in row or isinstance(row.get("prompt"), list)
+                for row in (*self.train, *self.held_out)
+            )
+            else "plain"
+        )
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
         """Choose if rows of plain strings are trained as chat turns or as bare text.
@@ -204,10 +211,6 @@ def _split(rows: list[Row], share: float) -> tuple[list[Row], list[Row]]:
 
 def _digest(train: list[Row], held: list[Row]) -> str:
     return hashlib.sha256("\n".join([*map(_key, train), "", *map(_key, held)]).encode()).hexdigest()
-
-
-def _is_conversation(row: Row) -> bool:
-    return "messages" in row or isinstance(row.get("prompt"), list)
 
 
 def _key(row: Row) -> str:

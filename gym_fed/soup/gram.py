@@ -54,7 +54,8 @@ class GramMatrix:
     def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> GramMatrix:
         """Compute the matrix of updates ``[n, d]`` in memory, in float64; ``root`` is ``[d]``."""
         rows = updates if root is None else torch.cat([updates, root[None]])
-        products = _products(rows.to(torch.float64).numpy())
+        values = rows.to(torch.float64).numpy()
+        products = torch.from_numpy(np.einsum("id,jd->ij", values, values, optimize=False))
         n = len(updates)
         own = None if root is None else torch.cat([products[n, :n], products[n, n:]])
         return cls(products[:n, :n], weights.to(torch.float64), own)
@@ -128,10 +129,6 @@ def _combined(left: Tensor, right: Tensor) -> Tensor:
     if left.shape[0] == left.shape[1] and torch.equal(left, torch.diag(left.diagonal())):
         return left.diagonal()[:, None] * right  # the same bits, and a thousand updates are scaled at once
     return torch.from_numpy(np.einsum("ij,jk->ik", left.numpy(), right.numpy(), optimize=False))
-
-
-def _products(rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.einsum("id,jd->ij", rows, rows, optimize=False))
 
 
 Array: TypeAlias = NDArray[Any]

@@ -99,11 +99,6 @@ class Comparison:
     cosine: Matrix
 
 
-def similarities(updates: Sequence[DeltaFile], spec: BaseSpec) -> Matrix:
-    """Compute ``Comparison.similarity``."""
-    return compare(updates, spec).similarity
-
-
 def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
     """Compare updates with each other.
 

@@ -344,13 +344,13 @@ def _logits(model: nn.Module, weights: Mapping[str, Tensor], batch: Batch) -> Te
     return logits.float()
 
 
-def _mse(found: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    return ((found - wanted)[mask]).square().mean()
+def _mse(student: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    return ((student - target)[mask]).square().mean()
 
 
-def _kl(found: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    log_found, log_wanted = found[mask].log_softmax(-1), wanted[mask].log_softmax(-1)
-    return (log_wanted.exp() * (log_wanted - log_found)).sum(-1).mean()
+def _kl(student: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    log_student, log_target = student[mask].log_softmax(-1), target[mask].log_softmax(-1)
+    return (log_target.exp() * (log_target - log_student)).sum(-1).mean()
 
 
 _LOSSES: dict[Loss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"mse": _mse, "kl": _kl}

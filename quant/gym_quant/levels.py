@@ -314,7 +314,9 @@ class LevelCodec(Codec):
                     continue
                 at = slice(first * group, first * group + (last - first) * width)
                 block = values[start:stop, at].reshape(-1, width)
-                wide = None if weights is None else _tiled(weights[at], stop - start, width)
+                wide = None
+                if weights is not None:
+                    wide = np.tile(weights[at].reshape(-1, width), (stop - start, 1))
                 for store, part in zip(solved, self.solve(block, wide, symmetric), strict=True):
                     store[start:stop, first:last] = part.reshape(stop - start, last - first)
         return solved
@@ -359,10 +361,6 @@ def row_blocks(rows: int, cols: int) -> Iterator[tuple[int, int]]:
     step = max(1, _BLOCK // cols)
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
-
-
-def _tiled(weights: Floats, rows: int, width: int) -> Floats:
-    return np.tile(weights.reshape(-1, width), (rows, 1))
 
 
 def is_symmetric(params: Params) -> bool:

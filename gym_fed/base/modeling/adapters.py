@@ -221,7 +221,7 @@ def merged(model: Any, name: str = "this adapter") -> Any:
     for config in model.peft_config.values():
         _require_place_in_weights(name, config.to_dict())
     _own_head(model.get_base_model())
-    tied = _says_tied(model.get_base_model())
+    tied = bool(getattr(model.get_base_model().config.get_text_config(), "tie_word_embeddings", False))
     try:
         with warnings.catch_warnings():
             # PEFT unties the config whenever there are two tensors; ``_tie_or_not`` compares them.
@@ -250,10 +250,6 @@ def _own_head(model: Any) -> None:
     words, head = plain
     if getattr(words, "weight", None) is getattr(head, "weight", False):
         head.weight = torch.nn.Parameter(head.weight.detach().clone(), requires_grad=False)
-
-
-def _says_tied(model: Any) -> bool:
-    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _tie_or_not(model: Any) -> None:

@@ -42,7 +42,7 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
     if isinstance(prompt, str):
         if all(isinstance(answer, str) for answer in answers) and not system_of(row):
             return prompt, answers
-        if _whole(answers):
+        if all(isinstance(answer, list) and answer[0]["role"] != "assistant" for answer in answers):
             return _whole_conversations(prompt, answers, keys)
         prompt = [*system_of(row), {"role": "user", "content": prompt}]
     return prompt, [_without(prompt, _as_messages(answer)) for answer in answers]
@@ -99,10 +99,6 @@ def _as_messages(answer: Any) -> list[Message]:
 def _without(prompt: list[Message], answer: list[Message]) -> list[Message]:
     """Strip the prompt from answers that repeat the whole conversation."""
     return answer[len(prompt) :] if answer[: len(prompt)] == prompt and len(answer) > len(prompt) else answer
-
-
-def _whole(answers: list[Any]) -> bool:
-    return all(isinstance(answer, list) and answer[0]["role"] != "assistant" for answer in answers)
 
 
 def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:

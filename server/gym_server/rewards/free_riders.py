@@ -26,7 +26,6 @@ from gym_fed.soup.screening import (
     compare,
     groups_of,
     leaders,
-    similarities,
     torn_apart,
 )
 from gym_fed.trust.identity.manifest import UpdateManifest
@@ -212,7 +211,7 @@ def _stale(
         with _all_opened(fed, of_round) as opened:
             if not left or not opened:
                 continue
-            alike = similarities([*(files[r.update_id] for r in left), *opened.values()], fed.base)
+            alike = compare([*(files[r.update_id] for r in left), *opened.values()], fed.base).similarity
             for i, row in enumerate(left):
                 for j, old in enumerate(opened):
                     similarity, own = alike[i, len(left) + j], row.contributor in old.contributors
@@ -245,7 +244,7 @@ def _repeated_work(
             mine = [files[one.update_id] for one in rows if one.contributor == who]
             mine += opened.values()
             if len(mine) > 1:
-                alike = similarities(mine, fed.base)
+                alike = compare(mine, fed.base).similarity
                 largest = max(largest, float(np.where(np.eye(len(mine), dtype=bool), 0.0, alike).max()))
     return largest
 

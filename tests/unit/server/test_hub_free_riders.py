@@ -22,7 +22,7 @@ from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.screening import leaders, similarities
+from gym_fed.soup.screening import compare, leaders
 from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
 
 POOL = 1000
@@ -483,7 +483,7 @@ def test_the_similarity_of_two_updates_does_not_depend_on_the_codec_of_a_third(t
             path = tmp_path / f"{third.codec}{i}.gymdelta"
             encode_delta(delta, base, codec, path, spec)
             files.append(DeltaFile.open(path, spec))
-        found.append(float(similarities(files, spec)[0, 1]))
+        found.append(float(compare(files, spec).similarity[0, 1]))
     assert found[0] == found[1] < 0.93
 
 
@@ -495,4 +495,4 @@ def test_an_update_of_zeros_is_like_nothing(tmp_path: Path) -> None:
             {"w": torch.zeros(4, 8)}, {"w": torch.zeros(4, 8)}, codec, tmp_path / f"{i}.gymdelta", spec
         )
         files.append(DeltaFile.open(tmp_path / f"{i}.gymdelta", spec))
-    assert float(abs(similarities(files, spec)).max()) == 0.0
+    assert float(abs(compare(files, spec).similarity).max()) == 0.0
