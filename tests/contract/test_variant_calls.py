@@ -130,7 +130,7 @@ def test_readers_are_those_whom_the_owner_names(
         push_variant(ann, delta, signed, [])
         refused(ErrorCode.NOT_FOUND, get_variant, cat, ann.pin.contributor, "mine")
         refused(ErrorCode.NOT_FOUND, cat.call, "GetVariant", pb.GetVariantRequest(owner="", name="mine"))
-    refused(ErrorCode.NOT_FOUND, push_variant, ann, delta, signed, ["c" + "1" * 16])
+    refused(ErrorCode.NOT_FOUND, push_variant, ann, delta, signed, ["c" + "1" * 32])
 
 
 def test_a_push_that_broke_off_is_repeated_with_one_entry_in_the_ledger(

@@ -171,7 +171,7 @@ def test_another_contributors_signature_is_refused(
         manifest,
         manifest.sign(SigningKey.generate()),
     )
-    as_other = contributor.manifest(task, delta, contributor="c0000000000000000")
+    as_other = contributor.manifest(task, delta, contributor="c00000000000000000000000000000000")
     refused(ErrorCode.SIGNATURE_INVALID, contributor.submit, task.message_id, as_other)
     assert contributor.submit(task.message_id, manifest)["verdict"] == "admitted"
 
@@ -363,7 +363,7 @@ def test_an_update_signed_by_a_replaced_key_is_refused_and_the_new_key_answers_t
 def test_a_transfer_of_what_nobody_has_is_refused_over_the_wire(contributor: RawContributor) -> None:
     order = TransferOrder(
         sender=contributor.key.contributor,
-        to="c0000000000000000",
+        to="c00000000000000000000000000000000",
         amount=1,
         server=contributor.server,
         tls=contributor.tls,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.keys import is_id_of
+from gym_fed.trust.identity.keys import contributor_id
 from gym_fed.trust.identity.statements import (
     CLOCK_SKEW_SECONDS,
     Revocation,
@@ -118,7 +118,7 @@ class History:
     def _enrolled(self, kind: str, body: Mapping[str, Any]) -> None:
         who, key = body["contributor"], body["public_key"]
         before = self._current.get(who)
-        if before is None and not is_id_of(who, bytes.fromhex(key)):
+        if before is None and contributor_id(bytes.fromhex(key)) != who:
             raise _corrupt(who, "its first key does not hash to its id")
         if before is not None and key != before:
             raise _corrupt(who, "it came back with another key than it had")

@@ -40,8 +40,8 @@ Passphrase = Callable[[str], bytes]
 """Gives the passphrase of what is named."""
 
 
-CONTRIBUTOR_PATTERN = r"c[0-9a-f]{16}(?:[0-9a-f]{16})?"
-"""The id of an account: 32 hex digits, or the 16 of an account that was made by gym-fed 0.1."""
+CONTRIBUTOR_PATTERN = r"c[0-9a-f]{32}"
+"""The id of an account."""
 
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 
@@ -54,11 +54,6 @@ def contributor_id(public_key: bytes) -> str:
 def is_contributor_id(text: str) -> bool:
     """True if ``text`` has the form of an account id."""
     return _CONTRIBUTOR.fullmatch(text) is not None
-
-
-def is_id_of(contributor: str, public_key: bytes) -> bool:
-    """Whether ``contributor`` is the id that ``public_key`` gives to an account, in today's form or that of 0.1."""
-    return is_contributor_id(contributor) and contributor_id(public_key).startswith(contributor)
 
 
 def server_id(ledger_public_key: bytes) -> str:

@@ -18,7 +18,6 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import readable_seconds
 from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
-from gym_fed.trust.wire.protocol import UNNUMBERED, require_contributor
 
 MAX_STATEMENT_BYTES = 4096
 CLOCK_SKEW_SECONDS = 300
@@ -36,15 +35,12 @@ class Statement(StrictModel):
     issued_at: int = Field(ge=0, lt=2**53)
     """Unix seconds."""
     nonce: str = Field(default_factory=lambda: secrets.token_hex(16), pattern=r"^[0-9a-f]{32}$")
-    tls: str | None = Field(default=None, pattern=r"^(sha256:[0-9a-f]{64})?$")
-    """The hub's TLS key, as in ``gym_fed.trust.identity.login``. None only in ledger statements made by 0.1."""
+    tls: str = Field(pattern=r"^(sha256:[0-9a-f]{64})?$")
+    """The hub's TLS key, as in ``gym_fed.trust.identity.login``."""
 
     def signed(self) -> dict[str, Any]:
         """The data that is signed."""
-        data = self.model_dump(mode="json", by_alias=True)
-        if self.tls is None:
-            del data["tls"]
-        return data
+        return self.model_dump(mode="json", by_alias=True)
 
     def to_json(self) -> str:
         return canonical_json(self.signed()).decode()
@@ -64,13 +60,10 @@ class Statement(StrictModel):
         """Check that the statement is recent, and for this hub and its TLS key.
 
         Raises:
-            GymError: ``STALE``; ``CLOCK_SKEWED`` for another time; ``PROTOCOL_MISMATCH`` for a statement of gym-fed
-                0.1, which names no TLS key.
+            GymError: ``STALE``; ``CLOCK_SKEWED`` for another time.
         """
         if self.server != server:
             raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
-        if self.tls is None:
-            require_contributor(UNNUMBERED)
         if self.tls != tls:
             raise GymError(
                 ErrorCode.STALE,

@@ -45,9 +45,8 @@ class LineageCheck:
             raise corrupt(f"entry {entry.sequence} ({entry.kind}) has not its form: {error!r:.80}") from error
 
     def _made(self, entry: Entry, body: Mapping[str, Any]) -> None:
-        parent, digest, height = body.get("parent"), body["digest"], body["height"]
-        if parent is not None:  # entries of the first releases have none
-            self._check_parent(entry, parent, body)
+        parent, digest, height = body["parent"], body["digest"], body["height"]
+        self._check_parent(entry, parent, body)
         self._digests[height] = self.current = digest
 
     def _check_parent(self, entry: Entry, parent: str, body: Mapping[str, Any]) -> None:

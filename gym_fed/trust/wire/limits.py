@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL = 3
-"""Version of the wire contract: what is signed, and what a message means. Both ends must speak the same one.
-
-1 was gym-fed 0.1, which sent none; 2 signs the TLS key at enrolment and login, and has account ids of 128 bits; 3 has
-the pay in a round's task.
-"""
+"""Version of the wire contract: the signed data and the meaning of messages. Both ends must speak the same one."""
 
 CHUNK_BYTES = 1 << 20
 """Payload of one upload or download message."""

@@ -221,7 +221,7 @@ def test_a_round_costs_its_contributors_what_every_report_shows_and_replays_to_t
         assert found == {"epsilon": pytest.approx(TWO), "target_delta": 1e-5, "rounds": 2}
         account = Hub(fed, Wakeups())._account(hub.keys[name].contributor)
         assert json.loads(account.rewards_json)["privacy"] == found
-    assert privacy.account_of(fed, "c0000000000000000")["epsilon"] == 0.0
+    assert privacy.account_of(fed, "c00000000000000000000000000000000")["epsilon"] == 0.0
     report = privacy.report(fed)
     assert [row["epsilon"] for row in report["contributors"]] == [pytest.approx(TWO)] * 3
     assert report["rounds_without_noise"] == 0

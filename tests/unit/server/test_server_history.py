@@ -47,7 +47,7 @@ EDITS: dict[str, tuple[Any, str]] = {
     "key since": (edit(account_keys, valid_from=0.0), "keys"),
     "key until": (edit(account_keys, WAS, valid_until=9e12), "keys"),
     "key of nobody": (delete(account_keys).where(WAS), "keys"),
-    "key of another": (edit(account_keys, WAS, contributor="c" + "0" * 16), "keys"),
+    "key of another": (edit(account_keys, WAS, contributor="c" + "0" * 32), "keys"),
 }
 
 
@@ -97,7 +97,7 @@ def test_a_transfer_that_its_owner_did_not_sign_is_found(hub: Hub, owner: Signin
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"to": "c" + "0" * 16}, "something else"), ({"server": "s" + "0" * 16}, "a statement for s")],
+    [({"to": "c" + "0" * 32}, "something else"), ({"server": "s" + "0" * 16}, "a statement for s")],
     ids=["recipient", "hub"],
 )
 def test_a_transfer_that_its_owner_signed_for_something_else_is_found(

@@ -183,7 +183,7 @@ def test_a_rotation_after_asking_starts_the_hold_anew(hub: Hub, owner: SigningKe
         (-5, "friend", "an amount of -5"),
         (101, "friend", "100 of 100 can be moved"),
         (1, "self", "to itself"),
-        (1, "c0000000000000000", "no contributor"),
+        (1, "c00000000000000000000000000000000", "no contributor"),
     ],
     ids=["zero", "negative", "too-much", "self", "unknown"],
 )
@@ -251,7 +251,7 @@ def test_the_ledger_shows_its_readers_which_key_was_valid_when(hub: Hub, owner: 
     for number, key in ((1, owner), (2, second), (4, third)):
         assert key_at(entries[:number], account) == key.public_key
     assert hub.code(key_at, entries[:3], account) is ErrorCode.KEY_REVOKED
-    assert hub.code(key_at, entries, "c0000000000000000") is ErrorCode.NOT_FOUND
+    assert hub.code(key_at, entries, "c00000000000000000000000000000000") is ErrorCode.NOT_FOUND
     wrong = [entries[0], {"kind": "rotated", "body": {**entries[1]["body"], "public_key": "00" * 32}}]
     assert hub.code(key_at, wrong, account) is ErrorCode.STATE_CORRUPT
 

@@ -20,7 +20,7 @@ from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.ledger.export import LedgerCheck, first_line, lines, verify_file, verify_lines
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 
-ANN, BOB = "c" + "a" * 16, "c" + "b" * 16
+ANN, BOB = "c" + "a" * 32, "c" + "b" * 32
 
 
 @pytest.fixture

@@ -15,13 +15,20 @@ from gym_fed.serving.openai.catalogue import LOCAL, Caller
 
 def test_a_key_opens_what_it_was_made_for_and_is_not_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
-    key = KeyFile(path).add("ann", variants=("a", "a"), owners=("c0123456789abcdef",), base=False)
+    key = KeyFile(path).add(
+        "ann", variants=("a", "a"), owners=("c0123456789abcdef0123456789abcdef",), base=False
+    )
     assert key.startswith("gym-")
     assert len(key) >= 4 + 43  # 32 random bytes
     assert key not in path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     wanted = Caller(
-        "ann", False, False, frozenset({"a"}), frozenset({"c0123456789abcdef"}), key_sha256=hashed(key)
+        "ann",
+        False,
+        False,
+        frozenset({"a"}),
+        frozenset({"c0123456789abcdef0123456789abcdef"}),
+        key_sha256=hashed(key),
     )
     assert KeyFile(path).caller(key) == wanted
     assert KeyFile(path).caller(f"{key}x") is None
