@@ -30,16 +30,7 @@ Placed = tuple[str, Any]
 _BOM = b"\xef\xbb\xbf"
 _PEEKED_BYTES = 4096
 _PARQUET_ROWS = 256
-JSON_CELLS = (
-    "messages",
-    "conversations",
-    "history",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-    "images",
-)
+JSON_CELLS = ("messages", "conversations", "history", "prompt", "completion", "chosen", "rejected", "images")
 
 
 _TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")

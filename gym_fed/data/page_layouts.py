@@ -241,12 +241,7 @@ class ParquetRows(PageLayout):
                             continue
                         value = without_filled_nulls(row)
                         yield (
-                            (
-                                f"{self._name}: row {number}",
-                                size,
-                                _head_of(value),
-                                partial(_same, value),
-                            ),
+                            (f"{self._name}: row {number}", size, _head_of(value), partial(_same, value)),
                             number,
                         )
         except pyarrow.ArrowException as error:

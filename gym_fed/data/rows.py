@@ -54,11 +54,7 @@ class PlacedDict(dict[str, Any]):
 
     @classmethod
     def of(
-        cls,
-        row: Row,
-        place: str | None,
-        unread: Iterable[str] = (),
-        columns: Mapping[str, str] | None = None,
+        cls, row: Row, place: str | None, unread: Iterable[str] = (), columns: Mapping[str, str] | None = None
     ) -> PlacedDict:
         """Attach ``place`` to ``row``."""
         placed = cls(row)

@@ -17,13 +17,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.personalization.recipe import Method
-from gym_fed.personalization.results import (
-    CreatedVariant,
-    Listener,
-    Losses,
-    RebasedVariant,
-    require_better,
-)
+from gym_fed.personalization.results import CreatedVariant, Listener, Losses, RebasedVariant, require_better
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.served import ServedVariant, SharedServing
 from gym_fed.personalization.writer import VariantWriter

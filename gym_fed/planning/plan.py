@@ -80,11 +80,7 @@ class RunPlan:
 
 
 def plan_run(
-    config: TrainingConfig,
-    *,
-    processes: int = 1,
-    device: str | None = None,
-    timed: bool = True,
+    config: TrainingConfig, *, processes: int = 1, device: str | None = None, timed: bool = True
 ) -> RunPlan:
     """Estimate the requirements of ``config``. No weights are read.
 

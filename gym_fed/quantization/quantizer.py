@@ -157,11 +157,7 @@ class Quantizer:
         whole = teacher.whole()
         new = checked_tensors(whole, spec, "tuned")
         different = require_same_settings(
-            teacher.name,
-            given.model,
-            whole,
-            (given.tokenizer, teacher.tokenizer),
-            allow=allow_differences,
+            teacher.name, given.model, whole, (given.tokenizer, teacher.tokenizer), allow=allow_differences
         )
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}
         for name, delta in deltas.items():

@@ -14,16 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gym_quant.codec import (
-    ROW,
-    CodecError,
-    Encoded,
-    Params,
-    Payload,
-    Shape,
-    as_matrix,
-    sum_of_squares,
-)
+from gym_quant.codec import ROW, CodecError, Encoded, Params, Payload, Shape, as_matrix, sum_of_squares
 from gym_quant.codecs.lora import Lora
 from gym_quant.registry import CODECS, get_codec
 from torch import Tensor

@@ -298,11 +298,7 @@ def _clip_factor(norm: float, max_norm: float | None) -> float:
 
 
 def _check(
-    updates: Sequence[DeltaFile],
-    weights: Tensor,
-    spec: BaseSpec,
-    pipeline: Pipeline,
-    root: DeltaFile | None,
+    updates: Sequence[DeltaFile], weights: Tensor, spec: BaseSpec, pipeline: Pipeline, root: DeltaFile | None
 ) -> None:
     if weights.numel() != len(updates):
         raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {weights.numel()} weights")

@@ -45,11 +45,7 @@ class Stack(ABC):
     """
 
     def __init__(
-        self,
-        name: str,
-        updates: Sequence[DeltaFile],
-        shape: tuple[int, ...],
-        version: int = MERGE_VERSION,
+        self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...], version: int = MERGE_VERSION
     ) -> None:
         self.name = name
         self.updates = updates

@@ -74,9 +74,7 @@ class _HeaderEntry:
 
 
 def write_packed(
-    path: str | Path,
-    tensors: Mapping[str, PackedLinear | Tensor],
-    metadata: Mapping[str, str] | None = None,
+    path: str | Path, tensors: Mapping[str, PackedLinear | Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write packed layers and plain tensors atomically.
 

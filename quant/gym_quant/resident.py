@@ -115,12 +115,7 @@ class ResidentBatch(ABC):
 
     @abstractmethod
     def add(
-        self,
-        x: Tensor,
-        index: IndexArray,
-        y: Tensor,
-        path: str | None = None,
-        tables: object | None = None,
+        self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None, tables: object | None = None
     ) -> None:
         """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
 
@@ -145,12 +140,7 @@ class DecodedBatch(ResidentBatch):
         self.variants = tuple(variants)
 
     def add(
-        self,
-        x: Tensor,
-        index: IndexArray,
-        y: Tensor,
-        path: str | None = None,
-        tables: object | None = None,
+        self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None, tables: object | None = None
     ) -> None:
         del path, tables
         for number, variant in enumerate(self.variants):

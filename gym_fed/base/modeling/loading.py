@@ -40,12 +40,7 @@ def load_weights(
         GymError: ``MODEL_INVALID`` naming tensors that are missing, have another shape, or do not belong to the
             architecture.
     """
-    given = {
-        "local_files_only": True,
-        "trust_remote_code": False,
-        "output_loading_info": True,
-        **arguments,
-    }
+    given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **arguments}
     if "attn_implementation" in given:
         model, info = kind.from_pretrained(source, **given)
     else:

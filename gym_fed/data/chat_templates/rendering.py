@@ -42,11 +42,7 @@ class Template:
 
     def _render(self, messages: list[Message], tools: Any, **arguments: Any) -> tuple[str, list[Span]]:
         texts, spans = render_chat(
-            conversations=[messages],
-            tools=tools,
-            chat_template=self.source,
-            **arguments,
-            **self.variables,
+            conversations=[messages], tools=tools, chat_template=self.source, **arguments, **self.variables
         )
         return texts[0], spans[0] if spans else []
 

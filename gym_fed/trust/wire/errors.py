@@ -20,11 +20,7 @@ def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, b
         harmless(error.hint[:1000]),
     )  # they may quote what was sent
     body = pb.Error(code=error.code.value, message=message, hint=hint)
-    return (
-        grpc.StatusCode[error.code.grpc_status],
-        message[:1000],
-        ((TRAILER, body.SerializeToString()),),
-    )
+    return (grpc.StatusCode[error.code.grpc_status], message[:1000], ((TRAILER, body.SerializeToString()),))
 
 
 def from_rpc_error(error: Any, target: str) -> GymError:

@@ -12,14 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gym_quant.bitstream import (
-    LARGEST_TRIT_BYTE,
-    Bytes,
-    Floats,
-    pack_trits,
-    packed_trits_width,
-    unpack_trits,
-)
+from gym_quant.bitstream import LARGEST_TRIT_BYTE, Bytes, Floats, pack_trits, packed_trits_width, unpack_trits
 from gym_quant.codec import ROW, CodecError
 from gym_quant.levels import LevelCodec, Shared, best_split, float64_sums
 

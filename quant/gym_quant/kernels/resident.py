@@ -208,12 +208,7 @@ class SignBatch(ResidentBatch):
         return LookupTables.of(x, self.mode, index, path)
 
     def add(
-        self,
-        x: Tensor,
-        index: IndexArray,
-        y: Tensor,
-        path: str | None = None,
-        tables: object | None = None,
+        self, x: Tensor, index: IndexArray, y: Tensor, path: str | None = None, tables: object | None = None
     ) -> None:
         """``y[b] += delta[index[b]] @ x[b]`` for every row with an index that is not -1.
 
