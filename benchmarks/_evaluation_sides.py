@@ -21,9 +21,8 @@ from gym_quant.packing import packed_width
 from torch import Tensor
 
 from gym_fed.base.models import LoadedModel, load_model
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation.suites.eval_task import EvalTask
 from gym_fed.evaluation.suites.tasks import tasks_of

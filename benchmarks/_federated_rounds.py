@@ -30,11 +30,10 @@ from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import load_rows
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation import heldout_loss
 from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge

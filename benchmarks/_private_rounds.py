@@ -29,10 +29,9 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.data import encode_rows, generate
 from gym_fed.data.encoding import IGNORED
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.soup.merging import merge
 from gym_fed.soup.private import NoisedFactors, PrivateMerge
 from gym_fed.training.trainer import Trainer

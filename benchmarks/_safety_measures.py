@@ -14,9 +14,8 @@ from _safety_rows import Row
 from gym_quant.safety import project_delta
 
 from gym_fed.base.models import load_model, model_name
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation.evaluator import Evaluator
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.evaluation.probe.margin import model_margins

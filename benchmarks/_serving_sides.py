@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import model_tensors
+from gym_fed.delta.file import apply_delta
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.chunk import Chunk

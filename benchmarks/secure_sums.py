@@ -26,7 +26,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.privacy.secure_aggregation.masks import Mask
+from gym_fed.privacy.secure_aggregation.keys import Mask
 from gym_fed.privacy.secure_aggregation.votes import bits_for, signs, sum_masked, write_masked
 
 CONTRIBUTORS, QUICK_CONTRIBUTORS = (4, 10, 30), (4,)

@@ -88,9 +88,13 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from gym_fed.base.modeling.architecture import images_type, require_architecture, require_text
     from gym_fed.base.modeling.checkpoint import class_of
-    from gym_fed.base.modeling.config_sizes import require_sizes
+    from gym_fed.base.modeling.config_checks import (
+        images_type,
+        require_architecture,
+        require_sizes,
+        require_text,
+    )
     from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
 
     if dtype not in DTYPES:

@@ -1,4 +1,4 @@
-"""Read a ``.gymdelta``: memory-mapped, and fully validated before anything is decoded."""
+"""Read a ``.gymdelta``, memory-mapped and fully validated before anything is decoded, and add it to a model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from gym_quant import CodecError, Payload, get_codec
 from gym_quant.registry import CODECS
-from torch import Tensor
+from torch import Tensor, nn
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK, read_at
-from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
 from gym_fed.delta.writer import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
 
@@ -355,3 +355,27 @@ def _named_in_errors(path: Path) -> Iterator[None]:
 
 def _invalid(message: str, hint: str = "") -> GymError:
     return GymError(ErrorCode.DELTA_INVALID, message, hint)
+
+
+def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0) -> None:
+    """Add ``scale * delta`` to the model's tensors in place.
+
+    The sum is taken in float32 and then cast to the tensor's dtype. Whether the delta belongs to this base is
+    checked where it is opened (``DeltaFile.open(path, spec)``); here names and shapes must fit.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` naming the tensor; nothing was changed then.
+    """
+    tensors = model_tensors(model)
+    for record in delta.manifest.tensors:
+        if record.name not in tensors or tuple(tensors[record.name].shape) != record.shape:
+            actual = list(tensors[record.name].shape) if record.name in tensors else "absent"
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the model: {actual}",
+            )
+    with torch.no_grad():
+        for name in delta.names:
+            target = tensors[name]
+            change = delta.decode(name).mul_(scale).to(target.device)
+            target.copy_(target.to(torch.float32) + change)

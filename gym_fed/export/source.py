@@ -234,9 +234,8 @@ def open_source(
 
 
 def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path) -> Source:
-    from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.file import DeltaFile, apply_delta
 
     base, chain = chain_on(named_base, adapters)
     home = Path(resolve(base))

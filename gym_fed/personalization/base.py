@@ -13,9 +13,8 @@ import torch
 from gym_fed.base.models import load_model, model_name
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.choice import NONE, use_chat_template
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.personalization.recipe import BaseSize
 from gym_fed.personalization.rows import PersonalRows
 

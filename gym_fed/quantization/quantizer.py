@@ -25,12 +25,11 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.differences import require_same_settings
 from gym_fed.base.models import load_model, load_tuned, model_name
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, checked_tensors
 from gym_fed.delta.budget import MENU, Sensitivity
 from gym_fed.delta.encode import encode_source, energy_of, lora_delta
 from gym_fed.delta.factors import factors_on
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.policy import parts_of
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.refining import (

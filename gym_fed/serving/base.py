@@ -47,9 +47,8 @@ def load_base(
     """
     import torch
 
-    from gym_fed.base.modeling.architecture import images_type
     from gym_fed.base.modeling.checkpoint import Checkpoint, config_of
-    from gym_fed.base.modeling.config_sizes import require_sizes
+    from gym_fed.base.modeling.config_checks import images_type, require_sizes
 
     target = getattr(torch, dtype)
     folder = Path(resolve(name))

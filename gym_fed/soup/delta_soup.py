@@ -27,11 +27,10 @@ from gym_fed.base.models import LoadedModel, load_model, load_tuned, model_name
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import METHODS
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.factors import lora_change
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
 from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.building import build, is_method

@@ -38,9 +38,8 @@ from gym_quant.codec import (
     to_matrix,
 )
 from gym_quant.compensation import compensated_codes
-from gym_quant.planes import codes_a_byte, to_planes
 from gym_quant.resident import Resident
-from gym_quant.resident_codes import ResidentCodes
+from gym_quant.resident_codes import ResidentCodes, codes_a_byte, to_planes
 
 _SAMPLE = 1 << 20
 _FLOOR = 1e-6

@@ -12,7 +12,7 @@ from gym_server.store.tables import accounts
 from gym_server.web.dashboard import Dashboard
 from sqlalchemy import update
 
-from gym_fed.trust.identity.invite import parse_invite
+from gym_fed.trust.identity.login import parse_invite
 from tests.support.private_hub import PrivateRounds, private_hub
 
 if TYPE_CHECKING:

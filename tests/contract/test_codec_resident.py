@@ -17,9 +17,9 @@ from gym_quant.codec import Encoded
 from gym_quant.factor_encoding import payload_size
 from gym_quant.kernels import ResidentSigns
 from gym_quant.levels import LevelCodec, Shared
-from gym_quant.planes import codes_a_byte, from_planes, to_planes
 from gym_quant.registry import CODECS
 from gym_quant.resident import Resident, Transposed
+from gym_quant.resident_codes import codes_a_byte, from_planes, to_planes
 from gym_quant.uniform import UniformCodec
 
 from tests.support.codec_settings import GROUPS, settings_of

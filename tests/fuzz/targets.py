@@ -348,7 +348,7 @@ def backup_seeds() -> list[bytes]:
 
 
 def read_invite(data: bytes) -> None:
-    from gym_fed.trust.identity.invite import format_invite, parse_invite
+    from gym_fed.trust.identity.login import format_invite, parse_invite
 
     text = _text(data)
     assert parse_invite(format_invite(parse_invite(text))) == parse_invite(text)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_weights import loaded_variant

@@ -107,9 +107,8 @@ class GlobalModel:
             GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``;
                 ``MISSING_DEPENDENCY`` for a soup in a plug-in's codec that the task does not record.
         """
-        from gym_fed.delta.apply import apply_delta
         from gym_fed.delta.base import BaseSpec
-        from gym_fed.delta.file import DeltaFile
+        from gym_fed.delta.file import DeltaFile, apply_delta
 
         self.require_base(spec.base_digest, spec.base_model)
         soups = [soup.sha256 for soup in spec.soups]

@@ -28,7 +28,7 @@ from gym_client.identity.trust import establish, vouching_authority
 from gym_client.ledger.restored import with_restores
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import require_utf8
-from gym_fed.trust.identity.invite import parse_invite
+from gym_fed.trust.identity.login import parse_invite
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:

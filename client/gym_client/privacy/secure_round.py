@@ -29,15 +29,16 @@ from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256, make_folder, write_atomically
 from gym_fed.privacy.secure_aggregation.keys import (
     SECRET_BYTES,
+    Mask,
     commitment,
     new_secret,
+    pair_mask,
     public_of,
     seal,
     share_commitments,
     shared_key,
     unseal,
 )
-from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
 from gym_fed.privacy.secure_aggregation.messages import (
     ACTIONS,
     RECORD,

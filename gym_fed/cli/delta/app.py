@@ -106,9 +106,8 @@ def apply(
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""
     from gym_fed.base.models import load_model, model_name, quiet_loading
-    from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.file import DeltaFile, apply_delta
 
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")

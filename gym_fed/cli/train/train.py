@@ -221,7 +221,7 @@ def _named_model(given: dict[str, Any]) -> str | None:
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
     """What a trained model is good for."""
-    from gym_fed.base.modeling.architecture import images_type
+    from gym_fed.base.modeling.config_checks import images_type
     from gym_fed.base.models import resolve
 
     if settings.model is not None and images_type(Path(resolve(settings.model))) is not None:

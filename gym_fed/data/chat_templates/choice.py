@@ -10,9 +10,8 @@ from typing import Any
 from jinja2 import TemplateError, TemplateSyntaxError
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.marks import has_marks, training_template
 from gym_fed.data.chat_templates.named import NAMED, named_template
-from gym_fed.data.chat_templates.rendering import Message, Template, template_of
+from gym_fed.data.chat_templates.rendering import Message, Template, has_marks, template_of, training_template
 
 _MOST_CHARACTERS = 200_000
 NONE = "none"

@@ -11,8 +11,15 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.marks import has_marks, showing_history, training_template
-from gym_fed.data.chat_templates.rendering import Message, Span, Template, template_of
+from gym_fed.data.chat_templates.rendering import (
+    Message,
+    Span,
+    Template,
+    has_marks,
+    showing_history,
+    template_of,
+    training_template,
+)
 from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_marks, trimmed_marks
 
 Reasoning = Literal["learn", "drop", "off"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.data.formats._answers import ALPACA_KEYS, alpaca_question, alpaca_row
+from gym_fed.data.formats._turns import ALPACA_KEYS, alpaca_question, alpaca_row
 from gym_fed.data.formats.base import BadRow, Format, Raw, conversation_of, string, with_context
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats._answers import PROMPT_KEYS, prompt_and_answers
+from gym_fed.data.formats._turns import PROMPT_KEYS, prompt_and_answers
 from gym_fed.data.formats.base import Format, Raw, context_of, with_context
 
 

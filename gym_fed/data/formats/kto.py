@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats._answers import PROMPT_KEYS, alpaca_question, prompt_and_answers, require_learned
-from gym_fed.data.formats._turns import conversation, split_answer
+from gym_fed.data.formats._turns import (
+    PROMPT_KEYS,
+    alpaca_question,
+    conversation,
+    prompt_and_answers,
+    require_learned,
+    split_answer,
+)
 from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, with_context
 
 

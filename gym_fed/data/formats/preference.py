@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats._answers import PROMPT_KEYS, prompt_and_answers, require_learned
+from gym_fed.data.formats._turns import PROMPT_KEYS, prompt_and_answers, require_learned
 from gym_fed.data.formats.base import BadRow, Format, Raw, with_context
 
 _PAIR = ("chosen", "rejected")

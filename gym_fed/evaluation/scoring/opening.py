@@ -179,9 +179,8 @@ def dense_model(request: ModelRequest, key: str) -> LoadedModel:
     Raises:
         GymError: As ``open_models``.
     """
-    from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.file import DeltaFile, apply_delta
     from gym_fed.serving.store.store import VariantStore
 
     require_named(request)

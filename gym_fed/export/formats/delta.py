@@ -60,9 +60,8 @@ class Delta(ExportFormat):
             encode_delta(source.whole(), tensors, codec, target, spec)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
-        from gym_fed.delta.apply import apply_delta
         from gym_fed.delta.base import BaseSpec
-        from gym_fed.delta.file import DeltaFile
+        from gym_fed.delta.file import DeltaFile, apply_delta
 
         base = _base_of(source)
         with DeltaFile.open(target, BaseSpec.of(base, model_name(str(source.base)))) as opened:

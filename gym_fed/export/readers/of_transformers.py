@@ -44,8 +44,7 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
             model = PeftModel.from_pretrained(model, below).merge_and_unload()
         model = PeftModel.from_pretrained(model, adapters[-1])
     if "delta" in parts:
-        from gym_fed.delta.apply import apply_delta
-        from gym_fed.delta.file import DeltaFile
+        from gym_fed.delta.file import DeltaFile, apply_delta
 
         with DeltaFile.open(Path(parts["delta"])) as opened:
             apply_delta(model, opened)

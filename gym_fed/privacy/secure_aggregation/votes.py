@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file
-from gym_fed.privacy.secure_aggregation.masks import MAX_BITS, Mask, MaskSum, Words, word_type
+from gym_fed.privacy.secure_aggregation.keys import MAX_BITS, Mask, MaskSum, Words, word_type
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.config_sizes import SIZES
+from gym_fed.base.modeling.config_checks import SIZES
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 

@@ -11,7 +11,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
-from gym_fed.data.chat_templates.marks import vision_template
+from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.rows import PlacedDict, Row, place_of

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.architecture import images_type
+from gym_fed.base.modeling.config_checks import images_type
 from gym_fed.base.modeling.processors import is_processor as is_processor
 from gym_fed.base.modeling.processors import load_processor, unreadable
 from gym_fed.base.models import quiet_loading, resolve
@@ -21,7 +21,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.data.chat_templates.marks import vision_template
+from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
 from gym_fed.data.rows import Row, place_of
@@ -51,7 +51,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     import torch
     from transformers import AutoModelForImageTextToText
 
-    from gym_fed.base.modeling.architecture import require_architecture
+    from gym_fed.base.modeling.config_checks import require_architecture
     from gym_fed.base.modeling.loading import load_weights
 
     require_package("PIL", f"model: {name_or_path} reads images, which", "vision")

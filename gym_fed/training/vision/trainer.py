@@ -10,7 +10,7 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from gym_fed.base.modeling.loading import load_weights
-from gym_fed.data.chat_templates.marks import vision_template
+from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.image_size import ImageLimits

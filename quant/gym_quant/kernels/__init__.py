@@ -8,11 +8,18 @@ themselves, while its exact torch reference adds in another order (see there).
 """
 
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer, PagedSpans, attend
-from gym_quant.kernels.counting import hamming, majority, votes
 from gym_quant.kernels.dispatch import available, describe, path, using
 from gym_quant.kernels.lookup import MODES
 from gym_quant.kernels.matmul import signed_matmul
-from gym_quant.kernels.mixing import sign_products, signed_combination, signed_trimmed, signed_votes
+from gym_quant.kernels.mixing import (
+    hamming,
+    majority,
+    sign_products,
+    signed_combination,
+    signed_trimmed,
+    signed_votes,
+    votes,
+)
 from gym_quant.kernels.order import (
     linear_combination,
     linear_combinations,

@@ -1,7 +1,7 @@
-"""Robust merging on packed signs: inner products, weighted sums, and trimmed means of combinations.
+"""Robust merging on packed signs: distances, votes, inner products, weighted sums, and trimmed means of combinations.
 
-The rows of a kernel are whole tensors here, one a contributor, wherever they lie (mapped from as many files, say).
-Native code reads each once, through blocks of all of them that fit the L2 cache.
+The rows of a mixing kernel are whole tensors, one per contributor, in any memory (such as mapped files). Native code
+reads each once, in blocks of all of them that fit the L2 cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError
-from gym_quant.kernels import dispatch, mixing_reference, native
+from gym_quant.kernels import dispatch, mixing_reference, native, reference
 
 _INT32 = (1 << 31) - 1
 
@@ -204,3 +204,61 @@ def _out(out: Tensor | None, rows: int, cols: int, dtype: torch.dtype) -> Tensor
             f"out is {list(out.shape)} {out.dtype} on {out.device}, not a contiguous {dtype} {[rows, cols]}"
         )
     return out
+
+
+_INT32 = (1 << 31) - 1
+
+
+def hamming(packed: Tensor) -> Tensor:
+    """Compute pairwise Hamming distances of packed rows.
+
+    Args:
+        packed: ``[n, bytes]`` uint8; padding bits count, and are zero in format version 1.
+
+    Returns:
+        ``[n, n]`` int64, symmetric with a zero diagonal.
+    """
+    rows = _packed_rows(packed)
+    chosen = dispatch.path()
+    return reference.hamming(rows) if chosen == "torch" else native.hamming(chosen, rows)
+
+
+def votes(packed: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Count the rows with a 1 at each bit, or sum those rows' weights.
+
+    Args:
+        packed: ``[n, bytes]`` uint8.
+        weights: ``[n]`` whole numbers whose magnitudes sum to less than 2^31.
+
+    Returns:
+        ``[8 * bytes]`` int32, least significant bit of a byte first.
+
+    Raises:
+        CodecError: For weights of another shape or dtype, or so large that a sum could overflow.
+    """
+    rows = _packed_rows(packed)
+    if weights is not None:
+        if weights.shape != rows.shape[:1] or weights.dtype.is_floating_point:
+            raise CodecError(f"weights are {list(weights.shape)} {weights.dtype}, not [{len(rows)}] integers")
+        wide = weights.detach().to(torch.int64)
+        if bool((wide.abs() > _INT32).any()) or int(wide.abs().sum()) > _INT32:
+            raise CodecError(f"weights sum to {int(wide.abs().sum())}, more than {_INT32}")
+        weights = wide.to(torch.int32).contiguous()
+    chosen = dispatch.path()
+    return reference.votes(rows, weights) if chosen == "torch" else native.votes(chosen, rows, weights)
+
+
+def majority(packed: Tensor) -> Tensor:
+    """Packed bits ``[bytes]`` uint8: 1 where at least half of the rows ``[n, bytes]`` have a 1."""
+    rows = _packed_rows(packed)
+    chosen = dispatch.path()
+    return reference.majority(rows) if chosen == "torch" else native.majority(chosen, rows)
+
+
+def _packed_rows(packed: Tensor) -> Tensor:
+    if packed.ndim != 2 or packed.dtype != torch.uint8 or packed.device.type != "cpu" or not len(packed):
+        raise CodecError(
+            f"packed is {list(packed.shape)} {packed.dtype} on {packed.device}, "
+            "not [n, bytes] uint8 of at least one row on the CPU"
+        )
+    return packed.contiguous()

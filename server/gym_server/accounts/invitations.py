@@ -10,7 +10,7 @@ from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.trust.identity.invite import Invite, format_invite, token_hash
+from gym_fed.trust.identity.login import Invite, format_invite, token_hash
 from gym_server.federation import Federation
 from gym_server.store.tables import invites
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
-from gym_fed.privacy.secure_aggregation.keys import SECRET_BYTES, commitment, public_of
-from gym_fed.privacy.secure_aggregation.masks import Mask, pair_mask
+from gym_fed.privacy.secure_aggregation.keys import SECRET_BYTES, Mask, commitment, pair_mask, public_of
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK, Advert, Revealed
 from gym_fed.privacy.secure_aggregation.shares import join_secret
 from gym_fed.privacy.secure_aggregation.votes import bits_for, sum_masked

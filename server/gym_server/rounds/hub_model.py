@@ -22,9 +22,8 @@ from gym_fed.core.text import plain
 from gym_fed.data.generated import generate
 from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
 from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
 from gym_fed.evaluation.soup_game import SoupGame

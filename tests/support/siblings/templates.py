@@ -51,6 +51,6 @@ SMOLLM2 = (
 
 def shipped(name: str) -> str:
     """The published template that TRL carries under ``name``."""
-    from gym_fed.data.chat_templates.marks import trl_templates
+    from gym_fed.data.chat_templates.rendering import trl_templates
 
     return (trl_templates() / f"{name}.jinja").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gym_fed.base.modeling.config_sizes import require_sizes
+from gym_fed.base.modeling.config_checks import require_sizes
 from gym_fed.base.modeling.tensor_files import tensor_shapes
 from gym_fed.base.models import load_model, load_tokenizer, nano_path, resolve
 from gym_fed.core.errors import ErrorCode, GymError

@@ -25,11 +25,10 @@ from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.wire.limits import DELTA_STYPE
 

@@ -14,8 +14,8 @@ from gym_client.identity.pins import ServerPin
 from gym_client.identity.trust import establish
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.invite import Invite, format_invite
 from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.login import Invite, format_invite
 from tests.support.tiny_hub import TinyHub
 
 

@@ -25,8 +25,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates import batches
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer
-from gym_fed.data.chat_templates.marks import trl_templates
-from gym_fed.data.chat_templates.rendering import template_of
+from gym_fed.data.chat_templates.rendering import template_of, trl_templates
 
 NESTED = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
 CAPTURES = "{% set a %}{{ 'x' * 9000000 }}{% endset %}" + "{% set a %}{{ a }}{{ a }}{{ a }}{% endset %}" * 4

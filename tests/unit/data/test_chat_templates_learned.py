@@ -15,7 +15,7 @@ import pytest
 from jinja2 import TemplateError
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.marks import trl_templates
+from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import IGNORED, encode_one
 from tests.support.conversations import CONVERSATIONS, byte_tokenizer
 

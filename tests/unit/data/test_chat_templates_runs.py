@@ -18,7 +18,7 @@ from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.data.chat_templates.marks import trl_templates
+from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import IGNORED, encode_one, encode_rows
 from gym_fed.data.rows import PlacedDict
 from gym_fed.training.algorithms.preference._answers import encode_answers
@@ -288,7 +288,7 @@ def test_a_conversation_has_one_first_token() -> None:
 def test_rows_are_encoded_without_importing_trl() -> None:
     code = (
         "import sys; from gym_fed.data import encode_rows; from gym_fed.base.models import load_tokenizer; "
-        "from gym_fed.data.chat_templates.marks import training_template, trl_templates; "
+        "from gym_fed.data.chat_templates.rendering import training_template, trl_templates; "
         "source = (trl_templates() / 'qwen3.jinja').read_text(); assert training_template(source); "
         "rows = [{'messages': [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]}]; "
         "encode_rows(load_tokenizer('gym-nano'), rows, max_length=64); assert 'trl' not in sys.modules"

@@ -16,7 +16,7 @@ from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.data.chat_templates.marks import trl_templates
+from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import encode_one, encode_rows
 from gym_fed.data.preview import sequences_of
 from gym_fed.data.string_rows import as_turns, count_forms, forms_in_words

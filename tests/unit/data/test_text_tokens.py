@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.data.chat_templates.marks import trl_templates
+from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import encode_rows, prompt_ids
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.plain_tokenizer import plain_tokenizer

@@ -12,11 +12,10 @@ from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.feedback import ErrorFeedback
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 
 STORIES = Path(__file__).resolve().parents[3].parent / "shared" / "models" / "stories260K"
 SHAPES = {

@@ -13,9 +13,8 @@ import torch
 
 from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation.scoring.local import LocalScorer
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood

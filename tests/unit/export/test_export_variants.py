@@ -17,10 +17,9 @@ from gym_fed.cli.main import app
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.reading import load_rows
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.export import nearest
 from gym_fed.export.formats.base import Options
 from gym_fed.export.nearest import KeptGain, factors_of, kept_gain, largest_components, lora_facts

@@ -11,9 +11,8 @@ import torch
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization import PersonalizedTrainer
 from gym_fed.personalization.base import Base

@@ -14,14 +14,16 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.privacy.secure_aggregation.keys import (
+    Mask,
+    MaskSum,
     commitment,
     new_secret,
+    pair_mask,
     public_of,
     seal,
     shared_key,
     unseal,
 )
-from gym_fed.privacy.secure_aggregation.masks import Mask, MaskSum, pair_mask
 from gym_fed.privacy.secure_aggregation.messages import Advert, SignedAdvert, check_participants
 from gym_fed.privacy.secure_aggregation.shares import join_secret, split_secret
 from gym_fed.privacy.secure_aggregation.votes import (

@@ -13,10 +13,9 @@ import torch
 from gym_quant import get_codec
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 
 SHAPES = [(4, 32), (64, 64), (7, 172), (3, 33), (5, 1), (2, 31), (1, 100)]
 

@@ -91,9 +91,8 @@ def test_a_delta_is_rebuilt_on_its_base_from_the_same_registry(
     import torch
 
     from gym_fed.base.models import load_model
-    from gym_fed.delta.apply import apply_delta
     from gym_fed.delta.base import tensors_digest
-    from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.file import DeltaFile, apply_delta
 
     base = registry.push("me/base", model, licence="mit")
     pushed = registry.push("me/tuned", delta, licence="mit", base=str(model))

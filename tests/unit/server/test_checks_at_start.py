@@ -25,8 +25,8 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
-from gym_fed.trust.identity.invite import parse_invite
 from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.login import parse_invite
 from tests.support.private_hub import PRIVATE, private_hub
 
 ROW = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})

@@ -20,8 +20,8 @@ from gym_server.web.invites import qr_rows
 from sqlalchemy import insert, select, update
 from starlette.testclient import TestClient
 
-from gym_fed.trust.identity.invite import parse_invite, token_hash
 from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.login import parse_invite, token_hash
 from gym_fed.trust.ledger.export import verify_file
 from gym_fed.web.access import CSRF_HEADER
 from tests.support.hub_pages import HubPages

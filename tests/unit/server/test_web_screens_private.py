@@ -14,7 +14,7 @@ from gym_server.privacy.budget import report
 from gym_server.store.tables import evaluation_seeds, nodes, privacy_seeds, rounds, updates, versions
 from sqlalchemy import insert, select, update
 
-from gym_fed.trust.identity.invite import parse_invite
+from gym_fed.trust.identity.login import parse_invite
 from tests.support.hub_pages import HubPages
 from tests.support.private_hub import NAMES, PrivateRounds, private_hub
 

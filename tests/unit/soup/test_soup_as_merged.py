@@ -17,10 +17,9 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import LoraRecipe, TaskSpec, TrainingRecipe
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.adapters import largest_rank
 from gym_fed.soup.merging import merge

@@ -15,10 +15,9 @@ from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.encode import encode_source
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.soup_game import WORST, SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method

@@ -12,9 +12,8 @@ from gym_fed import Trainer, TrainingConfig
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.delta.apply import apply_delta
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.quantization import AggregationMethod, DeltaSoupConfig
 from gym_fed.training.model.saving import _move_into
 
