@@ -206,9 +206,6 @@ def _out(out: Tensor | None, rows: int, cols: int, dtype: torch.dtype) -> Tensor
     return out
 
 
-_INT32 = (1 << 31) - 1
-
-
 def hamming(packed: Tensor) -> Tensor:
     """Compute pairwise Hamming distances of packed rows.
 
