@@ -70,8 +70,8 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
     """Compile a pattern whose search takes bounded time, and return it with the most characters of its match.
 
     A text chosen by a stranger can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be
-    stopped. So the ways in which a pattern can match are counted: a backtracking search visits each at most
-    once from each place. Only constructs that can be counted are allowed.
+    stopped. So the ways in which a pattern can match are counted: a backtracking search visits each at most once from
+    each place. Only constructs that can be counted are allowed.
 
     Args:
         text: The pattern, which is searched in folded text and ignores case.

@@ -1,13 +1,13 @@
 """Authentication by API keys or, without keys, protection against requests from web pages of other sites.
 
 A key is ``gym-`` and 32 random bytes. The key file has each key's permissions and its SHA-256, which suffices for
-random bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added
-and revoked while a server runs.
+random bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added and
+revoked while a server runs.
 
 Without keys the server listens on loopback, and any program of this machine may use it. A browser would let pages of
 other sites do so, too. Such a page can post a form or script to 127.0.0.1, which ``Origin`` reveals, or let its own
-name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither can do
-harm, because the page has no key.
+name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither can do harm,
+because the page has no key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Variants added and removed over HTTP, in the form of vLLM's LoRA adapters.
+"""Variants added and removed over HTTP, with the endpoints of vLLM's LoRA adapters.
 
-The bytes do not travel: a request names a `.gymdelta` that is in one folder of the server's machine. Beside it is the
-manifest that its owner signed, as ``NAME.gymdelta.json`` (`gym variant sign` writes it); where it is missing the
-variant is unsigned, which a store that requires signatures refuses.
+The request carries no weights: it names a `.gymdelta` in one folder on the server. Next to it is the
+manifest that its owner signed, as ``NAME.gymdelta.json`` (`gym variant sign` writes it). Without that file the
+variant is unsigned, and a store that requires signatures refuses it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _SUFFIX = ".gymdelta"
 
 
 class LoadRequest(RequestModel):
-    """A delta, and what it is to be served as."""
+    """The body of a request to add a variant."""
 
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=4096)
     load_inplace: bool | None = None
-    """Whether it takes the place of the variant of this name."""
+    """Replace the variant of this name."""
 
     base_model_name: Annotated[Any, only()] = None
 
 
 class UnloadRequest(RequestModel):
-    """A variant."""
+    """The body of a request to remove a variant."""
 
     lora_name: str = Field(min_length=1, max_length=256)
     lora_int_id: Annotated[Any, only()] = None
@@ -47,8 +47,8 @@ class Adapters:
     """Adds variants to a store, and removes them.
 
     Args:
-        store: None: the base alone is served.
-        folder: What is named must be in it; None: nothing can be added.
+        store: The store; None: only the base is served.
+        folder: The folder that holds the deltas; None: nothing can be added.
         catalogue: The catalogue of the same store.
     """
 
@@ -58,10 +58,10 @@ class Adapters:
         self._catalogue = catalogue
 
     def answer(self, url: str, body: Any, caller: Caller) -> str:
-        """Add or remove a variant; durable on return, and felt by the next request of every server on the store.
+        """Add or remove a variant; durable on return, and in effect from the next request of every server.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for a key without this right; as ``VariantStore.add``.
+            GymError: ``PERMISSION_DENIED`` for a key without this permission; as ``VariantStore.add``.
         """
         if not caller.manage_variants:
             raise RequestError(
@@ -92,11 +92,11 @@ class Adapters:
         return f"Success: LoRA adapter '{request.lora_name}' removed successfully."
 
     def _variant(self, name: str) -> str:
-        """The variant's own name of what may be the model's."""
+        """Return the variant's own name, given that or the model name of the API."""
         return name.removeprefix(f"{self._catalogue.served_name}:")
 
     def _inside(self, given: str) -> Path:
-        """A file of the folder; where none is, and what lies elsewhere, are refused in the same words."""
+        """Return the path of a file in the folder; missing files and paths outside get the same error."""
         if self._folder is None:
             raise RequestError(
                 "this server has no folder of adapters",
@@ -120,7 +120,7 @@ class Adapters:
 
 
 def _manifest_beside(delta: Path) -> SignedVariant | None:
-    """What the owner signed, if it is there.
+    """Read the signed manifest of a delta, if there is one.
 
     Raises:
         GymError: As ``SignedVariant.parse``.
@@ -137,5 +137,5 @@ def _manifest_beside(delta: Path) -> SignedVariant | None:
 
 
 def manifest_path(delta: Path) -> Path:
-    """Where the manifest of a delta is kept beside it."""
+    """Return the path of the manifest next to a delta."""
     return delta.with_name(f"{delta.name}.json")

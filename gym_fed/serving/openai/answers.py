@@ -1,4 +1,4 @@
-"""Builds answers: events of the engine in, chunks of a stream or one whole body out."""
+"""Answers built from events of the engine, as chunks of a stream or as one body."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ StreamChunk = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """What of a choice may be sent now, in order; calls may come in parts."""
+    """The parts of a choice that may be sent now, in order; calls may come in fragments."""
 
     parts: Sequence[AnswerPart]
     logprobs: Sequence[TokenLogprob]
@@ -28,7 +28,7 @@ class Shown(NamedTuple):
 
     @property
     def calls(self) -> list[Call | MoreArguments]:
-        """Calls; or where they come in parts a call's beginning, and more of the last one's arguments."""
+        """Calls or, if they come in fragments, the beginning of a call or more of the last one's arguments."""
         return [part for part in self.parts if isinstance(part, Call | MoreArguments)]
 
 
@@ -45,7 +45,7 @@ class AnswerChoice:
     finish_reason: str | None = None
 
     def take(self, event: Event) -> Shown:
-        """Add an event; returns what to show."""
+        """Add an event, and return what to show."""
         shown = self._read(event)
         self._show(shown)
         if (reason := self._end_of(event)) is not None:
@@ -53,7 +53,7 @@ class AnswerChoice:
         return shown
 
     def _end_of(self, event: Event) -> str | None:
-        """Why the answer ends here, if it does: its end, or that it has the one call which it may have."""
+        """Return the finish reason, if the answer ends with this event or its only allowed call is complete."""
         over = self.parser is not None and self.parser.is_over
         return event.finish_reason or ("stop" if over else None)
 
@@ -88,11 +88,11 @@ class Answer(ABC):
     Args:
         model: The requested name.
         prompt_tokens: Tokens of all prompts, each counted once.
-        choices: One for each generation, in order.
-        with_logprobs: Whether they were requested.
-        include_usage: Whether the stream ends with the counts.
-        fingerprint: Names the weights of the base.
-        per_prompt: How many choices a prompt has.
+        choices: One per generation, in order.
+        with_logprobs: Whether log-probabilities were requested.
+        include_usage: Whether the stream ends with token counts.
+        fingerprint: The name of the base's weights.
+        per_prompt: The number of choices per prompt.
 
     Attributes:
         ends_with_done: Whether a stream has the line ``[DONE]`` after its last chunk.
@@ -100,7 +100,7 @@ class Answer(ABC):
 
     ends_with_done = True
     keeps = False
-    """Whether ``closing`` stores the answer, which takes its time."""
+    """Whether ``closing`` stores the answer, which blocks for a moment."""
 
     _prefix: str
     _object: str
@@ -148,30 +148,30 @@ class Answer(ABC):
         }
 
     def ended(self, index: int) -> bool:
-        """Return whether a choice takes no further event."""
+        """Return whether a choice takes no further events."""
         return self.choices[index].finish_reason is not None
 
     def body(self) -> dict[str, Any]:
-        """The whole answer, after the last event."""
+        """Return the whole answer, after the last event."""
         choices = [self._whole(index, choice) for index, choice in enumerate(self.choices)]
         return {**self._head(self._object), "choices": choices, "usage": self.usage()}
 
     @abstractmethod
     def opening(self) -> list[StreamChunk]:
-        """The first chunks of a stream."""
+        """Return the first chunks of a stream."""
 
     @abstractmethod
     def take(self, index: int, event: Event) -> list[StreamChunk]:
-        """Add an event of a choice; returns its chunks."""
+        """Add an event of a choice, and return its chunks."""
 
     def closing(self) -> list[StreamChunk]:
-        """The last chunks of a stream: the counts, where they were requested."""
+        """Return the last chunks of a stream: the token counts, if requested."""
         if not self._include_usage:
             return []
         return [{**self._head(self._chunk_object), "choices": [], "usage": self.usage()}]
 
     def failure(self, error: dict[str, Any]) -> StreamChunk:
-        """The last chunk of a stream that fails, given the error in OpenAI's form."""
+        """Return the last chunk of a stream that fails, given the error in OpenAI's form."""
         return error
 
     @abstractmethod
@@ -192,12 +192,12 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
-    """Of ``/v1/chat/completions``.
+    """An answer of ``/v1/chat/completions``.
 
     Args:
-        model: See ``Answer``, like everything but:
-        metadata: The metadata of the request; given back.
-        keep: Gets the id and the whole answer at its end; returns whether it is kept. None: it is not to be stored.
+        model: See ``Answer``, like all arguments except:
+        metadata: The metadata of the request; returned with the answer.
+        keep: Stores the id and the complete answer; returns whether it did. None: do not store.
     """
 
     _prefix = "chatcmpl"
@@ -225,7 +225,7 @@ class ChatAnswer(Answer):
         return found if self._metadata is None else {**found, "metadata": self._metadata}
 
     def closing(self) -> list[StreamChunk]:
-        """Also says where the answer was to be kept, and is too large for that."""
+        """Return the last chunks, which also report an answer that was too large to store."""
         last = super().closing()
         if self._keep is None or self._keep(self.id, self.body()):
             return last
@@ -286,11 +286,11 @@ class ChatAnswer(Answer):
 
 
 class CompletionAnswer(Answer):
-    """Of ``/v1/completions``.
+    """An answer of ``/v1/completions``.
 
     Args:
-        model: See ``Answer``, like everything but:
-        echoes: For each choice the text of its prompt, where it is to be repeated, or an empty one.
+        model: See ``Answer``, like all arguments except:
+        echoes: For each choice the text of its prompt to repeat, or an empty text.
     """
 
     _prefix = "cmpl"
@@ -336,11 +336,11 @@ class CompletionAnswer(Answer):
         }
 
 
-_MOST_NEGATIVE = -9999.0  # as OpenAI writes what has no chance; JSON has no infinity
+_MOST_NEGATIVE = -9999.0  # OpenAI's value for probability 0, as JSON has no infinity
 
 
 def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}``."""
+    """Format log-probabilities as ``{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}``."""
     content = [
         {
             **_one(token.text, token.logprob),
@@ -352,7 +352,7 @@ def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``; ``offset`` is where the first token begins."""
+    """Format them as ``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``, beginning at ``offset``."""
     offsets = []
     for token in tokens:
         offsets.append(offset)
@@ -366,7 +366,7 @@ def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[
 
 
 def _one(text: str, logprob: float) -> dict[str, Any]:
-    # A token that is a part of a character has no text of its own, and so no bytes here.
+    # A token that is part of a character has no text of its own, and so no bytes here.
     return {"token": text, "logprob": _finite(logprob), "bytes": None if "�" in text else list(text.encode())}
 
 

@@ -1,4 +1,4 @@
-"""Model names of the API and whose they are: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
+"""Model names of the API and who may use them: ``<served name>`` is the base, ``<served name>:<variant>`` a variant."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Caller:
-    """One user of the service.
+    """A user of the service.
 
     Attributes:
-        name: For the usage log and the queue, which is fair between names.
+        name: The name in the usage log and in the queue, which is fair between names.
         base: Whether the base itself may be used.
-        everything: Whether all variants may.
-        variants: Names of variants that may.
-        owners: Accounts all of whose variants may.
-        metrics: Whether the server's metrics may be read, which cover everybody's requests.
+        everything: Whether all variants may be used.
+        variants: Names of variants that may be used.
+        owners: Accounts whose variants may all be used.
+        metrics: Whether the server's metrics, which cover everybody's requests, may be read.
         manage_variants: Whether variants may be added and removed.
-        requests_per_minute: None: as many as there is room for.
+        requests_per_minute: Most requests per minute; None: no limit.
         tokens_per_minute: Most tokens of prompts and answers per minute; None: no limit.
-        key_sha256: Digest of the key; empty without keys.
+        key_sha256: The digest of the key; empty without keys.
     """
 
     name: str
@@ -48,19 +48,19 @@ class Caller:
 
 
 LOCAL = Caller("local", everything=True, metrics=True)
-"""The caller on a machine where no API keys are set."""
+"""The caller on a machine without API keys."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """One name that can be requested.
+    """A model name that can be requested.
 
     Attributes:
-        name: In the API.
-        variant: None is the base.
+        name: The name in the API.
+        variant: The variant; None: the base.
         owner: The owner of the variant; ``gym`` for the base.
         created: Unix seconds.
-        reads_pictures: Whether messages may have them.
+        reads_pictures: Whether messages may contain pictures.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Model:
     reads_pictures: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI's fields, and where pictures are read what a message may have."""
+        """Return OpenAI's fields, and the input modalities if pictures are read."""
         found = {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
         return {**found, "input_modalities": ["text", "image"]} if self.reads_pictures else found
 
@@ -80,9 +80,9 @@ class Catalogue:
 
     Args:
         served_name: The base's name in the API; has no colon.
-        registry: The variants; None: the base alone is served.
+        registry: The variants; None: only the base is served.
         base_digest: The digest of the base; variants of another one are not listed.
-        reads_pictures: Whether the base and its variants do.
+        reads_pictures: Whether the base and its variants read pictures.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Catalogue:
         self._base = Model(served_name, None, "gym", int(time.time()), reads_pictures)
 
     def resolve(self, name: str, caller: Caller) -> Model:
-        """The model of this name.
+        """Return the model of this name.
 
         Raises:
-            GymError: ``NOT_FOUND``, the same for what does not exist and for what is another's; ``BASE_MISMATCH`` for
-                the caller's variant of another base.
+            GymError: ``NOT_FOUND``, both for a name that does not exist and for another user's; ``BASE_MISMATCH`` for
+                    the caller's variant of another base.
         """
         base, colon, variant = name.partition(":")
         if base != self.served_name:
@@ -126,7 +126,7 @@ class Catalogue:
         return self._model(record)
 
     def list(self, caller: Caller) -> Iterator[Model]:
-        """Every model that the caller may use, the base first."""
+        """Yield every model that the caller may use, the base first."""
         if caller.base:
             yield self._base
         for record in self._records(caller):
@@ -154,7 +154,10 @@ class Catalogue:
         try:
             return self._registry.get(variant)
         except GymError as error:
-            if error.code in (ErrorCode.NOT_FOUND, ErrorCode.USAGE):  # a name that none can have, too
+            if error.code in (
+                ErrorCode.NOT_FOUND,
+                ErrorCode.USAGE,
+            ):  # also for a name that no variant can have
                 return None
             raise
 

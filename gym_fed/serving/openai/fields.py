@@ -1,7 +1,7 @@
-"""Strict parsing of a request, and the fields that chat and completions have in common.
+"""Strict parsing of a request, and the fields that chat and completions share.
 
-Unknown fields, and known ones that this server lacks, are refused by name. A field of OpenAI's specification or of
-vLLM's that changes nothing here at its neutral value is accepted at that value alone.
+Unknown fields, and known ones that this server does not support, are refused by name. A field of OpenAI's or vLLM's
+API that has no effect here is accepted with its neutral value only.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gym_fed.serving.openai.refusals import RequestError
 
 
 class RequestModel(StrictModel):
-    """Base of all request schemas: no unknown field, and no text for a number."""
+    """The base of all request schemas: unknown fields are refused, and strings are not converted to numbers."""
 
     model_config = ConfigDict(strict=True)
 
 
 Neutral = Mapping[str, tuple[Any, ...]]
-"""Fields that are known and not supported, each with the values that ask for nothing; None always does."""
+"""Known but unsupported fields, each with the values that request nothing; None always does."""
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
@@ -34,7 +34,7 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
     """Validate a request.
 
     Raises:
-        RequestError: Naming the first invalid field, and why.
+        RequestError: Naming the first invalid field, and the reason.
     """
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
@@ -69,12 +69,12 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
 
 
 def off(field: str, said: str) -> PydanticCustomError:
-    """For validators of whole requests: what is wrong, and the field that is to blame, which pydantic does not know."""
+    """Return an error of a whole-request validator, with the field to blame, which pydantic does not know."""
     return PydanticCustomError("off", "{said}", {"said": said, "field": field})
 
 
 def only(*neutral: Any) -> BeforeValidator:
-    """For a nested field that is known and not supported: null, or these values, which ask for nothing."""
+    """Accept null or these neutral values only, for a nested field that is known but not supported."""
 
     def check(value: Any) -> Any:
         if value is not None and not any(_same(value, known) for known in neutral):
@@ -88,7 +88,7 @@ _PICTURES = ("image_url", "input_image")
 
 
 def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
-    """Refuses something of a type by its name."""
+    """Return an error that refuses an unsupported ``type`` by its name."""
     remedy = (
         ". A picture belongs into a message of role user: as image_url in chat, as input_image in responses"
     )
@@ -105,9 +105,9 @@ def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
 
 
 def known_type(what: str, *supported: str) -> BeforeValidator:
-    """For a nested object, or a text, with a ``type``: refuse those that are not supported by their names.
+    """Refuse unsupported values of ``type`` by name, for a nested object or a string.
 
-    What has no type, or is no object, is left to the schema.
+    A value without a type, or that is not an object, is left to the schema.
     """
 
     def check(value: Any) -> Any:
@@ -120,7 +120,7 @@ def known_type(what: str, *supported: str) -> BeforeValidator:
 
 
 def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
-    """A field that is in OpenAI's specification, but not in what this server can do."""
+    """Return the error for a field of OpenAI's API that this server does not support."""
     allowed = f"leave it out, or give {' or '.join(map(repr, neutral))}" if neutral else "leave it out"
     return RequestError(
         f"field {field!r} is known, but not supported here",
@@ -131,7 +131,7 @@ def unsupported(field: str, neutral: tuple[Any, ...] = ()) -> RequestError:
 
 
 def _require_text(key: str, value: Any) -> None:
-    """Refuse half characters, which JSON can write as ``\\ud800`` and no tokenizer can read."""
+    """Refuse lone surrogates, which JSON can write as ``\\ud800`` and no tokenizer can encode."""
     try:
         json.dumps([key, value], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -140,25 +140,25 @@ def _require_text(key: str, value: Any) -> None:
 
 
 def _same(value: Any, known: Any) -> bool:
-    """Equal, and of one type: 1 is not True."""
+    """Compare value and type: 1 is not True."""
     return type(value) is type(known) and bool(value == known)
 
 
 def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
-    """``messages[0].content``: pydantic's location without the names of union members, which nobody wrote.
+    """Format pydantic's location as ``messages[0].content``, without the names of union members.
 
-    The last part of something that is missing is not in the body either, but is the name of the field.
+    For a missing field, the last part of the location is the field's name and not in the body.
     """
-    for end in range(len(loc), 0, -1):  # the last part may be the name of a member
+    for end in range(len(loc), 0, -1):  # the last part may be the name of a union member
         if (found := _path(loc[:end], body, missing=missing and end == len(loc))) is not None:
             return found.removeprefix(".")
     return ""
 
 
 def _path(loc: tuple[int | str, ...], value: Any, *, missing: bool) -> str | None:
-    """The way to the last part of ``loc``; None where it is not below ``value``.
+    """Return the path to the last part of ``loc``; None if it does not lead into ``value``.
 
-    A member may be called as a key of what it describes: it is taken for the key where the rest is below that.
+    A union member may have the name of a key: it is taken for the key if the rest lies below that.
     """
     if not loc:
         return ""
@@ -197,7 +197,7 @@ TemplateVariables = Annotated[
     ],
     Field(max_length=16),
 ]
-"""Of a chat template, beside messages and tools."""
+"""Variables of a chat template in addition to messages and tools."""
 
 Identifier = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -227,7 +227,7 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Null is what was not given, as in OpenAI's own."""
+    """Fields about sampling; null means not given, as in OpenAI's API."""
 
     model: str = Field(max_length=256)
     temperature: Temperature | None = None
@@ -239,20 +239,20 @@ class SamplingFields(RequestModel):
     stop: Annotated[list[StopText], Field(max_length=4), BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
-    """Goes into the usage log, like the two below; the queue is fair by API key."""
+    """Written to the usage log, like the two below; the queue is fair by API key."""
 
     safety_identifier: Identifier | None = None
     metadata: Metadata | None = None
-    """Given back with the answer, too."""
+    """Also returned with the answer."""
 
     prompt_cache_key: Identifier | None = None
-    """Prompts take KV blocks only of prompts with the same one."""
+    """Prompts share KV blocks only with prompts that have the same key."""
 
     cache_salt: Identifier | None = None
-    """vLLM's word for it."""
+    """vLLM's name for ``prompt_cache_key``."""
 
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Not OpenAI's, but vLLM's, like all fields below; 0 and -1 are all tokens."""
+    """A field of vLLM, like all below; 0 and -1 mean all tokens."""
 
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
@@ -275,20 +275,20 @@ class SamplingFields(RequestModel):
         return self
 
     def filled(self, defaults: Mapping[str, Any]) -> Self:
-        """With ``defaults`` where a field was not given."""
+        """Return a copy with ``defaults`` for fields that were not given."""
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return self.model_copy(update=missing)
 
     @property
     def cache_key(self) -> str:
-        """``prompt_cache_key``, or ``cache_salt``; empty where neither is given."""
+        """The ``prompt_cache_key``, or ``cache_salt``; empty if neither is given."""
         return self.prompt_cache_key or self.cache_salt or ""
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, **more: Any) -> SamplingParams:
-        """The engine's parameters; what was not given is OpenAI's default.
+        """Convert to the engine's parameters; fields that were not given have OpenAI's defaults.
 
         Raises:
-            RequestError: For a ``min_tokens`` that cannot be.
+            RequestError: For an impossible ``min_tokens``.
         """
         if self.min_tokens and max_tokens is not None and self.min_tokens > max_tokens:
             raise RequestError(
@@ -325,7 +325,7 @@ class SamplingFields(RequestModel):
 
 
 class ChoiceFields(SamplingFields):
-    """What chat and completions have in common besides."""
+    """Further fields that chat and completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream_options: StreamOptions | None = None
@@ -353,7 +353,7 @@ _CALLED = {
     "think": ("reasoning_effort", "reasoning"),
     "n_probs": ("top_logprobs", "logprobs"),
 }
-"""Our fields; the first that a request of that kind has is meant."""
+"""Names of our fields for those of other servers; the first that the request's kind has is suggested."""
 _INSTEAD = {
     "cache_prompt": "leave it out: beginnings of prompts are kept by the server (engine.prefix_cache)",
     "keep_alive": "leave it out: the model stays in memory as long as the server runs",
@@ -363,11 +363,11 @@ _INSTEAD = {
 
 
 def hint_for(field: str, known: Container[str]) -> str:
-    """What to write instead of a field; empty where nothing is known of it.
+    """Return what to write instead of a field; empty if that is not known.
 
     Args:
-        field: As the request has it.
-        known: The fields that it may have.
+        field: The field in the request.
+        known: The fields that the request may have.
     """
     called = next((name for name in _CALLED.get(field, ()) if name in known), "")
     return f"here it is called {called}" if called else _INSTEAD.get(field, "")

@@ -1,4 +1,4 @@
-"""The content filter in requests and answers: which requests are refused, and choices whose text is held back."""
+"""The content filter for requests and answers: refused requests, and choices whose text is held back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Screening:
 
     Args:
         content_filter: The rules.
-        classifier: That of its config.
+        classifier: The classifier of its config.
     """
 
     def __init__(self, content_filter: ContentFilter, classifier: Classifier | None) -> None:
@@ -33,7 +33,7 @@ class Screening:
         self._classifier = classifier
 
     def refuses(self, texts: Iterable[str], user: str) -> bool:
-        """Return whether a request is refused by its texts; waits for the classifier. Counts and logs it.
+        """Return whether a request is refused for its texts; waits for the classifier. Refusals are counted and logged.
 
         Raises:
             GymError: As ``Classifier.ask`` and ``Verdict.refuses``.
@@ -48,28 +48,28 @@ class Screening:
         return category is not None
 
     def refusals(self, number: int) -> list[AnswerChoice]:
-        """Choices of a refused request."""
+        """Return the choices of a refused request."""
         return [RefusedChoice(self._filter.config.text) for _ in range(number)]
 
     def choice(self, parser: CallParser | None, before: str) -> AnswerChoice:
-        """One choice of an answer that continues the text ``before``."""
+        """Create a choice of an answer that continues the text ``before``."""
         held = self._filter.held_text(before)
         return AnswerChoice(parser) if held is None else FilteredChoice(self._filter, held, parser)
 
     def judged(self, generations: list[Generation], user: str) -> list[Generation] | list[JudgedGeneration]:
-        """The answers, behind the classifier where it judges them."""
+        """Wrap the answers so that the classifier judges them, if it is configured for output."""
         if self._classifier is None or not self._filter.classifies("output"):
             return generations
         return [JudgedGeneration(one, self._classifier, user) for one in generations]
 
 
 class FilteredChoice(AnswerChoice):
-    """Sends what no rule can match any more; where one matches, the refusal's text in place of the rest.
+    """Releases text that no rule can match any more, and on a match the refusal's text in place of the rest.
 
     Log-probabilities wait for the text of their tokens, and calls for the end of the answer, after all text.
 
     Args:
-        content_filter: Supplies the refusal's text, and counts it.
+        content_filter: Supplies the refusal's text, and counts refusals.
         held: The held-back text of this answer.
         parser: See ``AnswerChoice``.
     """
@@ -82,14 +82,14 @@ class FilteredChoice(AnswerChoice):
         self._held = held
         self._calls: list[Call] = []
         self._logprobs: deque[TokenLogprob] = deque()
-        self._shown = 0  # characters that left
-        self._logged = 0  # characters of the tokens whose log-probabilities left
+        self._shown = 0  # characters that were sent
+        self._logged = 0  # characters of the tokens whose log-probabilities were sent
 
     def take(self, event: Event) -> Shown:
         read = self._read(event)
         reason = self._end_of(event)
         last = reason is not None
-        # The parser of a filtered answer gives whole calls.
+        # The parser of a filtered answer returns whole calls.
         calls = [call for call in read.calls if isinstance(call, Call)]
         self._calls += calls
         self._logprobs += read.logprobs
@@ -119,7 +119,7 @@ class FilteredChoice(AnswerChoice):
         return out
 
     def _refuse(self, category: str) -> Shown:
-        """The whole answer is the refusal; a stream that has begun goes on with it after an empty line."""
+        """Replace the whole answer with the refusal; a stream that has begun continues with it after an empty line."""
         self._filter.count("output", category)
         begun = bool(self.text)
         self.text, self.calls, self.logprobs = self._filter.config.text, [], []

@@ -1,6 +1,6 @@
-"""vLLM's fields that hold an answer to a pattern, a choice, a schema or a grammar, in its older and its newer form.
+"""vLLM's fields for guided decoding, ``response_format``, and their errors.
 
-The older ones are ``guided_regex``, ``guided_choice``, ``guided_json`` and ``guided_grammar``. The newer one is
+The older fields are ``guided_regex``, ``guided_choice``, ``guided_json`` and ``guided_grammar``. The newer one is
 ``structured_outputs`` with ``regex``, ``choice``, ``json``, ``json_object`` or ``grammar``.
 """
 
@@ -35,7 +35,7 @@ Nothing = Annotated[Any, only(False)]
 
 
 def refusal_name(field: str) -> str:
-    """The code of an error about what this field holds the answer to."""
+    """Return the error code for a grammar given in this field."""
     return "invalid_json_schema" if field in _SCHEMA_FIELDS else "invalid_value"
 
 
@@ -47,7 +47,7 @@ class StructuredOutputs(RequestModel):
     grammar: Notation | None = None
     structural_tag: Nothing = None
     disable_fallback: Annotated[Any, only(False, True)] = None
-    """There is no other backend to fall back to."""
+    """Accepted because there is no other backend to fall back to."""
 
     disable_any_whitespace: Nothing = None
     disable_additional_properties: Nothing = None
@@ -55,7 +55,7 @@ class StructuredOutputs(RequestModel):
 
 
 class GuidedFields(ChoiceFields):
-    """Any one of them may be given."""
+    """Fields of guided decoding, of which at most one may be given."""
 
     guided_json: Schema | None = None
     guided_regex: Pattern | None = None
@@ -79,27 +79,27 @@ class GuidedFields(ChoiceFields):
         return self
 
     def require_uncut(self) -> None:
-        """Refuse what may end a JSON value in its middle."""
+        """Refuse stop conditions that could end a JSON value in the middle."""
         for name, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
             if given:
                 raise off(name, "an answer that is held to a schema cannot be cut short: give one of them")
 
     @property
     def guided(self) -> tuple[str, Grammar] | None:
-        """What the answer is held to, and the field that says so."""
+        """The grammar of the answer, and the field that gave it."""
         found = self._given()
         return found[0] if found else None
 
     @property
     def guiding_field(self) -> str:
-        """The field to blame for what the answer is held to."""
+        """The field to blame for an error of the grammar."""
         return self.guided[0] if self.guided else "response_format"
 
     def guiding(self) -> dict[str, Any]:
-        """The engine's parameters for it.
+        """Return the engine's parameters for the grammar.
 
         Raises:
-            RequestError: For more than is compiled.
+            RequestError: For a grammar that is too long to compile.
         """
         if self.guided is None:
             return {}
@@ -130,7 +130,7 @@ class GuidedFields(ChoiceFields):
 
 
 class EngineErrors:
-    """The engine's errors in OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
+    """Translates the engine's errors to OpenAI's form; as a context manager, those of ``submit`` and ``embed``.
 
     Args:
         model: The requested model.
@@ -159,7 +159,7 @@ class EngineErrors:
             raise translated from error
 
     def translate(self, error: GymError) -> GymError:
-        """An error of any time, after submission too."""
+        """Translate an error raised at any time, also after submission."""
         if error.code is ErrorCode.NOT_FOUND:  # removed since it was looked up
             return model_not_found(self._model.name)
         if error.code is ErrorCode.DATA_INVALID:
@@ -173,21 +173,24 @@ class EngineErrors:
 
 
 MAX_MULTIPLE = 50_000
-"""Without zeros at its end: a thousandth, and a million, are as simple as one."""
+"""Most multiple without trailing zeros: a thousandth and a million are as simple as one."""
 
 _NAME, _INLINE = "multipleOf", "%json"
 
 
 def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> None:
-    """Refuse what would take long to compile.
+    """Refuse ``multipleOf`` values that would take long to compile.
+
+    The automaton of the multiples of n has n states. Compiling one of a million takes a minute and gigabytes, from a
+    request of fifty characters. Where several hold at once, their least common multiple counts.
 
     Args:
         held_to: The request's grammar, if it has one.
-        field: To blame.
-        name: The code of the refusal.
+        field: The field to blame.
+        name: The error code of the refusal.
 
     Raises:
-        RequestError: Where the multiples of a schema are too large.
+        RequestError: If the multiples of a schema are too large.
     """
     together = 1
     for value in _multiples(_schemas(held_to)):
@@ -203,7 +206,7 @@ def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> N
 
 
 def _schemas(held_to: Grammar | None) -> list[Any]:
-    """What is JSON in it; what cannot be read is left for the compiler to refuse."""
+    """Return the JSON schemas in a grammar; invalid ones are left for the compiler to refuse."""
     if held_to is None or held_to.kind in ("regex", "choice"):
         return []
     text, decoder, found = held_to.text, json.JSONDecoder(), []
@@ -217,7 +220,7 @@ def _schemas(held_to: Grammar | None) -> list[Any]:
 
 
 def _after(text: str, word: str) -> list[int]:
-    """Where something follows a word."""
+    """Return the positions after each occurrence of a word."""
     found, at = [], text.find(word)
     while at >= 0:
         start = at + len(word)
@@ -227,7 +230,7 @@ def _after(text: str, word: str) -> list[int]:
 
 
 def _multiples(left: list[Any]) -> Iterator[int]:
-    """Of all depths."""
+    """Yield the values of ``multipleOf`` at all depths, without trailing zeros."""
     while left:
         value = left.pop()
         if isinstance(value, list):
@@ -248,10 +251,10 @@ class NamedSchema(RequestModel):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Either way the schema is enforced."""
+    """Accepted, since the schema is always enforced."""
 
     description: str | None = None
-    """Like ``name`` not shown to the model, for which templates have no place."""
+    """Not shown to the model, like ``name``, since templates have no place for it."""
 
 
 class SchemaFormat(RequestModel):

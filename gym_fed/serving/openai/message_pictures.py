@@ -1,4 +1,4 @@
-"""The pictures of a request's messages: read from their data URLs, and refused by their places."""
+"""The pictures of a request's messages, read from data URLs and refused with their position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MessagePictures:
         reader: The reader of the model.
 
     Raises:
-        RequestError: For a picture that is refused by its header, and for any where the model reads none.
+        RequestError: For a picture that is refused by its header, and for any if the model reads none.
     """
 
     def __init__(self, messages: Sequence[Message], reader: PictureReader | NoPictures) -> None:
@@ -58,7 +58,7 @@ class MessagePictures:
         return len(self._read)
 
     def expand(self, ids: list[int], messages: Sequence[Message]) -> ExpandedPrompt:
-        """A prompt of some of the messages, as the chat template writes it, with its pictures' tokens.
+        """Expand a prompt of some of the messages, as the chat template writes it, to its pictures' tokens.
 
         Raises:
             RequestError: For a broken picture, and for a template that does not write a place for each.
@@ -88,7 +88,7 @@ class MessagePictures:
 
 
 def count_pictures(body: Any) -> int:
-    """Pictures of a body that is not yet validated. What it goes on from counts as one, for it may have some."""
+    """Count the pictures of an unvalidated body. An earlier response counts as one, since it may have some."""
     if not isinstance(body, dict):
         return 0
     given = [item for name in ("messages", "input") for item in _listed(body.get(name))]
@@ -102,7 +102,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:
-    """Every picture and its place, in order."""
+    """Yield every picture and its position, in order."""
     for index, message in enumerate(messages):
         if isinstance(message, UserMessage) and not isinstance(message.content, str):
             for number, part in enumerate(message.content):
@@ -112,7 +112,7 @@ def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:
 
 @contextmanager
 def _refusals(place: str) -> Iterator[None]:
-    """Name the place in what is refused within; all of it is the request's fault."""
+    """Name the position in errors raised within; all of them are the request's fault."""
     try:
         yield
     except GymError as error:

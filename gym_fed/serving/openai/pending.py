@@ -1,4 +1,4 @@
-"""Accepted requests, for text or embeddings: run with threads or asyncio, whole or as a stream, always cleaned up."""
+"""Accepted requests: run with threads or asyncio, whole or as a stream, and always cleaned up."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 class Pending:
     """An accepted request for text. Run it once, with ``run``, ``arun``, ``chunks`` or ``achunks``.
 
-    Whatever ends it, even an error or a disconnect, unfinished answers are cancelled and the usage is reported.
+    However it ends, by an error or a disconnect too, unfinished answers are cancelled and the usage is reported.
 
     Args:
         answer: Takes the events.
         generations: One for each choice.
-        translate: Turns an error of the engine into one for the client.
+        translate: Converts an error of the engine to one for the client.
         on_end: Called once, when it has ended.
     """
 
@@ -45,7 +45,7 @@ class Pending:
 
     @property
     def used_tokens(self) -> int:
-        """Of prompt and answer so far."""
+        """Tokens of prompts and answers so far."""
         return self._answer.prompt_tokens + self._answer.completion_tokens
 
     @property
@@ -58,26 +58,26 @@ class Pending:
         return self._answer.failure(error)
 
     def run(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         for _ in self.chunks():
             pass
         return self._answer.body()
 
     async def arun(self) -> dict[str, Any]:
-        """Like ``run``."""
+        """Return the whole answer, without blocking the event loop."""
         async for _ in self.achunks():
             pass
         return self._answer.body()
 
     def chunks(self) -> Generator[StreamChunk]:
-        """The answer chunk by chunk; of several choices one after the other."""
+        """Yield the answer in chunks, one choice after the other."""
         try:
             for index, generation in enumerate(self._generations):
                 for event in generation:
                     yield from self._first()
                     yield from self._answer.take(index, _without_error(event))
                     if self._answer.ended(index):
-                        generation.cancel()  # nothing, unless the answer was refused before its end
+                        generation.cancel()  # no effect unless the answer was refused before its end
                         break
             yield from self._answer.closing()
         except GymError as error:
@@ -86,7 +86,7 @@ class Pending:
             self.end()
 
     async def achunks(self) -> AsyncGenerator[StreamChunk]:
-        """Like ``chunks``; of several choices as their tokens come."""
+        """Yield the answer in chunks, of several choices as their tokens come."""
         events = _interleaved(self._generations)
         try:
             async for index, event in events:
@@ -106,26 +106,26 @@ class Pending:
             await events.aclose()
 
     def _first(self) -> list[StreamChunk]:
-        """The opening, after the engine's first event: an earlier refusal is not a stream yet."""
+        """Return the first chunks, once the engine has sent an event: an earlier refusal is not a stream yet."""
         if self._opened:
             return []
         self._opened = True
         return self._answer.opening()
 
     def end(self) -> None:
-        """Cancel what still runs. May be called again, and without having been run."""
+        """Cancel what is still running. May be called again, and without having been run."""
         if self._ended:
             return
         self._ended = True
         for generation in self._generations:
-            generation.cancel()  # nothing, for one that has ended
+            generation.cancel()  # no effect on one that has ended
         self._on_end()
 
 
 async def _interleaved(
     generations: Sequence[Generation | JudgedGeneration],
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """The events of several answers, each with its answer's index, as they come; one of each in turn."""
+    """Merge the events of several answers as they come, each with its answer's index, one of each in turn."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event
@@ -147,29 +147,29 @@ async def _interleaved(
 
 
 async def _next(reader: AsyncIterator[Event]) -> Event | None:
-    """The next event; None after the last."""
+    """Return the next event; None after the last."""
     return await anext(reader, None)
 
 
 class PendingRefusal(Pending):
-    """A request that the content filter refused: its answer is there, and nothing was computed.
+    """A request that the content filter refused. Its answer is known, and nothing is computed.
 
     Args:
-        answer: Whose choices answer any event with the refusal.
+        answer: Its choices answer any event with the refusal.
     """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(answer, [], lambda error: error, lambda: None)
 
     def chunks(self) -> Generator[StreamChunk]:
-        """The refusal in the form of the answer."""
+        """Yield the refusal in the form of the answer."""
         yield from self._answer.opening()
         for index in range(len(self._answer.choices)):
             yield from self._answer.take(index, Event("", finish_reason="stop"))
         yield from self._answer.closing()
 
     async def achunks(self) -> AsyncGenerator[StreamChunk]:
-        """Like ``chunks``."""
+        """Yield the refusal in the form of the answer."""
         for chunk in self.chunks():
             yield chunk
 
@@ -183,17 +183,17 @@ def _without_error(event: Event) -> Event:
 class PendingVectors:
     """An accepted request for embeddings. Run it once, with ``run`` or ``arun``.
 
-    Whatever ends it, even an error or a disconnect, unfinished texts are cancelled, and the tokens of the finished ones
-    are reported.
+    However it ends, by an error or a disconnect too, unfinished texts are cancelled, and the tokens of the finished
+    ones are reported.
 
     Args:
         model: The requested name.
         embeddings: One for each text, in order.
-        lengths: Tokens of each text.
-        encoding: ``base64`` packs a vector's float32 numbers, little end first.
-        translate: Turns an error of the engine into one for the client.
+        lengths: The number of tokens of each text.
+        encoding: ``base64`` encodes a vector's float32 numbers in little-endian order.
+        translate: Converts an error of the engine to one for the client.
         on_end: Gets the number of tokens of the finished texts.
-        dimensions: Numbers of a vector that are given, its first ones; None: all.
+        dimensions: Return only the first numbers of each vector; None: all.
     """
 
     def __init__(
@@ -216,10 +216,10 @@ class PendingVectors:
         self._failed: int | None = None
         self._ended = False
         self.used_tokens = 0
-        """Of the finished texts, once it has ended."""
+        """Tokens of the finished texts, once it has ended."""
 
     def run(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         vectors = []
         try:
             for index, embedding in enumerate(self._embeddings):
@@ -233,7 +233,7 @@ class PendingVectors:
         return self._body(vectors)
 
     async def arun(self) -> dict[str, Any]:
-        """Like ``run``."""
+        """Return the whole answer, without blocking the event loop."""
         vectors = []
         try:
             for index, embedding in enumerate(self._embeddings):
@@ -247,14 +247,14 @@ class PendingVectors:
         return await asyncio.to_thread(self._body, vectors)
 
     def end(self) -> None:
-        """Cancel what still waits. May be called again, and without having been run."""
+        """Cancel what is still waiting. May be called again, and without having been run."""
         if self._ended:
             return
         self._ended = True
         read = 0
         for index, (embedding, length) in enumerate(zip(self._embeddings, self._lengths, strict=True)):
             if index == self._failed or not embedding.done:
-                embedding.cancel()  # nothing, for one that has ended
+                embedding.cancel()  # no effect on one that has ended
             else:
                 read += length
         self.used_tokens = read

@@ -1,4 +1,4 @@
-"""From messages or text to token ids: the tokenizer's chat template, and what it can and cannot render."""
+"""Prompts: messages or text rendered to token ids with the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ if TYPE_CHECKING:
 _COPIES = 2
 TEXT_ALONE = NoPictures()
 _CHARACTERS_A_TOKEN = 8
-"""More than a token of ordinary text has, so that a prefix of this length shows that a text is far too long."""
+"""More characters than a token of ordinary text has, so that a prefix of this length shows that a text is too long."""
 
 
 class Prompts:
     """Renders prompts with one tokenizer; from any thread.
 
-    A text that cannot fit is refused after a part of it was tokenized, so that no request blocks the tokenizers.
+    A text that cannot fit is refused after tokenizing a part of it, so that no request blocks the tokenizers.
 
-    Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as those characters, so that no
+    Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as plain characters, so that no
     text, such as a tool's result or a quoted page, can end its message and begin another.
 
     Args:
         tokenizer: The tokenizer of the base; copies are used, because this setting would affect its other users.
         vocab_size: Rows of the model's embedding: the token ids that exist.
-        context: Tokens of the longest prompt; None: the engine alone judges lengths.
-        tool_format: How the model writes tool calls; ``auto`` goes by its template.
-        pictures: Reads them, or refuses them.
+        context: Tokens of the longest prompt; None: only the engine checks lengths.
+        tool_format: How the model writes tool calls; ``auto`` detects it from the template.
+        pictures: Reads pictures, or refuses them.
 
     Attributes:
-        tools: How the template takes tools.
-        names: What else the template takes.
+        tools: The tools of the template.
+        names: The variables of the template.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Prompts:
         self._vocab_size = vocab_size
         self._context = context
         self._has_template = bool(tokenizer.chat_template)
-        # transformers' fast tokenizers refuse to be used from two threads at once.
+        # transformers' fast tokenizers must not be used from two threads at once.
         self._free: LifoQueue[Any] = LifoQueue()
-        for _ in range(_COPIES):  # of a plain tokenizer they share what is large
+        for _ in range(_COPIES):  # copies of a plain tokenizer share what is large
             self._free.put(copy.deepcopy(tokenizer))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format)
@@ -81,7 +81,7 @@ class Prompts:
         self._parts = ContentParts(self._plain) if isinstance(pictures, PictureReader) else None
 
     def pictures_of(self, messages: list[Message]) -> MessagePictures:
-        """The pictures of a request.
+        """Read the pictures of a request.
 
         Raises:
             RequestError: As ``MessagePictures``.
@@ -89,7 +89,7 @@ class Prompts:
         return MessagePictures(messages, self.pictures)
 
     def expanded(self, messages: list[Message], seen: MessagePictures, **how: Any) -> ExpandedPrompt:
-        """``of_messages`` of the request's messages, or of some of them, with the tokens of their pictures."""
+        """Render some of the request's messages like ``of_messages``, with the tokens of their pictures."""
         prompt = seen.expand(self.of_messages(messages, **how), messages)
         if self._context is not None and prompt.runs and len(prompt) >= self._context:
             raise RequestError(
@@ -102,7 +102,7 @@ class Prompts:
         return prompt
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
-        """The pictures of a prompt for the engine, with their features; ``owner`` is the caller."""
+        """Return the pictures of a prompt for the engine, with their features; ``owner`` is the caller."""
         return self.pictures.placed(prompt, owner) if isinstance(self.pictures, PictureReader) else ()
 
     def of_messages(
@@ -113,12 +113,12 @@ class Prompts:
         open_call: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Token ids of a conversation, up to where the assistant's answer begins.
+        """Render a conversation to token ids, up to where the assistant's answer begins.
 
         Args:
-            messages: Validated.
-            tools: As OpenAI's ``tools``; rendered by the template.
-            open_call: Whether the answer has begun with what begins a call.
+            messages: The validated messages.
+            tools: OpenAI's ``tools``; rendered by the template.
+            open_call: Whether the answer begins inside a tool call.
             variables: Further variables, which the template has (``TemplateNames``).
 
         Raises:
@@ -140,8 +140,7 @@ class Prompts:
         return [*ids, *(self._ids(opening, "messages", special=False) if opening else ())]
 
     def of_input(self, given: str | list[int], param: str, *, special: bool = True) -> list[int]:
-        """Token ids of a text, with the tokenizer's own first and last tokens unless ``special`` is False, or checked
-        token ids.
+        """Encode a text, without the tokenizer's own first and last tokens if ``special`` is False, or check token ids.
 
         Raises:
             RequestError: For an empty text, or ids that the model does not have.
@@ -162,25 +161,25 @@ class Prompts:
                 )
 
     def of_question(self, text: str) -> list[int]:
-        """Token ids of a user's message, up to where its answer begins; raises as ``of_messages``."""
+        """Render a user's message, up to where its answer begins; raises as ``of_messages``."""
         return self.of_messages([UserMessage(role="user", content=text)])
 
     def first_id(self, text: str) -> int:
-        """The first token of a text in the middle of a prompt."""
+        """Return the first token of a text in the middle of a prompt."""
         return self._ids(text, "text", special=False)[0]
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
-        """The reverse of ``of_input``; with the text of control tokens where ``special`` is True."""
+        """Decode token ids; with the text of control tokens if ``special`` is True."""
         with self._a_tokenizer() as tokenizer:
             return str(tokenizer.decode(token_ids, skip_special_tokens=not special))
 
     def pieces(self, token_ids: list[int]) -> list[str]:
-        """What the vocabulary calls each token."""
+        """Return the vocabulary's text for each token."""
         with self._a_tokenizer() as tokenizer:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
     def _row(self, message: Message) -> dict[str, Any]:
-        """With a mark for each picture, where the model reads them."""
+        """Convert a message to a template's row, with a mark for each picture if the model reads them."""
         text = text_of(message.content) if self._parts is None else self._parts.marked(message.content)
         row = _row(message, text)
         if isinstance(message, AssistantMessage) and message.thoughts is not None:
@@ -201,7 +200,7 @@ class Prompts:
         return self._applied(rows if self._parts is None else self._parts.shaped(rows), tools, **how)
 
     def _plain(self, rows: list[dict[str, Any]]) -> str:
-        """The template's text of rows that are as it takes them."""
+        """Render rows that are in the template's own form."""
         return str(self._applied(rows, None, tokenize=False, add_generation_prompt=False))
 
     def _applied(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
@@ -227,9 +226,9 @@ class Prompts:
         return self._context is not None and len(text) > self._context * _CHARACTERS_A_TOKEN
 
     def _require_fits(self, text: str, param: str) -> None:
-        """Refuse a text of which a beginning alone is longer than the context; a quarter is left for where it is cut.
+        """Refuse a text that is too long for the context, by a prefix of it; a quarter is left for where it is cut.
 
-        What is read doubles until that is so or the text ends, for there are texts of few tokens: blanks, for one.
+        The prefix doubles until that is certain or the text ends, since some texts have few tokens, such as spaces.
         """
         if self._context is None:
             return
@@ -253,7 +252,7 @@ class Prompts:
 
     @contextmanager
     def _a_tokenizer(self) -> Iterator[Any]:
-        """One that nobody else uses meanwhile."""
+        """Take a tokenizer that nobody else uses meanwhile."""
         tokenizer = self._free.get()
         try:
             with tokenizer_errors(tokenizer):
@@ -263,7 +262,7 @@ class Prompts:
 
 
 def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Iterator[str]:
-    """Every text that a conversation brings into its prompt, system messages and tools too."""
+    """Yield every text that a conversation brings into its prompt, system messages and tools included."""
     for message in messages:
         yield text_of(message.content)
         if isinstance(message, AssistantMessage):
@@ -275,7 +274,7 @@ def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Ite
 
 
 def _row(message: Message, content: str) -> dict[str, Any]:
-    """A message as templates expect it: text, and arguments of calls as objects."""
+    """Convert a message to a template's row: text, and arguments of calls as objects."""
     if isinstance(message, ToolMessage):
         return {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
     role = "system" if message.role == "developer" else message.role
@@ -308,10 +307,13 @@ _PROBE = "a probe of parts"
 
 
 class ContentParts:
-    """Of one chat template.
+    """Message contents in the form that a vision model's chat template takes: lists of parts, pictures among them.
+
+    While tools are brought into the messages, a content is one text in which a nonce, which nobody outside can write,
+    represents each picture. The roles that take lists are detected by rendering one.
 
     Args:
-        render: Messages to a text, as they are; raises ``RequestError``.
+        render: Renders messages to a text; raises ``RequestError``.
     """
 
     def __init__(self, render: Callable[[list[Row]], str]) -> None:
@@ -320,11 +322,11 @@ class ContentParts:
         self._takes: dict[str, bool] = {}
 
     def marked(self, content: str | Sequence[TextPart | ImagePart] | None) -> str:
-        """A content as one text."""
+        """Return a content as one text, with marks for pictures."""
         return text_of(content, self._picture)
 
     def shaped(self, rows: list[Row]) -> list[Row]:
-        """Rows with such texts, for the template.
+        """Convert rows of marked texts to the template's form.
 
         Raises:
             RequestError: For a picture in a message whose content must be a text.
@@ -358,7 +360,7 @@ class ContentParts:
         return found
 
     def _probe(self, role: str) -> bool:
-        """Return whether a list's text is written, and nothing else of the list."""
+        """Return whether the template writes the text of a list of parts, and nothing else of the list."""
         row: Row = {"role": role, "content": [{"type": "text", "text": _PROBE}]}
         rows = [row]
         if role != "user":

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: one mapping from ``GymError`` to the body, for the HTTP server and for batch files."""
+"""Errors in OpenAI's form: the mapping from ``GymError`` to the body, for the HTTP server and for batch files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _NAMES = {
     ErrorCode.UNAUTHENTICATED: "invalid_api_key",
     ErrorCode.USAGE: "invalid_value",
 }
-"""What OpenAI's clients look for; every other code keeps its own name, with underscores as theirs have."""
+"""Names that OpenAI's clients look for; every other code keeps its own name, with underscores."""
 
 
 class RequestError(GymError):
-    """A request that is refused, with the field it is about.
+    """An error about a request, with the field that is to blame.
 
     Args:
-        message: What is wrong.
-        param: The field, as ``messages[0].content``.
+        message: The problem.
+        param: The field, such as ``messages[0].content``.
         name: OpenAI's ``code``, such as ``unsupported_parameter``; None: derived from ``code``.
-        code: Decides the HTTP status.
-        hint: What to do.
+        code: Determines the HTTP status.
+        hint: The remedy.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class RequestError(GymError):
 
 
 def error_body(error: GymError) -> dict[str, Any]:
-    """``{"error": {"message", "type", "param", "code"}}``; the status beside it is ``error.code.http_status``."""
+    """Return ``{"error": {"message", "type", "param", "code"}}``; the HTTP status is ``error.code.http_status``."""
     name = getattr(error, "name", None) or _NAMES.get(error.code, error.code.value.replace("-", "_"))
     return {
         "error": {
@@ -53,7 +53,7 @@ def error_body(error: GymError) -> dict[str, Any]:
 
 
 def model_not_found(model: str) -> RequestError:
-    """The same for a model that does not exist and for one that the caller may not use."""
+    """Return the same error for a model that does not exist and for one that the caller may not use."""
     return RequestError(
         f"The model {model!r} does not exist, or this key may not use it",
         param="model",

@@ -1,4 +1,4 @@
-"""The Responses API over chat's path: what a request goes on from, and what is kept of its answer."""
+"""The Responses API, translated to chat requests, with stored responses that later requests continue."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from gym_fed.serving.openai.stored_answers import StoredAnswers
 
 RESPONSES = "/v1/responses"
 MAX_CONVERSATION_BYTES = 2**20
-"""Of what is kept to go on from; a longer one is not kept. So no small request makes a server hold a large one."""
+"""Most bytes of a stored conversation, so that a small request never makes the server hold a large one."""
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """What differs between the APIs that are answered by chat's path.
+    """The differences between the APIs that are answered by chat's path.
 
     Attributes:
         url: The kind of request, for the usage log.
-        answer: Makes the answer; called as ``Answer``.
-        renamed: Names the caller's own fields in an error.
-        truncate: Whether the oldest turns are left out of a conversation that is too long.
+        answer: Creates the answer; called like ``Answer``.
+        renamed: Translates field names in an error to the caller's own.
+        truncate: Whether the oldest turns of a conversation that is too long are dropped.
     """
 
     url: str
@@ -60,14 +60,14 @@ Chat = Callable[[ChatRequest, Caller, ChatForm], Pending]
 def begin_response(
     body: Any, caller: Caller, chat: Chat, stored: StoredAnswers | None, defaults: Mapping[str, Any]
 ) -> Pending:
-    """Accept a request.
+    """Accept a request to the Responses API.
 
     Args:
         body: The parsed JSON.
         caller: The authenticated user.
-        chat: Accepts the chat request that it stands for.
-        stored: Where earlier responses are, and this one goes; None: nowhere.
-        defaults: The defaults of fields about sampling that were not given.
+        chat: Accepts the chat request that it is translated to.
+        stored: Holds earlier responses, and takes this one; None: responses are not stored.
+        defaults: The defaults of sampling fields that were not given.
 
     Raises:
         GymError: As ``OpenAIService.handle``; ``NOT_FOUND`` for a ``previous_response_id`` that is not stored.
@@ -87,17 +87,17 @@ def begin_response(
 
 
 def check_response(body: Any) -> None:
-    """Refuse what would be refused where no answers are kept; raises as ``begin_response``."""
+    """Refuse a body that is invalid even if no answers are stored; raises as ``begin_response``."""
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
     store_of(request.store, None, default=True)
     ResponsesAsChat(request, _earlier(request.previous_response_id, LOCAL, None)).chat()
 
 
 def store_of(wanted: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:
-    """Where an answer is kept, by its request's ``store``; None: nowhere.
+    """Return the store for an answer, as its request's ``store`` says; None: do not store it.
 
     Raises:
-        RequestError: It is to be kept, and nothing is kept here.
+        RequestError: If the answer must be stored, and the server stores none.
     """
     if wanted and stored is None:
         raise RequestError(
@@ -123,7 +123,7 @@ def _earlier(previous: str | None, caller: Caller, stored: StoredAnswers | None)
 
 
 def _keep(stored: StoredAnswers, caller: Caller, as_chat: ResponsesAsChat) -> Keep | None:
-    before = json.dumps(as_chat.messages, ensure_ascii=False)  # now, on a thread that may take its time
+    before = json.dumps(as_chat.messages, ensure_ascii=False)  # now, on a thread that may block
     if len(before.encode()) > MAX_CONVERSATION_BYTES:
         return None
 
@@ -138,7 +138,7 @@ _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 def input_items(answer_id: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items before a response, those of earlier responses that it goes on from too.
+    """Return the items before a response, including those of earlier responses that it continues.
 
     Args:
         answer_id: The id of the response; the ids of its items derive from it.
@@ -152,14 +152,14 @@ def input_items(answer_id: str, messages: list[dict[str, Any]]) -> list[dict[str
 
 
 def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """One page of a list, as OpenAI's clients turn them.
+    """Return one page of a list, as OpenAI's clients paginate.
 
     Args:
-        items: All of them, oldest first.
-        query: ``limit``, ``order`` and ``after`` of the request.
+        items: All items, oldest first.
+        query: The request's ``limit``, ``order`` and ``after``.
 
     Raises:
-        RequestError: For a value that cannot be, or another field.
+        RequestError: For an invalid value, or another field.
     """
     for name in query:
         if name not in ("limit", "order", "after"):
@@ -221,22 +221,22 @@ _FIELDS = {
     "reasoning_effort": "reasoning.effort",
     "verbosity": "text.verbosity",
 }
-"""Fields of chat by the names that they have here."""
+"""The names of chat's fields in this API."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 _PART = re.compile(r"\.content\[\d+\]")
-"""A picture's, which has the same number here."""
+"""The position of a picture, whose message has the same number in both."""
 _TOOL_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
 
 
 class ResponsesAsChat:
-    """One request and the conversation that it goes on with.
+    """A request and the conversation that it continues, translated to a chat request.
 
     Args:
-        request: As it came.
-        earlier: The conversation before it, of ``previous_response_id``.
+        request: The validated request.
+        earlier: The conversation of ``previous_response_id``.
 
     Attributes:
-        messages: The conversation with the request's input; ``instructions`` are not of it, and count once.
+        messages: The conversation with the request's input, without ``instructions``, which hold for one request only.
     """
 
     def __init__(self, request: ResponsesRequest, earlier: list[ChatMessage]) -> None:
@@ -250,7 +250,7 @@ class ResponsesAsChat:
                 self._add_item(item, f"input[{index}]")
 
     def chat(self) -> ChatRequest:
-        """The chat request.
+        """Return the chat request.
 
         Raises:
             RequestError: About one of this API's fields.
@@ -279,7 +279,7 @@ class ResponsesAsChat:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Name the request's own fields in what is refused within."""
+        """Rename the field in errors raised within to the request's own."""
         try:
             yield
         except RequestError as error:
@@ -288,7 +288,7 @@ class ResponsesAsChat:
             raise renamed from error
 
     def renamed(self, error: GymError) -> GymError:
-        """The error, about the field that the caller wrote."""
+        """Return the error with the name of the field that the caller wrote."""
         if not isinstance(error, RequestError) or error.param is None:
             return error
         param = self._param(error.param)
@@ -327,7 +327,7 @@ class ResponsesAsChat:
             self._add_call(item, origin)
 
     def _add_call(self, item: CallItem, origin: str) -> None:
-        """Calls after an assistant's text, or after each other, are of one message, as templates expect them."""
+        """Add a call to the message of the assistant's preceding text or calls, as templates expect."""
         function = {"name": item.name, "arguments": item.arguments}
         call = {"id": item.call_id, "type": "function", "function": function}
         if not self.messages or self.messages[-1]["role"] != "assistant":
@@ -353,7 +353,7 @@ class ResponsesAsChat:
 
     def _choice(self) -> Any:
         choice = self._request.tool_choice
-        if choice == "auto" and not self._request.tools:  # as OpenAI's clients of agents send it
+        if choice == "auto" and not self._request.tools:  # OpenAI's agent clients send this
             return None
         if isinstance(choice, NamedFunctionTool):
             return {"type": "function", "function": {"name": choice.name}}
@@ -361,7 +361,7 @@ class ResponsesAsChat:
 
 
 def _content(content: ContentParts) -> str | list[dict[str, Any]]:
-    """A text, or parts in their order where pictures are among them."""
+    """Return a text, or the parts in their order if there are pictures."""
     if isinstance(content, str):
         return content
     if not any(isinstance(part, ImageContent) for part in content):

@@ -1,6 +1,6 @@
 """Answers of ``/v1/responses``: output items, and the stream of events that builds them.
 
-Text and calls become items in the order in which the model wrote them. Blank text beside a call is no item.
+Text and calls become items in the order in which the model wrote them. Blank text next to a call is dropped.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Item = dict[str, Any]
 _ARGUMENTS = "response.function_call_arguments"
 
 _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""``finish_reason`` of answers that are not complete, as ``incomplete_details`` has it."""
+"""The reasons in ``incomplete_details``, by ``finish_reason``."""
 
 Keep = Callable[[str, dict[str, Any], list[dict[str, Any]]], bool]
-"""Gets an answer's id, its body and its messages; returns whether they are kept."""
+"""Takes an answer's id, body and messages; returns whether they are kept."""
 
 
 class ResponsesAnswer(Answer):
-    """One response, of one choice.
+    """A response with one choice.
 
     Args:
-        model: See ``Answer``, like everything but:
-        request: Its settings are given back.
-        keep: Stores the answer once it is whole; None: it is not to be stored.
+        model: See ``Answer``, like all arguments except:
+        request: Its settings are returned with the response.
+        keep: Stores the complete answer; None: do not store.
     """
 
     _prefix = "resp"
@@ -110,7 +110,7 @@ class ResponsesAnswer(Answer):
         return self._event("response.failed", response=response)
 
     def _counts(self) -> dict[str, Any]:
-        """The counts in this API's words."""
+        """Return the token counts under this API's names."""
         counts = self.usage()
         return {
             "input_tokens": counts["prompt_tokens"],
@@ -150,13 +150,13 @@ class ResponsesAnswer(Answer):
     def _part(self, part: AnswerPart) -> list[StreamChunk]:
         if isinstance(part, str):
             return self._text(part)
-        self._logprobs = []  # those of a call's tokens are nowhere
+        self._logprobs = []  # the log-probabilities of a call's tokens are not reported
         if isinstance(part, Call):
             return self._begin_call(part)
         return self._end_call("completed") if isinstance(part, CallEnd) else [self._arguments(part.text)]
 
     def _text(self, text: str) -> list[StreamChunk]:
-        """Text that is shown; blanks wait for what follows, as they may stand beside a call."""
+        """Add text that is shown; blanks wait for what follows, since they are dropped next to a call."""
         if self._message is None:
             self._blank += text
             if not self._blank.strip():
@@ -227,7 +227,7 @@ class ResponsesAnswer(Answer):
         return [*before, added, self._arguments(call.arguments), *self._end_call("completed")]
 
     def _arguments(self, text: str) -> StreamChunk:
-        """More of the open call's arguments."""
+        """Add arguments to the open call."""
         self._texts.append(text)
         return self._event(f"{_ARGUMENTS}.delta", **self._place_of_call(), delta=text)
 
@@ -249,7 +249,7 @@ class ResponsesAnswer(Answer):
         ]
 
     def _end(self, choice: AnswerChoice) -> list[StreamChunk]:
-        """The last item; an answer without any is an empty message."""
+        """End the last item; an answer without any is an empty message."""
         blank, self._blank = self._blank, ""
         chunks = [] if self._items else self._begin_message()
         if chunks and blank:
@@ -258,13 +258,13 @@ class ResponsesAnswer(Answer):
         return [*chunks, *self._end_message(status), *self._end_call(status)]
 
     def _refused(self, choice: AnswerChoice) -> list[Item]:
-        """The whole of a refused answer is the refusal, whatever a stream had shown of it."""
+        """Return the items of a refused answer: the refusal only, whatever a stream had shown before."""
         head = next(item for item in reversed(self._items) if item["type"] == "message")
         return [{**head, "content": [_text_part(choice.text, [])]}]
 
 
 def _settings_of(request: ResponsesRequest) -> dict[str, Any]:
-    """What a response says of its request; what was not given is the default."""
+    """Return the settings of a request for its response; fields that were not given have their defaults."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     choice = request.tool_choice
     effort = request.reasoning.effort if request.reasoning else None
@@ -300,7 +300,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether a call's arguments are whole; no beginning of an object is JSON."""
+    """Return whether a call's arguments are complete, as no prefix of an object is valid JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -309,7 +309,7 @@ def _is_json(text: str) -> bool:
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the answer adds to its conversation: chat's messages. A call that was cut short is not of it."""
+    """Return the chat messages that the answer adds to its conversation, without a call that was cut short."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls = []
     for item in body["output"]:

@@ -1,4 +1,4 @@
-"""The schema of ``POST /v1/responses``: items in, and the tools and the text's form in this API's own words."""
+"""The schema of ``POST /v1/responses``: input items, tools, and text format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, Verb
 
 LOGPROBS = "message.output_text.logprobs"
 _NOTHING_TO_INCLUDE = "reasoning.encrypted_content"
-"""Accepted, as there are no items of reasoning that could have it; clients that keep no state send it always."""
+"""Accepted because clients without state always send it, and no reasoning item could have it."""
 
 RESPONSES_NEUTRAL: Neutral = {
     **NEUTRAL,
@@ -40,7 +40,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class _TextContent(RequestModel):
-    """``output_text`` is an earlier answer's; what else it has is as the answer had it, and is not read."""
+    """A text; other fields of ``output_text``, which an earlier answer had, are ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -58,7 +58,7 @@ class _RefusalContent(RequestModel):
 
 
 class ImageContent(RequestModel):
-    """A picture as a data URL; pictures that were uploaded before have ids, and there are none here."""
+    """A picture as a data URL; ids of uploaded pictures are not supported."""
 
     type: Literal["input_image"]
     image_url: str
@@ -80,10 +80,10 @@ def _kind(value: Any) -> str:
     return "list" if isinstance(value, list) else "text"
 
 
-_TEXT_OR_LIST = Discriminator(_kind)  # so that an error is reported of the form that is meant
+_TEXT_OR_LIST = Discriminator(_kind)  # so that an error is reported for the intended form
 
 Output = Annotated[Annotated[str, Tag("text")] | Annotated[list[_Texts], Tag("list")], _TEXT_OR_LIST]
-"""Of a call, which may have returned nothing."""
+"""The result of a call, which may be empty."""
 
 ContentParts = Annotated[
     Annotated[str, Tag("text")] | Annotated[Annotated[list[_Parts], Field(min_length=1)], Tag("list")],
@@ -92,7 +92,7 @@ ContentParts = Annotated[
 
 
 class MessageItem(RequestModel):
-    """A message, as a person writes it or as an answer had it."""
+    """A message, written by a user or copied from an answer."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
@@ -124,7 +124,7 @@ class CallOutputItem(RequestModel):
 
 
 def _type_of(item: Any) -> str:
-    """A message need not say that it is one."""
+    """Return the type of an item; the type of a message may be omitted."""
     return str(item.get("type") or "message") if isinstance(item, dict) else "message"
 
 
@@ -142,7 +142,7 @@ Input = Annotated[Annotated[str, Tag("text")] | Annotated[Items, Tag("list")], _
 
 
 class FunctionTool(RequestModel):
-    """Unlike OpenAI's own, a schema is held to only where ``strict`` is true."""
+    """A function; unlike in OpenAI's API, its schema is enforced only if ``strict`` is true."""
 
     type: Literal["function"]
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -199,7 +199,7 @@ def _includable(value: Any) -> Any:
 
 
 class ResponsesRequest(SamplingFields):
-    """Input, and what became of an earlier response; the fields of chat's sampling are accepted besides OpenAI's."""
+    """A request to the Responses API; chat's sampling fields are accepted in addition to OpenAI's."""
 
     input: Input
     instructions: str | None = None

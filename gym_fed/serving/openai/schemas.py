@@ -41,7 +41,7 @@ class ImagePart(RequestModel):
 
 
 def _parts_only(*kinds: str) -> BeforeValidator:
-    """Refuse parts of other kinds, such as sound and files, by their names."""
+    """Refuse parts of other kinds, such as audio and files, by name."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list):
@@ -55,7 +55,7 @@ def _parts_only(*kinds: str) -> BeforeValidator:
 
 
 _FORM = Discriminator(lambda value: "parts" if isinstance(value, list) else "string")
-"""So that an error is reported of the form that is meant."""
+"""A discriminator, so that an error is reported for the intended form."""
 
 Parts = Annotated[list[TextPart], Field(min_length=1)]
 Content = Annotated[
@@ -71,7 +71,7 @@ Nothing = Annotated[Any, only([])]
 
 
 def _refusals_as_text(value: Any) -> Any:
-    """A refusal that an earlier answer had as a content part is text that the model wrote."""
+    """Convert a refusal in an earlier answer's content to text that the model wrote."""
     if not isinstance(value, list):
         return value
     return [
@@ -100,7 +100,7 @@ class FunctionCall(RequestModel):
     arguments: Annotated[
         str, BeforeValidator(lambda text: "{}" if text == "" else text), AfterValidator(_json_object)
     ]
-    """JSON text; of a call without arguments some servers write none."""
+    """JSON text; some servers write an empty string for a call without arguments."""
 
 
 class ToolCall(RequestModel):
@@ -108,16 +108,16 @@ class ToolCall(RequestModel):
     type: Literal["function"]
     function: FunctionCall
     index: Annotated[int, Field(ge=0)] | None = None
-    """A stream's number of the call, which clients such as Open WebUI send back with it; order says the same."""
+    """A stream's index of the call, which clients such as Open WebUI send back; the order has the same information."""
 
 
 class _Message(RequestModel):
     name: Annotated[str, Field(max_length=256)] | None = None
-    """Who of several speaks, which templates do not show."""
+    """The name of one of several speakers, which templates do not show."""
 
 
 class InstructionMessage(_Message):
-    """``developer`` is the newer word for ``system``, and is rendered as that."""
+    """A system message; ``developer`` is the newer name for ``system``."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -133,10 +133,10 @@ class AssistantMessage(_Message):
     content: AssistantContent | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
-    """What it thought, which is shown where the chat template reads it by this name, as Qwen3's does."""
+    """The model's reasoning, which is rendered if the chat template reads it by this name, as Qwen3's does."""
 
     reasoning: str | None = None
-    """vLLM's newer word for it."""
+    """vLLM's newer name for ``reasoning_content``."""
 
     refusal: Nothing = None
     audio: Nothing = None
@@ -168,7 +168,7 @@ Message = Annotated[
 
 
 def text_of(content: str | Sequence[TextPart | ImagePart] | None, picture: str = "") -> str:
-    """The text of a message, its parts joined, with another text for each picture."""
+    """Join the text parts of a message, with ``picture`` in place of each picture."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -202,7 +202,7 @@ class Function(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Whether calls are held to ``parameters`` also where ``tool_choice`` requires none."""
+    """Whether calls must follow ``parameters`` even if ``tool_choice`` does not require one."""
 
 
 class Tool(RequestModel):
@@ -237,14 +237,14 @@ class ChatRequest(GuidedFields):
     ] = None
     parallel_tool_calls: bool | None = None
     store: bool | None = None
-    """Kept for a while, so that it can be read again by its id."""
+    """Store the answer for a while, so that it can be read again by its id."""
 
     reasoning_effort: Effort | None = None
-    """For the template, like the two below; refused where it has no variable for it."""
+    """A template variable, like the two below; refused if the template does not have it."""
 
     verbosity: Verbosity | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    """vLLM's."""
+    """A field of vLLM."""
 
     @model_validator(mode="after")
     def _combinations(self) -> ChatRequest:
@@ -307,7 +307,7 @@ class ChatRequest(GuidedFields):
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's for completions; a chat's answer may be as long as the context."""
+"""OpenAI's default for completions; a chat's answer may be as long as the context."""
 
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -316,7 +316,7 @@ ManyTokenIds = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROM
 
 
 def _kind(value: Any) -> str | None:
-    """Which of the four forms is meant, so that an error is reported for that one."""
+    """Return which of the four forms an input has, so that an error is reported for that one."""
     if not isinstance(value, list):
         return "text" if isinstance(value, str) else None
     first = value[0] if value else ""
@@ -339,7 +339,7 @@ COMPLETION_NEUTRAL: Neutral = {**NEUTRAL, "store": (False,), "suffix": (), "best
 
 
 class CompletionRequest(GuidedFields):
-    """Text to be continued; several at once are answered at once."""
+    """Texts to be continued; several are answered together."""
 
     prompt: Inputs
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -356,21 +356,21 @@ class CompletionRequest(GuidedFields):
 
 
 class EmbeddingRequest(RequestModel):
-    """Texts whose vectors are wanted."""
+    """Texts to embed."""
 
     model: str = Field(max_length=256)
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    """The vector's first numbers, scaled to length one again."""
+    """Return only the vector's first numbers, normalised again."""
 
     user: Annotated[str, Field(max_length=256)] | None = None
 
 
 def as_list(inputs: Inputs) -> list[str] | list[list[int]]:
-    """One or several inputs as a list of texts or of token ids."""
+    """Convert one or several inputs to a list of texts or of token ids."""
     if isinstance(inputs, str):
         return [inputs]
     if isinstance(inputs[0], int):
         return [[int(token) for token in inputs if isinstance(token, int)]]
-    return inputs  # of one kind, as the schema saw to
+    return inputs  # of one kind, as the schema has checked

@@ -1,4 +1,4 @@
-"""The service: a request's URL, body and caller in, OpenAI's answer out; whole, or as a stream.
+"""The OpenAI service: a request's URL, body and caller in, the answer out, whole or as a stream.
 
 ``handle`` and ``stream`` are for callers with threads, such as ``gym batch``; ``begin`` is for a server that waits
 for many answers at once.
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
 STORED = {CHAT: "chatcmpl-", RESPONSES: "resp_"}
-"""URLs below which stored answers are, and how the ids of each begin."""
+"""URLs of stored answers, and the prefix of the ids of each kind."""
 
 
 class OpenAIService:
@@ -60,17 +60,17 @@ class OpenAIService:
         engine: Generates the answers.
         catalogue: The names that can be requested.
         tokenizer: The tokenizer of the base.
-        vocab_size: Token ids that the model has.
-        fingerprint: Names the weights of the base (``system_fingerprint``).
+        vocab_size: The number of token ids that the model has.
+        fingerprint: The name of the base's weights (``system_fingerprint``).
         max_at_once: Most answers of one request; more could never be queued together.
         context: Tokens of prompt and answer together; far longer prompts are refused early.
         on_use: Gets the usage of each request, once it has ended.
-        content_filter: Refuses requests and answers for text; None lets everything through.
-        stored: Keeps answers for later requests; None keeps none.
-        embedding_size: Numbers of an embedding; None: not known.
-        tool_format: How the model writes tool calls; ``auto`` goes by its chat template.
-        pictures: Reads those of messages, or refuses them.
-        sampling_defaults: Of fields about sampling that a request leaves out; OpenAI's where it has none.
+        content_filter: Refuses requests and answers by their text; None: no filter.
+        stored: Keeps answers for later requests; None: none are kept.
+        embedding_size: Numbers of an embedding; None: unknown.
+        tool_format: How the model writes tool calls; ``auto`` detects it from the chat template.
+        pictures: Reads the pictures of messages, or refuses them.
+        sampling_defaults: Defaults of sampling fields; OpenAI's for those it does not have.
     """
 
     def __init__(
@@ -106,15 +106,15 @@ class OpenAIService:
 
     @property
     def malformed_tool_calls(self) -> int:
-        """Texts of answers that looked like tool calls and are none."""
+        """The number of texts in answers that looked like tool calls but were malformed."""
         return self._prompts.tools.malformed
 
     def pictures_to_read(self, body: Any) -> int:
-        """How many pictures of a body the model may have to read, which takes long."""
+        """Count the pictures that the model may have to read for a body, which is slow."""
         return count_pictures(body) if isinstance(self._prompts.pictures, PictureReader) else 0
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
-        """Answer a request as a whole; waits for it. It is not stored: the caller has it.
+        """Answer a request and wait for the whole answer, which is not stored.
 
         Args:
             url: One of ``URLS``.
@@ -122,7 +122,7 @@ class OpenAIService:
             caller: The authenticated user.
 
         Raises:
-            GymError: Why it is refused; a ``RequestError`` names the field. ``BUSY`` when too many are waiting.
+            GymError: If it is refused; a ``RequestError`` names the field. ``BUSY`` if too many are waiting.
         """
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
@@ -133,7 +133,7 @@ class OpenAIService:
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
-        """Answer a request chunk by chunk, whether or not ``stream`` is set; raises as ``handle``."""
+        """Stream the answer to a request, whether or not ``stream`` is set; raises as ``handle``."""
         return self.begin(url, body, caller).chunks()
 
     def begin(self, url: str, body: Any, caller: Caller) -> Pending:
@@ -141,11 +141,11 @@ class OpenAIService:
         return self._begin(url, body, caller, self._stored)
 
     def stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
-        """The body of an answer that this caller has stored; as ``stored_answer``."""
+        """Return the body of an answer that this caller has stored; raises as ``stored_answer``."""
         return self.stored_answer(url, answer_id, caller).to_dict()
 
     def stored_answer(self, url: str, answer_id: str, caller: Caller) -> StoredAnswer:
-        """An answer that this caller has stored.
+        """Return an answer that this caller has stored.
 
         Args:
             url: One of ``STORED``.
@@ -153,18 +153,18 @@ class OpenAIService:
             caller: The authenticated user.
 
         Raises:
-            GymError: ``NOT_FOUND``, the same for what is another's.
+            GymError: ``NOT_FOUND``, also for another caller's answer.
         """
         return self._storage().get(caller, answer_id, STORED[url])
 
     def delete_stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
-        """Forget such an answer; raises as ``stored``."""
+        """Delete a stored answer; raises as ``stored``."""
         self._storage().delete(caller, answer_id, STORED[url])
         kind = "response" if url == RESPONSES else "chat.completion.deleted"
         return {"id": answer_id, "object": kind, "deleted": True}
 
     def forget_old_answers(self) -> None:
-        """Drop stored answers whose time is over."""
+        """Delete expired answers."""
         if self._stored is not None:
             self._stored.forget_old()
 
@@ -193,7 +193,7 @@ class OpenAIService:
     def begin_vectors(self, body: Any, caller: Caller) -> PendingVectors:
         """Accept a request for embeddings, without waiting for them; raises as ``handle``.
 
-        They are the means of the model's last hidden states, scaled to length one.
+        An embedding is the mean of the model's last hidden states, normalised.
         """
         request = parse(EmbeddingRequest, body, {})
         model = self.catalogue.resolve(request.model, caller)
@@ -305,7 +305,7 @@ class OpenAIService:
         )
 
     def _choice(self, parser: CallParser | None = None, before: str = "") -> AnswerChoice:
-        """One that is filtered where answers are; ``before`` is the text that it continues."""
+        """Create a choice, with the filter if answers are filtered; ``before`` is the text that it continues."""
         return AnswerChoice(parser) if self._screening is None else self._screening.choice(parser, before)
 
     def _screening_by(self, content_filter: ContentFilter) -> Screening:
@@ -326,7 +326,7 @@ class OpenAIService:
         refusals: EngineErrors,
         pictures: tuple[PlacedPicture, ...] = (),
     ) -> list[Generation]:
-        """One generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
+        """Submit one generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
         answers = len(prompts) * (request.n or 1)
         self._require_room_for(answers, "prompts times n is", param if len(prompts) > 1 else "n")
         self._prompts.require_known(sampling.logit_bias, "logit_bias")

@@ -1,4 +1,4 @@
-"""Snippets that call a server of OpenAI's API: by openai's client, LangChain and Open WebUI."""
+"""Code snippets that call a server with openai's client, LangChain or Open WebUI."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from gym_fed.core.text import plain
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
-"""Of `gym api` without --host and --port."""
+"""The URL of `gym api` without --host and --port."""
 
 NO_KEY = "none-needed"
-"""What clients send that want a key, to a server without keys."""
+"""The key for clients that require one, for a server without keys."""
 
 YOUR_KEY = "YOUR-KEY"
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model at a server.
+    """A model on a server.
 
     Attributes:
-        url: The URL of the API, with ``/v1``.
-        model: What requests call it.
+        url: The address of the API, with ``/v1``.
+        model: The name of the model in requests.
         key: The API key.
-        is_chat: Whether it is asked by messages; False: it goes on from a text.
+        is_chat: Whether it takes messages; False: it continues a text.
     """
 
     url: str
@@ -34,7 +34,7 @@ class ServedModel:
 
 
 def openai_snippet(served: ServedModel) -> str:
-    """Python, by openai's own client."""
+    """Return Python code with openai's client."""
     head = f"""\
 from openai import OpenAI
 
@@ -52,7 +52,7 @@ print(answer.choices[0].text)
 
 
 def langchain_snippet(served: ServedModel) -> str:
-    """Python, by ``langchain-openai``."""
+    """Return Python code with ``langchain-openai``."""
     name, text = ("ChatOpenAI", ".content") if served.is_chat else ("OpenAI", "")
     return f"""\
 from langchain_openai import {name}
@@ -65,7 +65,7 @@ print(model.invoke("Hello"){text})
 
 
 def open_webui_snippet(served: ServedModel) -> str:
-    """The environment of Open WebUI, which then lists the server's models; it has no view for bare text."""
+    """Return the environment variables of Open WebUI, which has no view for plain completion."""
     address, key = shlex.quote(served.url), shlex.quote(served.key)
     text = f"""\
 OPENAI_API_BASE_URL={address} OPENAI_API_KEY={key} open-webui serve

@@ -1,8 +1,8 @@
-"""Answers that are kept for their callers, so that a later request may read one, go on from it, or delete it.
+"""Stored answers, which a later request of the same caller may read, continue or delete.
 
-They are in memory alone, and end with the process. What one key has stored no other key can read, go on from or delete.
-Bounds are in bytes: of each key, whose oldest answers go first, and of all keys together. There the key that holds most
-gives up its oldest. So a key that stores much takes no other key's answers.
+They are kept in memory, and lost when the process ends. No key can access the answers of another key. Limits are in
+bytes: a key beyond its own limit loses its oldest answers. Beyond the limit of all keys, the key that stores most loses
+its oldest, so a key that stores much never displaces the answers of others.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 
 Owner = tuple[str, str]
-"""A key's name and its digest: a key that was made again under an earlier one's name is another."""
+"""A key's name and digest, since a key created again under an earlier name is another key."""
 
 _ENTRY_BYTES = 1024
-"""What an answer takes besides its text."""
+"""Bytes of an answer in addition to its text."""
 
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """One answer.
+    """One stored answer.
 
     Attributes:
-        body: As it was given, as JSON.
-        messages: The conversation up to its end, as JSON; instructions are not of it.
-        until: When it is forgotten.
+        body: The body of the answer, as JSON.
+        messages: The conversation including the answer, without instructions, as JSON.
+        until: When it expires.
     """
 
     body: bytes
@@ -58,8 +58,8 @@ class StoredAnswers:
     """The stored answers of all keys; from any thread.
 
     Args:
-        config: The bounds.
-        now: Seconds of a clock that never goes back.
+        config: The limits.
+        now: A monotonic clock in seconds.
     """
 
     def __init__(self, config: StoredAnswersConfig, now: Callable[[], float] = time.monotonic) -> None:
@@ -71,18 +71,18 @@ class StoredAnswers:
 
     @property
     def num_bytes(self) -> int:
-        """Of all keys."""
+        """Bytes of all keys together."""
         with self._lock:
             return sum(self._bytes.values())
 
     def put(self, caller: Caller, answer_id: str, body: dict[str, Any], messages: str = "[]") -> bool:
-        """Keep an answer; False where it alone is larger than a key's share.
+        """Store an answer; False if it alone exceeds the key's limit.
 
         Args:
-            caller: Whose it is.
+            caller: The owner.
             answer_id: The id of the answer.
-            body: As it is given.
-            messages: The conversation up to its end, as JSON.
+            body: The body of the answer.
+            messages: The conversation including the answer, as JSON.
         """
         answer = StoredAnswer(
             json.dumps(body, ensure_ascii=False).encode(),
@@ -103,22 +103,22 @@ class StoredAnswers:
         return True
 
     def forget_old(self) -> None:
-        """Drop what is older than it may be; every other method does so, too."""
+        """Delete expired answers; every other method does so, too."""
         with self._lock:
             self._forget_old()
 
     def get(self, caller: Caller, answer_id: str, prefix: str, param: str | None = None) -> StoredAnswer:
-        """An answer of this caller.
+        """Return an answer of this caller.
 
         Args:
-            caller: Who stored it.
+            caller: The owner.
             answer_id: The id of the answer.
             prefix: The prefix of this kind of answer's ids; no other kind is found.
             param: The request's field that names it.
 
         Raises:
-            RequestError: The same for what is another's and for what does not exist. ``NOT_FOUND``; for a field
-                ``USAGE``, as OpenAI has it.
+            RequestError: For an unknown id and for another caller's alike. ``NOT_FOUND``; for a field ``USAGE``, as in
+                    OpenAI's API.
         """
         with self._lock:
             self._forget_old()
@@ -128,7 +128,7 @@ class StoredAnswers:
         return found
 
     def delete(self, caller: Caller, answer_id: str, prefix: str) -> None:
-        """Forget an answer; arguments and errors as of ``get``."""
+        """Delete an answer; arguments and errors are those of ``get``."""
         owner = _owner(caller)
         with self._lock:
             self._forget_old()
@@ -143,7 +143,7 @@ class StoredAnswers:
                 self._drop(owner)
 
     def _drop(self, owner: Owner, answer_id: str | None = None) -> None:
-        """Forget one answer, by default the owner's oldest."""
+        """Delete one answer, by default the owner's oldest."""
         answers = self._owners[owner]
         dropped = answers.popitem(last=False)[1] if answer_id is None else answers.pop(answer_id)
         self._bytes[owner] -= dropped.num_bytes

@@ -1,6 +1,6 @@
-"""Fields of a chat that only a chat template can heed: its variables, or refused where it has none for them.
+"""Chat fields that map to variables of the chat template, and are refused if the template has none for them.
 
-Templates have two words for reasoning. gpt-oss's take ``reasoning_effort`` itself. Others are switched on and off:
+Templates have two conventions for reasoning. gpt-oss's take ``reasoning_effort`` itself. Others have a switch:
 Qwen3's by ``enable_thinking``, DeepSeek's and Granite's by ``thinking``.
 """
 
@@ -16,10 +16,10 @@ from gym_fed.serving.openai.schemas import ChatRequest
 
 _SWITCHES = ("enable_thinking", "thinking")
 _LITTLE = ("none", "minimal")
-"""Efforts that switch reasoning off where it is on or off."""
+"""Efforts that turn reasoning off in templates with a switch."""
 
 THOUGHTS = ("reasoning_content", "reasoning")
-"""Keys of an assistant's message that have what it thought."""
+"""Keys of an assistant's message that hold its reasoning."""
 
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _SPECIAL = "_token"
@@ -40,14 +40,14 @@ _ARGUMENTS = frozenset(
         "truncation",
     }
 )
-"""Of ``apply_chat_template``."""
+"""Arguments of ``apply_chat_template``."""
 
 
 class TemplateNames:
     """The variables of one tokenizer's chat template.
 
     Args:
-        tokenizer: With or without a template, or with several.
+        tokenizer: A tokenizer with one template, several or none.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -58,21 +58,21 @@ class TemplateNames:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """Found when a request needs one: a server's start need not parse templates."""
+        """The names, parsed when a request needs them, to keep the server's start fast."""
         found = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
         return frozenset(found) - _OWN - _ARGUMENTS
 
     @cached_property
     def thoughts(self) -> tuple[str, ...]:
-        """Those of ``THOUGHTS`` that the template reads: Qwen3's reads ``reasoning_content``."""
+        """The names of ``THOUGHTS`` that the template reads: Qwen3's reads ``reasoning_content``."""
         found = {name for text in self._texts for name in _attributes(text)}
         return tuple(name for name in THOUGHTS if name in found)
 
     def of(self, request: ChatRequest) -> dict[str, Any]:
-        """The variables of a request.
+        """Return the template variables of a request.
 
         Raises:
-            RequestError: Naming the field that the template cannot heed.
+            RequestError: Naming the field that the template does not support.
         """
         given = dict(request.chat_template_kwargs or {})
         for name in given:
@@ -109,7 +109,7 @@ class TemplateNames:
 
 
 def _attributes(template: str) -> frozenset[str]:
-    """Names that a template may read of messages: attributes, and texts such as keys."""
+    """Return the names that a template may read from messages: attributes, and strings such as keys."""
     from jinja2 import TemplateError
 
     try:

@@ -1,4 +1,4 @@
-"""Texts as token ids and back, as vLLM's servers answer it: what a request would be read as."""
+"""The endpoints ``/tokenize`` and ``/detokenize`` of vLLM, and the truncation of long conversations."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MAX_TOKEN_IDS = 2**20
 
 
 class TokenizeRequest(RequestModel):
-    """A text, or the messages of a conversation as the chat template writes them."""
+    """A text, or messages to be rendered with the chat template."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
-    """The tokenizer's own first and last tokens, on a text; a chat template writes its own."""
+    """Add the tokenizer's own first and last tokens to a text; a chat template writes its own."""
 
     add_generation_prompt: Annotated[Any, only(True)] = None
     continue_final_message: Annotated[Any, only(False)] = None
@@ -51,7 +51,7 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    """Token ids."""
+    """Token ids to decode."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     tokens: list[TokenId] = Field(max_length=MAX_TOKEN_IDS)
@@ -61,7 +61,7 @@ class Tokenizing:
     """Answers ``/tokenize`` and ``/detokenize``.
 
     Args:
-        catalogue: Whose models may be named; without a name the base is meant.
+        catalogue: The models that may be named; without a name the base is used.
         prompts: The prompts of the base.
         context: Tokens of prompt and answer together.
     """
@@ -72,10 +72,10 @@ class Tokenizing:
         self._context = context
 
     def answer(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
-        """The answer to a request; computes at once, and uses no model.
+        """Answer a request without running the model.
 
         Raises:
-            RequestError: Why it is refused, as the same prompt would be elsewhere.
+            RequestError: If it is refused, like the same prompt of a completion.
         """
         if url == DETOKENIZE:
             given = parse(DetokenizeRequest, body, {})
@@ -102,25 +102,24 @@ class Tokenizing:
 
 PromptT = TypeVar("PromptT", bound=Sized)
 Render = Callable[[list[Message]], PromptT]
-"""Messages as a prompt, whose length is its tokens; a ``RequestError`` named ``context_length_exceeded`` where they are
-far too many."""
+"""Renders messages to a prompt, whose length is its tokens; raises ``context_length_exceeded`` for far too many."""
 
 _ROOM = 4
-"""A quarter of the context at most is left free for an answer."""
+"""At most a quarter of the context is left free for an answer."""
 
 
 def ids_that_fit(
     messages: Sequence[Message], render: Render[PromptT], context: int | None, max_tokens: int | None
 ) -> PromptT:
-    """The prompt of a conversation without as many of its oldest turns as it takes to fit.
+    """Render a conversation without as many of its oldest turns as needed to fit.
 
-    A turn is a question with all that follows it up to the next one, so a call is not parted from its result. System
+    A turn is a question with everything up to the next one, so a call stays with its result. System
     messages and the last turn stay.
 
     Args:
         messages: The conversation.
-        render: Makes a prompt of a part of it.
-        context: Tokens of prompt and answer together; None: nothing is left out.
+        render: Renders a part of the conversation.
+        context: Tokens of prompt and answer together; None: nothing is dropped.
         max_tokens: Most tokens of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
@@ -148,7 +147,7 @@ def ids_that_fit(
 
     if (found := fitting(0)) is not None:
         return found
-    low, high = 1, len(starts)  # of the turns, the first with which it fits, if there is one
+    low, high = 1, len(starts)  # binary search for the first turn from which it fits
     while low < high:
         middle = (low + high) // 2
         if (ids := fitting(middle)) is not None:

@@ -1,4 +1,4 @@
-"""Tool calls in an answer: found while it streams, in the form in which the model writes them."""
+"""Detection of tool calls in a streaming answer, in the format in which the model writes them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from gym_fed.serving.openai.tool_formats.base import ToolFormat
 
 MAX_CALLS = 128
-"""Of one answer; further ones are text."""
+"""Most calls of one answer; further ones are text."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call that the model requests."""
+    """A call that the model requests."""
 
     name: str
     arguments: str
@@ -38,27 +38,27 @@ class Call:
 
 @dataclass(frozen=True)
 class CallEnd:
-    """The last call is whole, and what follows is text, or another call."""
+    """The end of the last call; text or another call may follow."""
 
 
 CallPart = Call | MoreArguments | CallEnd
 AnswerPart = str | CallPart
-"""Text, a call or its beginning, and more of the last call's arguments."""
+"""Text, a call or its beginning, or more of the last call's arguments."""
 
 
 class CallParser:
-    """Splits an answer into text and calls; what is not a call stays text.
+    """Splits an answer into text and calls.
 
-    Text that may be the beginning of a call is held back. A free call is passed on when it is complete, since until
-    then it may be none. One that a grammar holds is passed on while it is written.
+    Text that may be the beginning of a call is held back. An unconstrained call is passed on when it is complete, since
+    until then it may turn out to be text. A call that a grammar constrains is passed on while it is written.
 
     Args:
         form: How the model writes calls.
-        tools: That may be called.
-        fragments: Whether a grammar holds the calls, and the caller takes parts of them.
+        tools: The tools that may be called.
+        fragments: Whether a grammar constrains the calls, and the caller takes parts of them.
         opened: Whether the answer begins inside a call, after ``form.opening``.
-        one: Whether there is one call at most; whatever follows it is dropped.
-        on_malformed: Called for each text that looked like a call and is none.
+        one: Whether at most one call is allowed; whatever follows it is dropped.
+        on_malformed: Called for each text that looked like a call but is malformed.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CallParser:
         self._on_malformed = on_malformed
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """Take the answer's next text; returns what is certain by now, in the order in which the model wrote it."""
+        """Add text; returns what is certain so far, in the order in which the model wrote it."""
         held, self._held = self._held + text, ""
         found: list[AnswerPart] = []
         while not self.is_over:
@@ -100,10 +100,10 @@ class CallParser:
         return found
 
     def end(self, *, cut: bool = False) -> list[AnswerPart]:
-        """What is left at the answer's end: held-back text, and calls that were not closed.
+        """Return the rest at the answer's end: held-back text, and calls that were not closed.
 
         Args:
-            cut: Whether the answer was cut short. A call that is not whole then is not malformed.
+            cut: Whether the answer was cut short. An incomplete call is not malformed then.
         """
         found: list[AnswerPart] = []
         if self._reader is not None and not self.is_over:
@@ -114,12 +114,12 @@ class CallParser:
 
     @property
     def is_over(self) -> bool:
-        """True if the one call is whole, so that nothing that follows can matter."""
-        # Without fragments a call is passed on as a whole, though its reader may wait for what closes it.
+        """True if the one call is complete, so that nothing that follows matters."""
+        # Without fragments a call is passed on when complete, though its reader may still wait for its closing text.
         return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
 
     def _up_to_a_call(self, text: str) -> tuple[str, str]:
-        """Text before a call, and what follows; starts a reader where a call begins, or holds back its beginning."""
+        """Split off the text before a call; starts a reader at a call, or holds back its possible beginning."""
         if self._calls >= MAX_CALLS:
             return text, ""
         if self._may_begin:
@@ -159,5 +159,5 @@ class CallParser:
 
 
 def _start_of(tag: str, text: str) -> int:
-    """How many of the last characters of ``text`` may be the beginning of ``tag``."""
+    """Return how many of the last characters of ``text`` may be the beginning of ``tag``."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""Tools in the chat template of one model: which form it writes is found out by what it makes of a call."""
+"""Tools in a model's chat template: the format is detected by rendering a call."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ _CALL: Row = {
 }
 
 Render = Callable[..., str]
-"""Messages, tools and ``prompt`` (whether an answer begins) to a text; raises ``RequestError``."""
+"""Renders messages, tools and ``prompt`` (whether an answer begins) to a text; raises ``RequestError``."""
 
 
 class ToolTemplate:
-    """Tools in the chat template of one model.
+    """The tools of one model's chat template.
 
     Args:
-        render: The template.
+        render: Renders the template.
         control: Ids of the tokenizer's control tokens, by their texts.
         name: The name of the format; ``auto`` detects it.
 
     Attributes:
-        malformed: How many texts of answers looked like calls and are none.
+        malformed: How many texts of answers looked like calls but were malformed.
     """
 
     def __init__(self, render: Render, control: Mapping[str, int], name: str = AUTO) -> None:
@@ -62,10 +62,10 @@ class ToolTemplate:
 
     @property
     def format(self) -> ToolFormat:
-        """The form of the model's calls.
+        """The format of the model's calls.
 
         Raises:
-            RequestError: For a template that shows tools and has calls in no known form.
+            RequestError: For a template that shows tools but writes calls in no known format.
         """
         found = self._found
         if isinstance(found, RequestError):
@@ -76,7 +76,7 @@ class ToolTemplate:
 
     @cached_property
     def _found(self) -> ToolFormat | RequestError:
-        """The form, or why there is none; both are looked for once."""
+        """Detect the format once; an error is kept, too."""
         try:
             return self._find()
         except RequestError as error:
@@ -108,10 +108,10 @@ class ToolTemplate:
         )
 
     def prepare(self, rows: list[Row], tools: list[Row] | None) -> tuple[list[Row], list[Row] | None]:
-        """Messages and tools for the template.
+        """Prepare messages and tools for the template.
 
         Raises:
-            RequestError: As ``format``; where calls among the messages would not be shown.
+            RequestError: As ``format``; also if calls among the messages would not be shown.
         """
         if not tools and not any("tool_calls" in row or row["role"] == "tool" for row in rows):
             return rows, tools
@@ -124,15 +124,15 @@ class ToolTemplate:
         return found, tools
 
     def shown_ids(self) -> tuple[int, ...]:
-        """Control tokens that must be in an answer's text, for the calls to be found."""
+        """Return the control tokens that must be in an answer's text so that calls are found."""
         form = self.format
         return tuple(self._control[text] for text in (*form.marks, *form.controls) if text in self._control)
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> str:
-        """The grammar of an answer, as the engine takes it.
+        """Return the grammar of an answer, in the engine's form.
 
         Raises:
-            RequestError: For parameters that the form cannot be held to.
+            RequestError: For parameters that the format cannot be constrained to.
         """
         try:
             made = self.format.grammar(tools, one=one, required=required)
@@ -154,7 +154,7 @@ class ToolTemplate:
         return text
 
     def count_malformed(self) -> None:
-        """Note a text that looked like a call; the first one is logged."""
+        """Count a text that looked like a call but is malformed; the first one is logged."""
         with self._lock:
             self.malformed += 1
             first = self.malformed == 1
@@ -175,7 +175,7 @@ class ToolTemplate:
 
     @cached_property
     def _written(self) -> str:
-        """What the template makes of a call; empty where it refuses it."""
+        """Render a call with the template; empty if it refuses."""
         try:
             whole = self._render([*_QUESTION, _CALL], [_PROBE], prompt=False)
         except RequestError:
@@ -214,7 +214,7 @@ class ToolTemplate:
 
 
 def _reads(form: ToolFormat, written: str) -> bool:
-    """Return whether a format finds the call in what the template made of it."""
+    """Return whether a format finds the call in the rendered text."""
     parser = CallParser(form, {"probe": None})
     found = [*parser.feed(written), *parser.end()]
     return [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)] == [
@@ -229,14 +229,14 @@ class ToolUse:
     """The tools of one request with one model's template.
 
     Args:
-        request: With or without tools.
+        request: The request, with or without tools.
         template: The template of the model.
 
     Attributes:
-        shown: The tools as a template gets them; None where ``tool_choice`` is ``none``.
+        shown: The tools for the template; None if ``tool_choice`` is ``none``.
         required: Whether the answer must be a call.
-        held: Whether a grammar holds calls to the parameters of their tools: where a call is required, or where a tool
-            is ``strict``. The model then writes text until it begins a call, and calls are all that it can write there.
+        held: Whether a grammar constrains calls to the parameters of their tools: if a call is required, or a tool is
+            ``strict``. The model then writes free text until it begins a call.
     """
 
     def __init__(self, request: ChatRequest, template: ToolTemplate) -> None:
@@ -249,10 +249,10 @@ class ToolUse:
         self.held = self.shown is not None and (self.required or strict)
 
     def sampling(self) -> dict[str, Any]:
-        """The engine's parameters for it.
+        """Return the engine's parameters for the tools.
 
         Raises:
-            RequestError: For parameters that the model's form of calls cannot be held to.
+            RequestError: For parameters that the model's format cannot be constrained to.
         """
         if self.shown is None:
             return {}
@@ -266,10 +266,10 @@ class ToolUse:
         return found
 
     def parser(self, *, fragments: bool) -> CallParser | None:
-        """A new one for an answer; None: it has no calls.
+        """Create a parser for an answer; None if it cannot have calls.
 
         Args:
-            fragments: Whether the caller takes calls in parts. Only those that are held come so.
+            fragments: Whether the caller takes calls in parts, which only constrained calls are sent in.
         """
         if self.shown is None:
             return None
@@ -289,7 +289,7 @@ class ToolUse:
         return tools
 
     def _held_tools(self) -> Tools:
-        """Where a call may be left out, a tool that is not strict takes any object."""
+        """Return the parameters of each tool; None for any object, if a call is optional and the tool not strict."""
         return {
             tool.function.name: _parameters(tool.function) if self.required or tool.function.strict else None
             for tool in self._callable()
@@ -297,7 +297,7 @@ class ToolUse:
 
 
 def _parameters(function: Function) -> dict[str, Any]:
-    """OpenAI's: a function that names no parameters has none."""
+    """Return the parameters of a function; as in OpenAI's API, one without any takes no arguments."""
     return _NO_PARAMETERS if function.parameters is None else function.parameters
 
 

@@ -1,8 +1,8 @@
 """A model's own image processor, and the families of vision models that are served.
 
 A family is served if its language model sees a picture like ordinary tokens: positions count tokens one by one,
-attention is causal, and a picture enters by embeddings alone. Others would be answered wrongly, so every
-family is tested before it is listed here.
+attention is causal, and a picture enters by embeddings alone. Others would be answered wrongly, so every family is
+tested before it is listed here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Thousands of variants on disk, verified before use, the recently used ones in memory."""
+"""The variant store: thousands of variants on disk, verified before use, with the recently used ones in memory."""

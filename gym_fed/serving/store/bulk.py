@@ -1,6 +1,6 @@
-"""Adds many variants at once: every file is checked first, one pass syncs the copies, and one transaction adds all.
+"""Bulk addition of variants: all files are checked first, synced together, and registered in one transaction.
 
-All or nothing: where one is refused, none is added, and the error names each file that is at fault.
+All or nothing: if one is refused, none is added, and the error names every refused file.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
 
 MAX_FAULTS_SHOWN = 20
-"""Of the files at fault, so many are named."""
+"""Most refused files that the error names."""
 
 Progress = Callable[[str, int, int], None]
-"""What goes on, how many are done, of how many."""
+"""Gets the current step, the number of items done, and their total."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class IncomingVariant:
 
     Attributes:
         delta: The `.gymdelta`.
-        name: What it is served as.
+        name: The name to serve it as.
         owner: An account's id, or a plain user id.
-        note: For people.
+        note: A comment for people.
     """
 
     delta: Path
@@ -50,7 +50,7 @@ class IncomingVariant:
 
 @dataclass(frozen=True)
 class _CheckedFile:
-    """A copy that is in order, and the row that it is to have."""
+    """A valid copy, and its future row."""
 
     new: IncomingVariant
     staged: Staged
@@ -59,15 +59,15 @@ class _CheckedFile:
 
 
 class BulkAddition:
-    """One addition of many variants to a store.
+    """The addition of many variants to a store.
 
     Args:
-        objects: Where the files go.
-        registry: Where the rows go.
-        base: What every delta must belong to; None: any.
-        key: Signs each; None: they stay unsigned.
-        replaces: Whether each may take the place of the owner's variant of its name.
-        progress: Called with each step and how far it is.
+        objects: Stores the files.
+        registry: Stores the rows.
+        base: The base that every delta must belong to; None: any.
+        key: Signs each variant; None: they stay unsigned.
+        replaces: Whether each may replace the owner's variant of the same name.
+        progress: Called with each step and its progress.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class BulkAddition:
         self._key = key
         self._replaces = replaces
         self._progress: Progress = progress or (lambda what, done, total: None)
-        self._bases: dict[str, tuple[str, str]] = {}  # by sha256: identical files are checked once
-        self._copies: dict[str, Staged] = {}  # and copied once
+        self._bases: dict[str, tuple[str, str]] = {}  # by sha256, since identical files are checked only once
+        self._copies: dict[str, Staged] = {}  # and copied only once
 
     def add(self, variants: Sequence[IncomingVariant]) -> tuple[list[VariantRecord], set[str]]:
-        """Add all of them; returns their rows, and the deltas of revisions that are not kept any more.
+        """Add all of them; returns their rows, and the deltas of revisions that are no longer kept.
 
         Raises:
-            GymError: Naming every file that is refused, with the code of the first; nothing is added then.
+            GymError: Naming every refused file, with the code of the first; nothing is added then.
         """
         _require_distinct(variants)
         try:
@@ -159,7 +159,7 @@ class BulkAddition:
         return SignedVariant.sign(manifest, key)
 
     def _admitted(self, transaction: Transaction, checked: Sequence[_CheckedFile]) -> list[VariantRecord]:
-        """The rows as they will be, once each may be added in the state that the table has now."""
+        """Return the future rows, if each may be added in the table's current state."""
         faults = _Faults(len(checked))
         rows: list[VariantRecord] = []
         for one in checked:
@@ -174,7 +174,7 @@ class BulkAddition:
 
 
 class _Faults:
-    """The files that are refused, and why."""
+    """The refused files, with the reasons."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -182,7 +182,7 @@ class _Faults:
 
     @contextmanager
     def collected(self, new: IncomingVariant) -> Iterator[None]:
-        """Keep what refuses one variant, so that the others are looked at too; a full disk ends it at once."""
+        """Collect the refusal of one variant, so that the others are checked too; a full disk ends it at once."""
         try:
             yield
         except GymError as error:
@@ -207,7 +207,7 @@ class _Faults:
 
 @contextmanager
 def _one_step(progress: Progress, what: str, total: int) -> Iterator[None]:
-    """Report the beginning and the end of a step that is one piece."""
+    """Report the beginning and the end of a step without intermediate progress."""
     progress(what, 0, total)
     yield
     progress(what, total, total)

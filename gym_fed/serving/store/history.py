@@ -1,4 +1,4 @@
-"""Earlier revisions of variants: listed and verified."""
+"""Earlier revisions of variants: list, verify and restore them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class VariantRevision:
     """A revision that the store keeps.
 
     Attributes:
-        record: Its row; ``updated_at`` is when it came.
-        figures: What was measured when it was made, such as losses; empty: nothing is known.
-        is_newest: Whether it is the one that is served.
+        record: Its row; ``updated_at`` is when it was added.
+        figures: Measurements from when it was made, such as losses; empty if unknown.
+        is_newest: Whether it is the revision that is served.
     """
 
     record: VariantRecord
@@ -37,19 +37,19 @@ class VariantRevision:
     is_newest: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
+        """Convert to plain data for JSON."""
         return {**self.record.to_dict(), "figures": self.figures, "is_newest": self.is_newest}
 
 
 @dataclass(frozen=True)
 class RemovedVariant:
-    """What ``VariantStore.remove`` has removed.
+    """The result of ``VariantStore.remove``.
 
     Attributes:
         name: The name of the variant.
-        revisions: Their rows, the newest first; empty where the rows were damaged.
-        unlinked: sha256s of the files that are gone.
-        shared: sha256s of files that stay, since another variant has the same bytes.
+        revisions: The rows, newest first; empty if they were damaged.
+        unlinked: The SHA-256s of deleted files.
+        shared: The SHA-256s of files that stay, since another variant has the same bytes.
     """
 
     name: str
@@ -59,14 +59,14 @@ class RemovedVariant:
 
 
 class VariantHistory:
-    """The revisions in one store; ``VariantStore.history``."""
+    """The revisions in one store; see ``VariantStore.history``."""
 
     def __init__(self, registry: VariantRegistry, objects: DeltaObjects) -> None:
         self._registry = registry
         self._objects = objects
 
     def of(self, name: str) -> list[VariantRevision]:
-        """The revisions of a variant that are kept, the newest first.
+        """Return the kept revisions of a variant, newest first.
 
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a damaged row.
@@ -81,11 +81,11 @@ class VariantHistory:
         ]
 
     def path(self, revision: VariantRevision) -> Path:
-        """Its `.gymdelta`; not to be written to."""
+        """Return the path of its `.gymdelta`; do not write to it."""
         return self._objects.path(revision.record.sha256)
 
     def verify(self, revision: VariantRevision) -> None:
-        """Check it from its bytes on, as ``VariantStore.verify``; it may be unsigned.
+        """Check a revision like ``VariantStore.verify``, from its bytes on; it may be unsigned.
 
         Raises:
             GymError: Naming variant, file and remedy.
@@ -95,19 +95,19 @@ class VariantHistory:
         ).close()
 
     def kept(self) -> int:
-        """How many revisions of a variant the store keeps."""
+        """Return how many revisions of each variant the store keeps."""
         with self._registry.reading() as transaction:
             return transaction.kept()
 
     def keep(self, number: int) -> None:
-        """Keep so many revisions of each variant, the newest among them; ``VariantStore.gc`` removes the others."""
+        """Set how many revisions of each variant to keep; ``VariantStore.gc`` removes the others."""
         with self._registry.writing() as transaction:
             transaction.keep(number)
 
 
 @contextmanager
 def unless_damaged() -> Iterator[None]:
-    """Go on where a row is damaged: what is removed need not be readable."""
+    """Ignore damaged rows, which need not be readable to be removed."""
     try:
         yield
     except GymError as error:
@@ -116,12 +116,12 @@ def unless_damaged() -> Iterator[None]:
 
 
 def as_text(figures: Mapping[str, Any] | None) -> str | None:
-    """Figures as a column keeps them."""
+    """Serialize figures for their column."""
     return json.dumps(dict(figures), sort_keys=True) if figures else None
 
 
 def _figures(text: str | None) -> dict[str, Any]:
-    """Of the column, which anything may have been written to."""
+    """Parse the column of figures, which may contain anything."""
     try:
         found = json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError):
@@ -135,13 +135,13 @@ _AGAIN = re.compile(r"revision \d+ again(: )?", re.ASCII)
 def undo(
     store: VariantStore, name: str, key: SigningKey | None, *, to: int | None = None
 ) -> tuple[VariantRecord, int]:
-    """Make an earlier revision the newest again: its delta, under a new number that is signed anew.
+    """Add the delta of an earlier revision again, as the newest revision with a new number and signature.
 
     Args:
-        store: Where it is.
+        store: The store.
         name: The name of the variant.
-        key: The owner's; None leaves the new revision unsigned.
-        to: Which revision; None: the one before the newest.
+        key: The owner's key; None leaves the new revision unsigned.
+        to: The number of the revision; None: the one before the newest.
 
     Returns:
         The new row, and the number of the earlier revision.

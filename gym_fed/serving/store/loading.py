@@ -1,4 +1,4 @@
-"""Loads of variants that wait or run: those that requests wait for go first. Not for several threads at once."""
+"""The queue of variant loads, urgent ones first, and recent failures. Not thread-safe."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gym_fed.serving.store.records import VariantRecord
 
 
 class Load:
-    """A row that is being loaded; all requests for it share the load.
+    """The load of a row, shared by all requests for it.
 
     Attributes:
         record: The row.
         urgent: Whether a request waits for it.
-        running: Whether a thread has it.
-        done: Whether it ended, or another row took its place.
+        running: Whether a thread is working on it.
+        done: Whether it ended, or was superseded by another row.
         error: Why it failed.
-        reserved: Bytes that are kept free for it.
-        shared: The weights of its file where these are in memory: only the row has to be verified.
-        lacks_room: Whether it waits until variants that are in use are released.
+        reserved: Bytes of memory reserved for it.
+        shared: The weights of its file if they are in memory: then only the row has to be verified.
+        lacks_room: Whether it waits for variants in use to be released.
     """
 
     def __init__(self, record: VariantRecord) -> None:
@@ -35,7 +35,7 @@ class Load:
 
 
 class LoadQueue:
-    """The loads by name, and the order in which threads take them. One file is loaded by one thread at a time."""
+    """The loads by name, and the order in which threads take them. A file is loaded by one thread at a time."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Load] = {}
@@ -44,19 +44,19 @@ class LoadQueue:
         self._files: set[str] = set()
 
     def __len__(self) -> int:
-        """How many names are waited for."""
+        """Return how many names are waited for."""
         return len(self._by_name)
 
     def find(self, name: str) -> Load | None:
-        """The newest load of a name."""
+        """Return the newest load of a name."""
         return self._by_name.get(name)
 
     def is_current(self, load: Load) -> bool:
-        """Return whether no newer row took its place, and it has not ended."""
+        """Return whether the load has not ended and no newer row superseded it."""
         return self._by_name.get(load.record.name) is load
 
     def begin(self, record: VariantRecord, *, urgent: bool) -> Load:
-        """The load of a row: the one there is, or a new one."""
+        """Return the load of a row, which is created if necessary."""
         load = self._by_name.get(record.name)
         if load is None or load.record != record:
             if load is not None:
@@ -71,7 +71,7 @@ class LoadQueue:
         return load
 
     def take(self) -> Load | None:
-        """The next load whose file no other thread is loading; None: there is none now."""
+        """Return the next load whose file no other thread is loading; None if there is none."""
         for waiting in (self._urgent, self._later):
             passed: list[Load] = []
             found = None
@@ -91,13 +91,13 @@ class LoadQueue:
         return None
 
     def again(self, load: Load) -> None:
-        """Put a load that a thread had at the front."""
+        """Put a load back at the front."""
         load.running = False
         self._files.discard(load.record.sha256)
         (self._urgent if load.urgent else self._later).appendleft(load)
 
     def end(self, load: Load) -> None:
-        """A thread has ended it."""
+        """Remove a load that has ended."""
         load.done = True
         if load.running:
             self._files.discard(load.record.sha256)
@@ -117,7 +117,7 @@ class _Failure:
 
 
 class RecentFailures:
-    """Errors by variant, for some seconds or until its row or file changes. Not for several threads at once.
+    """Errors of loads by variant, reported for some seconds or until row or file change, then tried again.
 
     Args:
         fingerprint: Changes when a variant's file changes.
@@ -135,7 +135,7 @@ class RecentFailures:
         self._found[record.name] = _Failure(record, error, now + _REPORTED_SECONDS, self._fingerprint(record))
 
     def find(self, record: VariantRecord) -> GymError | None:
-        """What the last load of this row and file failed with, if that was just now."""
+        """Return the error of the last load of this row and file, if it is recent."""
         failure = self._found.get(record.name)
         if failure is None:
             return None
@@ -146,12 +146,12 @@ class RecentFailures:
         return None
 
     def require_none(self, record: VariantRecord) -> None:
-        """Raise what ``find`` finds."""
+        """Raise the error that ``find`` returns, if any."""
         error = self.find(record)
         if error is not None:
             raise fresh(error)
 
 
 def fresh(error: GymError) -> GymError:
-    """A copy without a trace: each who waits raises its own, and none keeps what was being loaded."""
+    """Copy an error without its traceback, so that it does not keep what was being loaded alive."""
     return GymError(error.code, error.message, error.hint)

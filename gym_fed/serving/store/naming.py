@@ -1,4 +1,4 @@
-"""What a user calls a model with a delta on it: ``BASE:VARIANT``, a variant of a folder, or a ``.gymdelta``."""
+"""Names of models with a delta (``BASE:VARIANT``, a variant of a folder, or a ``.gymdelta``), and the default store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gym_fed.core.text import counted
 
 
 def variants_folder(store: Path | None = None) -> Path:
-    """The folder that was named, ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``, which is ``~/.gym-fed``."""
+    """Return the given folder, ``$GYM_VARIANTS``, or ``variants`` in ``$GYM_HOME`` (default ``~/.gym-fed``)."""
     return (store or Path(os.environ.get("GYM_VARIANTS") or default_home() / "variants")).expanduser()
 
 
 def present_store() -> Path | None:
-    """``variants_folder()``, where variants have been added there; None where not."""
+    """Return ``variants_folder()`` if variants have been added there, else None."""
     folder = variants_folder()
     return folder if (folder / "variants.db").is_file() else None
 
@@ -29,7 +29,7 @@ _SUFFIX = ".gymdelta"
 
 @dataclass(frozen=True)
 class NamedDelta:
-    """A base, and the delta on it.
+    """A base and a delta on it.
 
     Attributes:
         base: A name or folder as for ``load_model``.
@@ -41,7 +41,7 @@ class NamedDelta:
 
 
 def in_parts(name: str) -> tuple[str, str] | None:
-    """``BASE:VARIANT`` as base and variant; None for any other name."""
+    """Split ``BASE:VARIANT`` into base and variant; None for any other name."""
     if ":" not in name or Path(name).exists():
         return None
     base, _, variant = name.rpartition(":")
@@ -50,16 +50,16 @@ def in_parts(name: str) -> tuple[str, str] | None:
 
 
 def delta_file(name: str | Path) -> Path | None:
-    """The path of what is called a ``.gymdelta``; None for any other name."""
+    """Return the path of a ``.gymdelta``; None for any other name."""
     path = Path(name).expanduser()
     return path if path.suffix == _SUFFIX else None
 
 
 def base_of_delta(delta: Path) -> str:
-    """The base that a delta names.
+    """Return the base that a delta names.
 
     Raises:
-        GymError: ``USAGE`` where it is not a model of this machine.
+        GymError: ``USAGE`` if it is not a model on this machine.
     """
     from gym_fed.delta.file import DeltaFile
 
@@ -73,12 +73,12 @@ def base_of_delta(delta: Path) -> str:
 
 
 def is_here(base_model: str) -> bool:
-    """Whether a manifest's name of a base is a model of this machine; a folder's own name, without its path, is not."""
+    """Return whether a manifest's base name is a model on this machine; a folder's own name without its path is not."""
     return (base_model == NANO or is_hub_name(base_model)) and folder_here(base_model) is not None
 
 
 def base_needed(name: str, base: str | None) -> str | None:
-    """The model that ``named_delta`` or a plain ``name`` needs on this machine; None where only the delta names it."""
+    """Return the model that ``named_delta`` or a plain ``name`` needs; None if only the delta names it."""
     if delta_file(name) is not None or (base is not None and is_adapter(name)):
         return base
     parts = in_parts(name)
@@ -86,23 +86,23 @@ def base_needed(name: str, base: str | None) -> str | None:
 
 
 def is_adapter(name: str) -> bool:
-    """True for a folder of this machine that holds an adapter, and no model of its own."""
+    """Return whether a folder holds an adapter, and no model of its own."""
     return (Path(name).expanduser() / "adapter_config.json").is_file()
 
 
 def named_delta(
     name: str, *, base: str | None = None, variant: str | None = None, store: Path | None = None
 ) -> NamedDelta | None:
-    """The delta that is meant; None where ``name`` is a model without one.
+    """Resolve the delta that is meant; None if ``name`` is a model without one.
 
     Args:
         name: A model, ``BASE:VARIANT``, or a ``.gymdelta``.
-        base: Of a ``.gymdelta``, None for the one that its manifest names; or of an adapter, which has no delta.
+        base: The base of a ``.gymdelta`` (None: the one in its manifest), or of an adapter, which has no delta.
         variant: A variant of the store, with ``name`` as its base.
-        store: Its folder; see ``variants_folder``.
+        store: The store's folder; see ``variants_folder``.
 
     Raises:
-        GymError: ``USAGE`` for options that do not go together; ``FILE_NOT_FOUND``, ``NOT_FOUND``; as
+        GymError: ``USAGE`` for incompatible options; ``FILE_NOT_FOUND``, ``NOT_FOUND``; as
             ``base_of_delta``.
     """
     delta, parts = delta_file(name), in_parts(name)
@@ -133,10 +133,10 @@ def named_delta(
 
 
 def base_of_store(folder: Path) -> str | None:
-    """The one model that all variants of a store are for; None where there are no variants.
+    """Return the one model that all variants of a store belong to; None if there are no variants.
 
     Raises:
-        GymError: ``USAGE`` for variants of several bases, and for a base that this machine does not know by the name
+        GymError: ``USAGE`` for variants of several bases, and for a base that is not on this machine under the name
             in its variants; as ``VariantStore.open``.
     """
     from gym_fed.serving.store.store import VariantStore

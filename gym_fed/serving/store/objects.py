@@ -1,4 +1,4 @@
-"""The variants' bytes: content-addressed `.gymdelta` files, whole or absent, and hashed again whenever they changed."""
+"""Content-addressed `.gymdelta` files, stored atomically, and hashed again whenever they change."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
-"""A copy that was not touched for so long was left by a kill: no copy takes that long between two blocks."""
+"""A copy untouched for this long was left by a kill: no copy takes that long between two blocks."""
 _BLOCK_BYTES = 1 << 20
 _SYNCS_AT_ONCE = 8
-"""A disk takes several at once in hardly more time than one."""
+"""Parallel syncs, which take a disk hardly more time than one."""
 
 Identity = tuple[int, int, int, int]
-"""Inode, size, and times of the last change of content and of anything, in nanoseconds."""
+"""Inode, size, and times of the last change of content and of metadata, in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A whole copy that is not in its place yet."""
+    """A complete copy that is not in its place yet."""
 
     path: Path
     sha256: str
@@ -41,7 +41,7 @@ class Staged:
 
 
 class DeltaObjects:
-    """``objects/ab/<sha256>.gymdelta`` below a folder, and ``staging/`` for unfinished copies."""
+    """The files ``objects/ab/<sha256>.gymdelta`` in a folder, and ``staging/`` for unfinished copies."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "objects"
@@ -52,19 +52,19 @@ class DeltaObjects:
         self._lock = threading.Lock()
 
     def path(self, sha256: str) -> Path:
-        """Where an object is, or would be."""
+        """Return the path of an object, which need not exist."""
         return self.folder / sha256[:2] / f"{sha256}{SUFFIX}"
 
     @contextmanager
     def staged(self, source: Path) -> Iterator[Staged]:
-        """A copy of a file, the store's own, hashed while it is copied; gone after the block unless it was adopted.
+        """Copy a file into the store, hashing it; the copy is removed after the block unless it was adopted.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``DISK_FULL``.
         """
         staged = self.stage(source)
         try:
-            if not self._is_whole(staged.sha256):  # else ``adopt`` has no use for the copy
+            if not self._is_whole(staged.sha256):  # otherwise ``adopt`` does not need the copy
                 self.sync([staged.path])
                 staged = replace(staged, is_synced=True)
             yield staged
@@ -72,7 +72,7 @@ class DeltaObjects:
             staged.path.unlink(missing_ok=True)
 
     def stage(self, source: Path) -> Staged:
-        """A copy as in ``staged``, which the caller syncs, and unlinks where it is not adopted.
+        """Copy a file like ``staged``; the caller syncs the copy, and unlinks it if it is not adopted.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``DISK_FULL``.
@@ -91,7 +91,7 @@ class DeltaObjects:
         return Staged(target, digest.hexdigest(), size, is_synced=False)
 
     def sync(self, paths: Iterable[Path]) -> None:
-        """Bring the bytes of files to the disk, several at once.
+        """Sync files to disk, several at once.
 
         Raises:
             GymError: ``DISK_FULL``.
@@ -105,7 +105,7 @@ class DeltaObjects:
                 pass
 
     def adopt_all(self, copies: Iterable[Staged]) -> None:
-        """``adopt`` of many synced copies: each folder that a file was put in is synced once, after the last."""
+        """Adopt many synced copies; each folder is synced once, after the last."""
         changed: set[Path] = set()
         for staged in copies:
             target = self.path(staged.sha256)
@@ -124,15 +124,15 @@ class DeltaObjects:
 
     @staticmethod
     def sync_folders(folders: Iterable[Path]) -> None:
-        """Make what was renamed into folders survive a power cut, several at once."""
+        """Make renames into folders durable, several at once."""
         with ThreadPoolExecutor(_SYNCS_AT_ONCE, thread_name_prefix="variant-sync") as threads:
             for _ in threads.map(fsync_folder, folders):
                 pass
 
     def adopt(self, staged: Staged) -> None:
-        """Put a copy in its place, durably; a damaged object that is there is replaced, a whole one is kept.
+        """Put a copy in its place durably; a damaged object there is replaced, an intact one is kept.
 
-        Call it inside the registry's write transaction: ``gc`` holds the same lock, and so takes nothing away between
+        Call it inside the registry's write transaction: ``gc`` holds the same lock, and so deletes nothing between
         this and the row.
         """
         target = self.path(staged.sha256)
@@ -140,7 +140,7 @@ class DeltaObjects:
             return
         with full_disk_named(target):
             make_folder(target.parent, 0o700)
-            if not staged.is_synced:  # the object was there, and went meanwhile
+            if not staged.is_synced:  # the object was there, and has been deleted since
                 self.sync([staged.path])
             move_file(staged.path, target)
             failpoint("variant-renamed")
@@ -149,14 +149,14 @@ class DeltaObjects:
             self._hashed[staged.sha256] = _identity(os.stat(target))
 
     def identity(self, sha256: str) -> Identity | None:
-        """Changes when a file is no longer the one that was hashed; None where the file cannot be read."""
+        """Return a value that changes when a file is no longer the one that was hashed; None if it cannot be read."""
         try:
             return _identity(os.stat(self.path(sha256)))
         except OSError:
             return None
 
     def verify(self, sha256: str, *, again: bool = False) -> Identity:
-        """Check that an object's bytes hash to its name: once, and again when the file changed or ``again``.
+        """Check that an object's bytes hash to its name: once, and again if the file changed or ``again`` is set.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` or ``HASH_MISMATCH``, naming the file.
@@ -177,15 +177,15 @@ class DeltaObjects:
         return identity
 
     def forget(self, sha256: str) -> None:
-        """Remove an object that no variant has; the registry's write lock is held by the caller."""
+        """Remove an object that no variant uses; the caller holds the registry's write lock."""
         self.path(sha256).unlink(missing_ok=True)
         with self._lock:
             self._hashed.pop(sha256, None)
 
     def collect(self, is_used: Callable[[str], bool]) -> tuple[int, int]:
-        """Remove objects that no variant has, and copies that a kill left; returns how many files and bytes.
+        """Remove objects that no variant uses, and leftover copies; returns the numbers of files and bytes.
 
-        The registry's write lock is held by the caller.
+        The caller holds the registry's write lock.
         """
         oldest = time.time() - STAGING_GRACE_SECONDS
         doomed = [p for p in self.staging.glob("*.partial") if p.stat().st_mtime < oldest]
@@ -209,7 +209,7 @@ class DeltaObjects:
 @contextmanager
 def _readable(path: Path, access: int = os.O_RDONLY) -> Iterator[int]:
     try:
-        # Without O_NONBLOCK, the opening of a named pipe waits for somebody to write to it.
+        # Without O_NONBLOCK, opening a named pipe waits for a writer.
         descriptor = os.open(path, access | O_BINARY | O_NONBLOCK)
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
@@ -227,7 +227,7 @@ def _sync(path: Path) -> None:
     with (
         full_disk_named(path),
         _readable(path, os.O_RDWR) as descriptor,
-    ):  # Windows syncs no file open to be read
+    ):  # Windows cannot sync a file that is open for reading
         os.fsync(descriptor)
 
 
@@ -247,7 +247,7 @@ def _write_all(descriptor: int, block: bytes) -> None:
 
 
 def _hash(path: Path) -> tuple[str, Identity]:
-    """Sha256 of a file, and the identity that it had before it was read."""
+    """Return the SHA-256 of a file, and the identity that it had before it was read."""
     with _readable(path) as descriptor:
         identity = _identity(os.fstat(descriptor))
         with os.fdopen(os.dup(descriptor), "rb", buffering=0) as file:

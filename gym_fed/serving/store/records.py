@@ -1,4 +1,4 @@
-"""A variant's row in the registry, without its bytes."""
+"""The rows of the variant registry, with their validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACCOUNT = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _TEXTS = ("name", "owner", "sha256", "base_model", "base_digest", "note")
 _NUMBERS = {"size_bytes": 1, "revision": 1, "created_at": 0, "updated_at": 0}
-"""Columns of whole numbers, and the least that each may be."""
+"""Integer columns with their minimum."""
 _BEYOND = 2**53
 
 
@@ -28,17 +28,17 @@ class VariantRecord:
     """A registered variant.
 
     Attributes:
-        name: What it is served as.
+        name: The name that it is served as.
         owner: An account's id (``c`` and 16 hex digits), or a plain user id.
         sha256: The SHA-256 of its `.gymdelta`.
         size_bytes: The size of its `.gymdelta`.
         base_model: The base's name, for people.
         base_digest: The digest of the tensors that the delta is added to.
-        revision: Goes up with every replacement.
+        revision: Increased with every replacement.
         created_at: Unix seconds of the first revision here.
         updated_at: Unix seconds of this revision.
         manifest: The signed manifest as canonical JSON; None: unsigned.
-        note: For people.
+        note: A comment for people.
     """
 
     name: str
@@ -55,7 +55,7 @@ class VariantRecord:
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> VariantRecord:
-        """From the columns of the database, which anything may have been written to.
+        """Create a record from the columns of the database, which may contain anything.
 
         Raises:
             GymError: ``STATE_CORRUPT`` naming variant and column.
@@ -74,7 +74,7 @@ class VariantRecord:
         return self.manifest is not None
 
     def signed(self) -> SignedVariant | None:
-        """The manifest, read but not verified; None where there is none.
+        """Parse the manifest without verifying it; None for an unsigned variant.
 
         Raises:
             GymError: As ``SignedVariant.parse``.
@@ -82,9 +82,9 @@ class VariantRecord:
         return None if self.manifest is None else SignedVariant.parse(self.manifest)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``: every column, and in place of the manifest's text the id of the key that signed it.
+        """Convert to plain data for ``--json``, with the id of the signing key in place of the manifest.
 
-        ``unreadable`` is said of a manifest that is none, which ``VariantStore.verify`` refuses.
+        ``signed_by`` is ``unreadable`` for an invalid manifest, which ``VariantStore.verify`` refuses.
         """
         found = asdict(self)
         found.pop("manifest")
@@ -98,7 +98,7 @@ class VariantRecord:
 
 
 def _fault(record: VariantRecord) -> str:
-    """What in a row no version of this package can have written; empty: nothing."""
+    """Return what no version of this package can have written in a row; empty if nothing."""
     texts = [(column, getattr(record, column)) for column in _TEXTS]
     if record.manifest is not None:
         texts.append(("manifest", record.manifest))
@@ -113,12 +113,12 @@ def _fault(record: VariantRecord) -> str:
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether a text has a form in UTF-8: lone surrogates have none."""
+    """Return whether a text can be encoded in UTF-8, which lone surrogates cannot."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_digest(text: object) -> bool:
-    """Return whether a column holds the name of an object, and nothing that a path could be made of."""
+    """Return whether a column holds the name of an object, and nothing that could form a path."""
     return isinstance(text, str) and _SHA256.fullmatch(text) is not None
 
 
@@ -128,7 +128,7 @@ def is_account(owner: str) -> bool:
 
 
 def validate_name(name: str) -> None:
-    """Refuse a name that an API's model name could not carry.
+    """Refuse a name that cannot be part of a model name of the API.
 
     Raises:
         GymError: ``USAGE``.

@@ -1,6 +1,6 @@
-"""The table of variants: one SQLite file that several processes read and write, so that a server sees every change.
+"""The table of variants in one SQLite file, shared by several processes, so that a server sees every change.
 
-Plain ``sqlite3``: every request looks a name up, in a tenth of the time that a query builder takes.
+Plain ``sqlite3`` is used since every request looks up a name, and a query builder takes ten times as long.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ _HISTORY = (
     f"INSERT INTO revisions ({_COLUMNS}) SELECT {_COLUMNS} FROM variants",
     f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
-"""What schema 2 has beside schema 1: every revision that is kept, the newest too, in the order of their coming."""
+"""The addition of schema 2: every kept revision, including the newest, in order of insertion."""
 _KEPT = "kept_revisions"
 DEFAULT_KEPT = 10
 
 
 class VariantRegistry:
-    """The rows of variants, and the keys that may sign for an owner beside the one its id is the hash of."""
+    """The rows of variants, and the keys that may sign for an owner in addition to the one its id is the hash of."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._idle: deque[sqlite3.Connection] = deque()
         self._closed = False
         if not path.exists():
-            path.touch(mode=0o600)  # what SQLite puts beside it gets the same mode
+            path.touch(mode=0o600)  # SQLite gives its other files the same mode
             fsync_folder(path.parent)
         with self._connection() as connection:
             self._prepare(connection)
 
     def get(self, name: str) -> VariantRecord | None:
-        """The row of a name as it is now; tens of microseconds.
+        """Return the current row of a name; takes tens of microseconds.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a damaged row.
@@ -75,9 +75,9 @@ class VariantRegistry:
             return Transaction(connection).get(name)
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
-        """All rows by name, or those of an owner; a page is held at a time.
+        """Iterate over all rows by name, or those of an owner; a page is held at a time.
 
-        A damaged row is logged and left out, so that the others stay readable; ``get`` refuses it.
+        A damaged row is logged and skipped, so that the others stay readable; ``get`` refuses it.
         """
         for row in self._rows(_SELECT, owner):
             try:
@@ -88,12 +88,12 @@ class VariantRegistry:
             yield record
 
     def names(self) -> Iterator[str]:
-        """All names, those of damaged rows too."""
+        """Yield all names, including those of damaged rows."""
         for row in self._rows("SELECT name FROM variants"):
             yield str(row[0])
 
     def _rows(self, select: str, owner: str | None = None) -> Iterator[tuple[Any, ...]]:
-        """Rows by name, which is their first column."""
+        """Yield rows by name, which is their first column."""
         last = ""
         while True:
             query, values = f"{select} WHERE name > ?", [last]
@@ -107,38 +107,38 @@ class VariantRegistry:
             last = rows[-1][0]
 
     def count(self) -> int:
-        """How many there are."""
+        """Return the number of variants."""
         with self._connection() as connection:
             return int(connection.execute("SELECT count(*) FROM variants").fetchone()[0])
 
     def key_state(self, owner: str, public_key: bytes) -> str | None:
-        """``trusted`` or ``revoked``, the state of a key of an owner; None: unknown."""
+        """Return the state of an owner's key, ``trusted`` or ``revoked``; None if unknown."""
         with self._connection() as connection:
             return Transaction(connection).key_state(owner, public_key)
 
     def set_key(self, owner: str, public_key: bytes, *, revoked: bool) -> None:
-        """Set the state of a key of an owner; a revoked one stays revoked.
+        """Set the state of an owner's key; a revoked one stays revoked.
 
         Raises:
-            GymError: ``KEY_REVOKED`` when a revoked key is to be trusted.
+            GymError: ``KEY_REVOKED`` when trusting a revoked key.
         """
         with self.writing() as transaction:
             transaction.set_key(owner, public_key, revoked=revoked)
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """What several reads find in one state of the table."""
+        """Open a read transaction, in which all reads see the same state."""
         with self._connection() as connection:
             connection.execute("BEGIN")
             try:
                 yield Transaction(connection)
             finally:
-                if connection.in_transaction:  # else an error has ended it
+                if connection.in_transaction:  # otherwise an error has ended it
                     connection.execute("ROLLBACK")
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """One write transaction: no other process writes meanwhile; durable when the block ends."""
+        """Open a write transaction, which excludes other writers and is durable when the block ends."""
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -150,7 +150,7 @@ class VariantRegistry:
                 raise
 
     def forget_pages(self) -> None:
-        """Write what was deleted out of the log beside the database; its pages there are zeros already."""
+        """Write deleted data out of the log next to the database; its pages there are zeroed already."""
         with self._connection() as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -161,7 +161,7 @@ class VariantRegistry:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection that no other thread has meanwhile."""
+        """Take a connection that no other thread is using."""
         if self._closed:
             raise GymError(ErrorCode.USAGE, f"{self.path} is closed", "open the store again")
         try:
@@ -179,7 +179,7 @@ class VariantRegistry:
                 raise
             self._give_back(connection)
         except sqlite3.OperationalError as error:
-            name = getattr(error, "sqlite_errorname", "")  # what Python itself raises has none
+            name = getattr(error, "sqlite_errorname", "")  # errors raised by Python itself have none
             if name == "SQLITE_FULL":
                 raise disk_full(self.path) from error
             if name.startswith("SQLITE_BUSY"):
@@ -214,7 +214,7 @@ class VariantRegistry:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         if _version(connection) in (0, 1):
             connection.execute("BEGIN IMMEDIATE")
-            before = _version(connection)  # somebody may have been faster
+            before = _version(connection)  # another process may have created the tables first
             for statement in (*(_SCHEMA if before == 0 else ()), *(_HISTORY if before <= 1 else ())):
                 connection.execute(statement)
             connection.execute("COMMIT")
@@ -235,7 +235,7 @@ class VariantRegistry:
 
 
 class Transaction:
-    """What can be read on a connection, and be changed inside ``VariantRegistry.writing``."""
+    """The reads of a connection, and the changes inside ``VariantRegistry.writing``."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -248,10 +248,10 @@ class Transaction:
         return None if row is None else VariantRecord.of_row(row)
 
     def put(self, record: VariantRecord, figures: str | None = None) -> set[str]:
-        """Insert a row, or put it in place of the one of that name, which stays among the revisions.
+        """Insert a row, or replace the one of that name, which stays among the revisions.
 
         Returns:
-            The deltas of revisions that are not kept any more; another variant may have them.
+            The deltas of revisions that are no longer kept; other variants may use them.
         """
         values = tuple(getattr(record, field.name) for field in fields(VariantRecord))
         self._connection.execute(f"INSERT OR REPLACE INTO variants ({_COLUMNS}) VALUES ({_PLACES})", values)
@@ -261,7 +261,7 @@ class Transaction:
         return gone | self.prune(record.name)
 
     def revisions(self, name: str) -> list[tuple[VariantRecord, str | None]]:
-        """Every revision of a name that is kept, the newest first, with its figures.
+        """Return every kept revision of a name, newest first, with its figures.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a damaged row.
@@ -273,16 +273,16 @@ class Transaction:
         return [(VariantRecord.of_row(row[:-1]), row[-1]) for row in rows]
 
     def kept(self) -> int:
-        """How many revisions of a variant are kept."""
+        """Return how many revisions of each variant are kept."""
         row = self._connection.execute("SELECT value FROM settings WHERE name = ?", (_KEPT,)).fetchone()
         return DEFAULT_KEPT if row is None else max(1, int(row[0]))
 
     def keep(self, number: int) -> None:
-        """Keep so many from now on; what is beyond goes with the next ``prune``."""
+        """Set how many revisions to keep; the others are removed by the next ``prune``."""
         self._connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (_KEPT, number))
 
     def prune(self, name: str | None = None) -> set[str]:
-        """Forget the oldest revisions of a variant, or of all; returns their deltas."""
+        """Delete the oldest revisions of a variant, or of all; returns their deltas."""
         where = "" if name is None else "WHERE name = ?"
         counted = (
             "SELECT position FROM (SELECT position, row_number() OVER "
@@ -292,7 +292,7 @@ class Transaction:
         return self._delete(f"position IN ({counted})", values)
 
     def delete(self, name: str) -> set[str]:
-        """Forget a variant with all its revisions; returns their deltas."""
+        """Delete a variant with all its revisions; returns their deltas."""
         found = self._connection.execute("DELETE FROM variants WHERE name = ? RETURNING sha256", (name,))
         return _digests(found) | self._delete("name = ?", (name,))
 
@@ -332,7 +332,7 @@ class Transaction:
             "INSERT OR REPLACE INTO keys (owner, public_key, revoked, added_at) VALUES (?, ?, ?, ?)",
             (owner, key, int(revoked), int(time.time())),
         )
-        if revoked:  # another row: servers that have the variant in memory verify it again
+        if revoked:  # changes another row, so that servers with the variant in memory verify it again
             self._connection.execute(
                 "UPDATE variants SET updated_at = max(updated_at + 1, ?) WHERE owner = ?",
                 (int(time.time()), owner),
@@ -340,12 +340,12 @@ class Transaction:
 
 
 def _digests(found: sqlite3.Cursor) -> set[str]:
-    """Of the rows that were deleted; what a damaged one has in its place names no file."""
+    """Return the digests of deleted rows, without damaged ones, which name no file."""
     return {row[0] for row in found.fetchall() if is_digest(row[0])}
 
 
 def _text(raw: bytes) -> str:
-    """Of a column; what is not UTF-8 is found by ``VariantRecord.of_row``, which can name the row."""
+    """Decode a column; ``VariantRecord.of_row`` reports invalid UTF-8, since it can name the row."""
     return raw.decode("utf-8", "surrogateescape")
 
 

@@ -1,9 +1,9 @@
-"""The variants in memory by the digest of their files: bounded in bytes, and those in use stay.
+"""The variants in memory by the digest of their files, limited in bytes; those in use stay.
 
-The files that were used least lately make room first, and of equals the one whose last use is longest ago. By recency
-alone a third more loads are needed where a few variants are requested often and many seldom (Zipf's law).
+The least frequently used files are evicted first, and among equals the least recently used. Recency alone needs
+a third more loads where a few variants are requested often and many seldom (Zipf's law).
 
-Variants with the same file share one entry, under every name that was verified for it. Not for several threads at once:
+Variants with the same file share one entry, under every name that was verified for it. Not thread-safe:
 ``VariantCache`` holds its lock.
 """
 
@@ -21,14 +21,14 @@ _KEPT_SECONDS = 30.0
 
 
 class ResidentFile:
-    """A file's weights in memory, and the rows that may use them.
+    """The weights of a file in memory, and the rows that may use them.
 
     Attributes:
         variant: The weights.
         rows: Verified rows by name.
-        awaited: Names for which a request waited, and has not used them yet.
+        awaited: Names that a request waited for and has not used yet.
         pins: Uses, and rows that are being verified.
-        kept_until: When even other prefetches may evict it.
+        kept_until: The time from which even other prefetches may evict it.
     """
 
     def __init__(self, variant: LoadedVariant) -> None:
@@ -40,12 +40,12 @@ class ResidentFile:
 
 
 class ResidentFiles:
-    """What is in memory, at most ``limit_bytes``.
+    """The files in memory, at most ``limit_bytes``.
 
     Attributes:
-        limit_bytes: Limit of what is in memory.
-        used_bytes: What is in memory.
-        evictions: Files that made room for others.
+        limit_bytes: The limit of memory.
+        used_bytes: The memory in use.
+        evictions: The number of files evicted.
         hits: Uses of a row that was in memory when it was first requested.
         misses: Uses that had to wait for a load.
     """
@@ -62,21 +62,21 @@ class ResidentFiles:
 
     @property
     def names(self) -> list[str]:
-        """Of all rows, those of the least recently used file first."""
+        """The names of all rows, those of the least recently used file first."""
         return [name for found in self._files.values() for name in found.rows]
 
     @property
     def pinned(self) -> int:
-        """How many are in use."""
+        """The number of files in use."""
         return sum(1 for found in self._files.values() if found.pins)
 
     def has(self, record: VariantRecord) -> bool:
-        """Return whether it can be used at once."""
+        """Return whether a row can be used at once."""
         found = self._files.get(record.sha256)
         return found is not None and found.rows.get(record.name) == record
 
     def claim(self, record: VariantRecord) -> LoadedVariant | None:
-        """Pin the weights of a row; None where they, or this row of them, are not here."""
+        """Pin the weights of a row; None if they are not in memory, or not verified for this row."""
         if not self.has(record):
             return None
         name = record.name
@@ -94,7 +94,7 @@ class ResidentFiles:
         return found.variant
 
     def pin(self, sha256: str) -> LoadedVariant | None:
-        """Pin the weights of a file for a row that is yet to be verified."""
+        """Pin the weights of a file for a row that has yet to be verified."""
         found = self._files.get(sha256)
         if found is None:
             return None
@@ -105,7 +105,7 @@ class ResidentFiles:
         """End one use. Returns whether it was the last.
 
         Raises:
-            GymError: ``USAGE`` when it is not in use.
+            GymError: ``USAGE`` if it is not in use.
         """
         found = self._files.get(variant.delta_sha256)
         if found is None or found.variant is not variant or not found.pins:
@@ -115,7 +115,7 @@ class ResidentFiles:
         return not found.pins
 
     def put(self, record: VariantRecord, variant: LoadedVariant, *, awaited: bool) -> None:
-        """Let a verified row use the weights of its file, which are new, or here already."""
+        """Let a verified row use the weights of its file, which may be in memory already."""
         if self._digests.get(record.name) != record.sha256:
             self.retire(record.name)
         found = self._files.get(record.sha256)
@@ -131,7 +131,7 @@ class ResidentFiles:
         found.kept_until = time.monotonic() + _KEPT_SECONDS
 
     def retire(self, name: str) -> bool:
-        """Let a name use nothing any more. Returns whether that made room."""
+        """Withdraw a name's weights. Returns whether that freed memory."""
         digest = self._digests.pop(name, None)
         if digest is None:
             return False
@@ -141,14 +141,12 @@ class ResidentFiles:
         return self._drop_unused(found)
 
     def make_room(self, size: int, urgent: bool) -> bool:
-        """Evict until it fits, or nothing; a load for a waiting request may evict prefetched files."""
+        """Evict until ``size`` fits, or nothing; a load for a waiting request may evict prefetched files."""
         missing = self.used_bytes + size - self.limit_bytes
         if missing <= 0:
             return True
         now, going = time.monotonic(), []
-        for digest in sorted(
-            self._files, key=self._uses.__getitem__
-        ):  # equals in the order of their last uses
+        for digest in sorted(self._files, key=self._uses.__getitem__):  # ties in the order of their last uses
             found = self._files[digest]
             if not found.pins and (found.kept_until <= now or (urgent and not found.awaited)):
                 going.append(found)
@@ -170,7 +168,7 @@ class ResidentFiles:
         self.used_bytes = 0
 
     def _drop_unused(self, found: ResidentFile) -> bool:
-        """Drop a file that nobody uses, and that no row may use again."""
+        """Drop a file that nobody uses and no row may use again."""
         if found.pins or found.rows:
             return False
         del self._files[found.variant.delta_sha256]
@@ -179,17 +177,21 @@ class ResidentFiles:
 
 
 _USES_A_FILE = 10
-"""Between two halvings, for each file that is in memory."""
+"""Uses between two halvings, for each file in memory."""
 _FEWEST_USES = 1000
 HALVED_SECONDS = 300.0
-"""2000 uses, the most that are ever counted of a file, are none within an hour."""
+"""Seconds between two halvings: 2000 uses, the most that are counted of a file, decay to none within an hour."""
 
 
 class UseCounts:
-    """Aged counts by digest.
+    """Use counts by digest, also of files no longer in memory, which decay.
+
+    Counts are halved every N uses, like TinyLFU's (Einziger, Friedman and Manes 2017, section 3.3), so that what was
+    popular once is evicted in the end. They are also halved every few minutes, since on a server with few requests a
+    short burst would keep its room for days.
 
     Args:
-        now: Seconds of a clock that never goes back.
+        now: A monotonic clock in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -205,7 +207,7 @@ class UseCounts:
         return len(self._counts)
 
     def note(self, digest: str, in_memory: int) -> None:
-        """One use; ``in_memory`` files are there now."""
+        """Count one use; ``in_memory`` files are in memory now."""
         if periods := int((self._now() - self._halved_at) / HALVED_SECONDS):
             self._halved_at += periods * HALVED_SECONDS
             self._halve(periods)
@@ -215,7 +217,7 @@ class UseCounts:
             self._halve(1)
 
     def _halve(self, times: int) -> None:
-        """What was used less than once is forgotten."""
+        """Halve all counts, and forget those below one half."""
         self._since = 0
         part = 0.5 ** min(times, 64)
         self._counts = {one: count * part for one, count in self._counts.items() if count * part >= 0.5}

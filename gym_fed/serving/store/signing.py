@@ -1,4 +1,4 @@
-"""Sign a `.gymdelta` as a variant: what `gym variant add --sign` and those who make variants do before ``add``."""
+"""Signing of a `.gymdelta` as a variant, before it is added to a store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ MAX_NOTE = 512
 def sign_variant(
     delta: Path, key: SigningKey, *, name: str, revision: int = 1, note: str = ""
 ) -> SignedVariant:
-    """Read and check a delta, and sign its manifest in the name of the key's account.
+    """Check a delta, and sign its manifest in the name of the key's account.
 
     Args:
         delta: The file.
-        key: Whose account becomes the manifest's owner; ``SigningKey.of_account`` for one that had another key first.
-        name: What the variant is to be served as.
-        revision: Above that of the variant which it replaces.
-        note: For people; at most ``MAX_NOTE`` characters.
+        key: The signing key, whose account becomes the owner; ``SigningKey.of_account`` for an account with a rotated
+        key.
+        name: The name to serve the variant as.
+        revision: Must be higher than that of the variant it replaces.
+        note: A comment for people; at most ``MAX_NOTE`` characters.
 
     Raises:
         GymError: As ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.

@@ -1,4 +1,4 @@
-"""The variant store: variants are added, replaced and removed at run time, and handed to the engine verified."""
+"""The variant store: variants are added, replaced and removed at run time, and verified before the engine gets them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.target_modules import ModelLayout
 
 Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], LoadedVariant]
-"""Name, open delta, layout of the model, sha256: as ``gym_fed.serving.forward.variant_weights.loaded_variant``."""
+"""Takes name, open delta, layout of the model and SHA-256, like ``variant_weights.loaded_variant``."""
 
 DEFAULT_CACHE_BYTES = 10 * 10**9
 
@@ -35,9 +35,9 @@ DEFAULT_CACHE_BYTES = 10 * 10**9
 class VariantStore:
     """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
 
-    It is a ``gym_fed.serving.forward.loaded.VariantSource``. Several processes may use one folder; each sees at once
-    what the others add, replace and remove, for every request looks its variant's row up. A variant that is removed or
-    replaced while it is in use stays in memory for those who use it, and only for them.
+    It is a ``gym_fed.serving.forward.loaded.VariantSource``. Several processes may use one folder; each sees
+    immediately what the others change, since every request looks up its variant's row. A variant that is removed or
+    replaced while it is in use stays in memory for its current users only.
     """
 
     def __init__(
@@ -75,17 +75,17 @@ class VariantStore:
         create: bool = True,
         loader: Loader | None = None,
     ) -> VariantStore:
-        """Open a store; reads one page of its database, and neither rows nor files.
+        """Open a store, reading only one page of its database.
 
         Args:
-            folder: Where it is.
-            base: The base that is served: only its variants are accepted and loaded. None: variants of any base can
+            folder: The store's folder.
+            base: The served base: only its variants are accepted and loaded. None: variants of any base can
                 be registered, and none can be loaded.
-            layout: ``ModelLayout`` of the served model.
-            cache_bytes: Memory for variants.
+            layout: The ``ModelLayout`` of the served model.
+            cache_bytes: Most bytes of variants in memory.
             require_signature: Whether unsigned variants are refused, when added and before use.
-            create: Make the folder where there is none.
-            loader: Makes what the model computes with of an open delta.
+            create: Create the folder if it does not exist.
+            loader: Converts an open delta to the form that the model computes with.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` with ``create=False``; ``USAGE`` for a file; ``STATE_CORRUPT``.
@@ -126,20 +126,20 @@ class VariantStore:
         note: str = "",
         figures: Mapping[str, Any] | None = None,
     ) -> VariantRecord:
-        """Copy a delta into the store and register it; durable on return, and seen by every process.
+        """Copy a delta into the store and register it; durable on return, and visible to every process.
 
-        A plain user id has no key of its own: the first that signs for it in this store is the one that must sign for
-        it from then on (``trust`` adds others). Only a signed variant with a higher revision replaces a
-        signed one. The manifest that is there already, given again, repairs a damaged file and changes nothing else.
+        A plain user id has no key of its own: the first key that signs for it in this store must sign for it from then
+        on (``trust`` adds others). Only a signed variant with a higher revision replaces a signed one. Adding the
+        current manifest again repairs a damaged file and changes nothing else.
 
         Args:
             delta: The `.gymdelta`.
-            signed: Its manifest and signature; None: unsigned, which ``require_signature`` refuses.
-            name: What it is served as.
+            signed: The manifest with its signature; None: unsigned, which ``require_signature`` refuses.
+            name: The name to serve it as.
             owner: An account's id, or a plain user id.
-            replace: Take the place of the owner's variant of this name, where there is one.
-            note: For people, on an unsigned variant; a signed one carries its own.
-            figures: What its history shows of it, such as losses; they stay in this store.
+            replace: Replace the owner's variant of this name, if there is one.
+            note: A comment for people, on an unsigned variant; a signed one carries its own.
+            figures: Measurements for its history, such as losses; they stay in this store.
 
         Raises:
             GymError: ``USAGE`` for a name or owner; ``FILE_EXISTS`` without ``replace``; ``PERMISSION_DENIED`` for
@@ -184,16 +184,16 @@ class VariantStore:
         replace: bool = False,
         progress: Progress | None = None,
     ) -> list[VariantRecord]:
-        """Sign and add many variants in one transaction: all, or none where one is refused.
+        """Sign and add many variants in one transaction: all, or none if one is refused.
 
         Args:
-            variants: What to add; identical files are checked and stored once.
-            key: Signs each; None: unsigned, which ``require_signature`` refuses.
+            variants: The variants; identical files are checked and stored once.
+            key: Signs each variant; None: unsigned, which ``require_signature`` refuses.
             replace: As in ``add``.
-            progress: Called with what goes on, how many are done, and of how many.
+            progress: Called with the current step, the number of items done, and their total.
 
         Raises:
-            GymError: As ``add``, naming every file that is refused, with the code of the first.
+            GymError: As ``add``, naming every refused file, with the code of the first.
         """
         if key is None and self.require_signature:
             raise GymError(
@@ -211,8 +211,8 @@ class VariantStore:
     def remove(self, name: str) -> RemovedVariant:
         """Unregister a variant and all its revisions, and unlink their files.
 
-        Running requests finish, new ones are refused. Its numbers are forgotten: a user with write access to this
-        folder can add an older revision afterwards.
+        Running requests finish, new ones are refused. Its revision numbers are forgotten: a user with write access to
+        this folder can add an older revision afterwards.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -232,7 +232,7 @@ class VariantStore:
         return RemovedVariant(name, tuple(found), tuple(sorted(digests - shared)), tuple(sorted(shared)))
 
     def get(self, name: str) -> VariantRecord:
-        """The row of a variant.
+        """Return the row of a variant.
 
         Raises:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a damaged row.
@@ -243,22 +243,22 @@ class VariantStore:
         return record
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
-        """All variants by name, or those of an owner; read a page at a time.
+        """Iterate over all variants by name, or those of an owner; a page is read at a time.
 
-        A damaged row is logged and left out; ``get`` and ``verify`` refuse it by name.
+        A damaged row is logged and skipped; ``get`` and ``verify`` refuse it by name.
         """
         return self._registry.list(owner)
 
     def names(self) -> Iterator[str]:
-        """All names, those of damaged rows too."""
+        """Yield all names, including those of damaged rows."""
         return self._registry.names()
 
     def count(self) -> int:
-        """How many variants are registered."""
+        """Return the number of registered variants."""
         return self._registry.count()
 
     def path(self, name: str) -> Path:
-        """The variant's `.gymdelta`; not to be written to.
+        """Return the path of a variant's `.gymdelta`; do not write to it.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -266,21 +266,21 @@ class VariantStore:
         return self._objects.path(self.get(name).sha256)
 
     def trust(self, owner: str, public_key: bytes) -> None:
-        """Let a key sign for an owner beside those it has: a rotated account's newer one, a user's second one.
+        """Let a further key sign for an owner: a rotated account's newer one, or a user's second one.
 
         Raises:
-            GymError: ``KEY_REVOKED`` for one that was revoked here.
+            GymError: ``KEY_REVOKED`` for a key that was revoked here.
         """
         validate_owner(owner)
         self._registry.set_key(owner, public_key, revoked=False)
 
     def revoke(self, owner: str, public_key: bytes) -> None:
-        """Refuse for good what this key signed for the owner."""
+        """Refuse permanently what this key signed for the owner."""
         validate_owner(owner)
         self._registry.set_key(owner, public_key, revoked=True)
 
     def verify(self, name: str) -> VariantRecord:
-        """Check a variant from its bytes on disk on: hash, form, base, manifest, signature.
+        """Check a variant from its bytes on disk: hash, format, base, manifest, signature.
 
         Raises:
             GymError: Naming variant, file and remedy.
@@ -297,28 +297,28 @@ class VariantStore:
         return record
 
     def gc(self) -> tuple[int, int]:
-        """Remove revisions beyond those that are kept, and files that kills left; returns how many files, and bytes.
+        """Remove revisions beyond those that are kept, and leftover files; returns the numbers of files and bytes.
 
-        Objects can go at once, since additions wait meanwhile; unfinished copies are left for an hour.
+        Objects can be removed at once, since additions wait meanwhile; unfinished copies are left for an hour.
         """
         with self._registry.writing() as transaction:
             transaction.prune()
-        with self._registry.writing() as transaction:  # only then are rows gone whatever becomes of the files
+        with self._registry.writing() as transaction:  # only then are rows gone whatever happens to the files
             return self._objects.collect(transaction.is_used)
 
-    # ---- what the engine calls ----
+    # ---- for the engine ----
 
     def prefetch(self, name: str) -> None:
-        """Start loading a variant, unless others need the room. Raises as ``get``."""
+        """Start loading a variant, unless others need the memory. Raises as ``get``."""
         self._cache.prefetch(self._servable(name))
 
     def poll(self, name: str) -> LoadedVariant | None:
-        """The variant, pinned until ``release``, if it is in memory; otherwise None, and its load starts.
+        """Return the variant, pinned until ``release``, if it is in memory; otherwise start its load and return None.
 
-        Every poll reports a failed load for some seconds, or until row or file change; then it is tried again.
+        A failed load is reported for some seconds, or until row or file change; then it is tried again.
 
         Raises:
-            GymError: ``NOT_FOUND``; naming variant, file and remedy, why it cannot be loaded.
+            GymError: ``NOT_FOUND``; or, naming variant, file and remedy, why it cannot be loaded.
         """
         return self._cache.poll(self._servable(name))
 
@@ -327,22 +327,22 @@ class VariantStore:
         return self._cache.lacks_room(name)
 
     def acquire(self, name: str) -> LoadedVariant:
-        """The variant, pinned until ``release``; waits for it. Raises as ``poll``."""
+        """Wait for the variant, pinned until ``release``. Raises as ``poll``."""
         while True:
             found = self._cache.acquire(self._servable(name))
             if found is not None:
                 return found
 
     def release(self, variant: LoadedVariant) -> None:
-        """End this caller's use of it.
+        """End one use of a variant.
 
         Raises:
-            GymError: ``USAGE`` when it is not in use.
+            GymError: ``USAGE`` if it is not in use.
         """
         self._cache.release(variant)
 
     def stats(self) -> StoreStats:
-        """Figures of the cache, without access to the disk."""
+        """Return figures of the cache, without accessing the disk."""
         return self._cache.stats()
 
     def close(self) -> None:
@@ -356,7 +356,7 @@ class VariantStore:
         self.close()
 
     def _forget(self, digests: set[str]) -> set[str]:
-        """Remove objects that the committed change left unused, and return the others; a kill leaves them to ``gc``."""
+        """Remove objects that a committed change left unused, and return the others; after a kill ``gc`` does."""
         if not digests:
             return set()
         with self._registry.writing() as transaction:

@@ -1,14 +1,14 @@
-"""The variants in memory: a cache whose entries in use stay, and whose missing ones load in the background.
+"""The cache of variants in memory: entries in use stay, and missing ones load in the background.
 
 Variants with the same file share its weights, which are loaded once; every row of them is verified.
 
-Resident variants never exceed ``cache_bytes``, including those in use. Where these leave no room, ``poll`` keeps
+Resident variants never exceed ``cache_bytes``, including those in use. If these leave no room, ``poll`` keeps
 returning None and ``acquire`` keeps waiting until enough is released. A load first reserves room: the size of the file,
-or what the variant took before. A variant that proves larger than its file exceeds the limit only while it loads; it
+or what the variant took before. A variant that turns out larger than its file exceeds the limit only while it loads; it
 is dropped, and loaded again when there is room for its real size.
 
-A variant for which a request waits is not evicted before its first use, or for half a minute. So three variants that
-alternate in a cache for two are all served. A prefetched variant is kept so only from other prefetches.
+A variant that a request waits for is not evicted before its first use, or for half a minute. So three variants that
+alternate in a cache for two are all served. A prefetched variant is protected only from other prefetches.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class StoreStats:
     """Figures of the cache.
 
     Attributes:
-        cache_bytes: Its limit.
-        resident: Variants in memory, replaced ones that are still in use too.
-        resident_bytes: What they take.
-        pinned: Those of them in use.
-        loading: Variants that are loading, or waiting for room.
+        cache_bytes: The limit.
+        resident: The variants in memory, including replaced ones that are still in use.
+        resident_bytes: The memory that they take.
+        pinned: How many of them are in use.
+        loading: How many are loading, or waiting for room.
         hits: Uses of a variant that was in memory when it was first requested.
         misses: Uses that had to wait for a load.
-        loads: Variants that were loaded.
-        evictions: Variants that made room for others.
-        errors: Loads that failed.
-        load_seconds: Time of all loads together: hashing, verifying, mapping, preparing.
+        loads: The number of variants loaded.
+        evictions: The number of variants evicted.
+        errors: The number of failed loads.
+        load_seconds: The time of all loads together: hashing, verifying, mapping, preparing.
     """
 
     cache_bytes: int
@@ -66,14 +66,14 @@ T = TypeVar("T")
 
 
 class VariantCache:
-    """A cache by bytes with pins, one load at a time for each file, and threads that do the loading.
+    """A cache limited in bytes, with pins, one load at a time per file, and loading threads.
 
     Args:
-        load: Verifies a row and loads its file, or gives back the file's weights where they are in memory; called
+        load: Verifies a row and loads its file, or returns the file's weights if they are in memory; called
             from the loading threads.
-        cache_bytes: Limit of what is in memory.
-        threads: Loads at once.
-        fingerprint: Changes when a file changes, so that one that failed is tried again at once.
+        cache_bytes: The limit of memory.
+        threads: The number of loading threads.
+        fingerprint: Changes when a file changes, so that a failed load is tried again at once.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class VariantCache:
         self._started = False
 
     def poll(self, record: VariantRecord) -> LoadedVariant | None:
-        """The variant, pinned, if it is in memory; otherwise None, and its load starts.
+        """Return the variant, pinned, if it is in memory; otherwise start its load and return None.
 
         Raises:
-            GymError: Why its last load failed, for some seconds after or until row or file change.
+            GymError: If its last load failed, for some seconds after or until row or file change.
         """
         with self._changed:
             found = self._claim(record)
@@ -119,12 +119,12 @@ class VariantCache:
             return load is not None and load.lacks_room
 
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
-        """The variant, pinned; waits for its load.
+        """Wait for the variant, and return it pinned.
 
-        None when it was replaced meanwhile, or used by another and evicted again: look its row up and call again.
+        None if it was replaced meanwhile, or used by another and evicted again: look its row up and call again.
 
         Raises:
-            GymError: Why the load failed.
+            GymError: If the load failed.
         """
         with self._changed:
             found = self._claim(record)
@@ -141,7 +141,7 @@ class VariantCache:
             return self._claim(record)
 
     def prefetch(self, record: VariantRecord) -> None:
-        """Start its load if there is room for it, or if evicting variants nobody waits for makes room."""
+        """Start its load if there is room, or if evicting variants that nobody waits for makes room."""
         with self._changed:
             if not self._resident.has(record) and self._failures.find(record) is None:
                 self._begin(record, urgent=False)
@@ -150,14 +150,14 @@ class VariantCache:
         """End one use.
 
         Raises:
-            GymError: ``USAGE`` when it is not in use.
+            GymError: ``USAGE`` if it is not in use.
         """
         with self._changed:
             if self._resident.unpin(variant):
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
-        """Drop it from memory when its last use ends: its row was removed or replaced."""
+        """Drop it from memory when its last use ends, since its row was removed or replaced."""
         with self._changed:
             self._retire(name)
 
@@ -224,7 +224,7 @@ class VariantCache:
                 if not self._guarded(load, partial(self._reserve, load)):
                     continue
             self._run(load)
-            del load  # while this thread waits for the next one it holds nothing
+            del load  # hold no reference while this thread waits for the next one
 
     def _run(self, load: Load) -> None:
         began = time.monotonic()
@@ -234,7 +234,7 @@ class VariantCache:
             self._guarded(load, partial(self._finish, load, variant, error))
 
     def _guarded(self, load: Load, step: Callable[[], T]) -> T | None:
-        """Run a step of a load; an error ends this load, for all its waiters, and not the thread."""
+        """Run a step of a load; an error ends this load, for all its waiters, but not the thread."""
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - a thread less would leave others waiting for good
@@ -260,7 +260,7 @@ class VariantCache:
         return None
 
     def _reserve(self, load: Load) -> bool:
-        """Wait for room; False when nobody wants the load any more, or when a prefetch finds none."""
+        """Wait for room; False if nobody wants the load any more, or if a prefetch finds none."""
         load.shared = self._resident.pin(load.record.sha256)
         if load.shared is not None:
             return True
@@ -279,7 +279,7 @@ class VariantCache:
         return False
 
     def _give_back(self, load: Load) -> None:
-        """End what it keeps: free room, or weights in memory."""
+        """Release what a load holds: reserved room, or weights in memory."""
         self._reserved -= load.reserved
         load.reserved = 0
         shared, load.shared = load.shared, None
@@ -302,7 +302,7 @@ class VariantCache:
             if not self._resident.make_room(self._reserved + size, load.urgent):
                 self._loads.again(
                     load
-                )  # larger than its file, and others are in use: with room for all of it
+                )  # larger than its file, while others are in use: retry with room for all of it
                 return
             self._resident.put(load.record, variant, awaited=load.urgent)
         self._give_back(load)
@@ -330,7 +330,7 @@ def _closed() -> GymError:
 
 
 def _unexpected(record: VariantRecord, error: Exception) -> GymError:
-    """The error of a defect, whose trace goes to the log. Called where it is caught."""
+    """Return the error for an unexpected exception, and log its traceback. Call it in the ``except`` block."""
     _log.exception("variant %s could not be loaded", record.name)
     what = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
     return GymError(ErrorCode.INTERNAL, what)

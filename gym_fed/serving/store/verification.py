@@ -1,6 +1,6 @@
-"""Checks before a delta becomes a variant, replaces one, or is used.
+"""The checks before a delta becomes a variant, replaces one, or is used.
 
-Nothing of a variant is used before its bytes, its base, its manifest, and its owner's signature are checked.
+No variant is used before its bytes, base, manifest and owner's signature have been checked.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ def describe(
     owner: str,
     note: str,
 ) -> VariantRecord:
-    """The row of a delta that is valid, and is what its manifest says.
+    """Return the row of a delta, once it is valid and matches its manifest.
 
     Args:
         staged: The store's own copy.
-        source: What it is a copy of, for messages.
+        source: The original file, for messages.
         signed: Its manifest; None: unsigned.
-        base: What it must belong to; None: any.
-        name: What it is to be served as.
-        owner: Whose it is.
+        base: The base that it must belong to; None: any.
+        name: The name to serve it as.
+        owner: The owner's id.
         note: The note, for an unsigned variant.
 
     Raises:
@@ -56,7 +56,7 @@ def describe(
 
 
 def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[str, str]:
-    """Name and digest of the base of a delta, which is checked down to its values.
+    """Check a delta including its values, and return the name and digest of its base.
 
     Raises:
         GymError: As ``DeltaFile.open``, naming ``source``.
@@ -80,7 +80,7 @@ def row_of(
     owner: str,
     note: str,
 ) -> VariantRecord:
-    """The row of a delta that was checked, which its manifest must agree with.
+    """Return the row of a checked delta, which must agree with its manifest.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``.
@@ -108,7 +108,7 @@ def row_of(
 
 
 def admit_key(transaction: Transaction, record: VariantRecord, signed: SignedVariant | None) -> None:
-    """Return whether the key may sign for the owner; the first one of a plain user id is kept as that user's.
+    """Check that the key may sign for the owner; the first key of a plain user id is recorded.
 
     Raises:
         GymError: ``SIGNATURE_INVALID`` or ``KEY_REVOKED``.
@@ -128,7 +128,7 @@ def admit_key(transaction: Transaction, record: VariantRecord, signed: SignedVar
 
 
 def check_replaceable(before: VariantRecord, new: VariantRecord, replaces: bool) -> None:
-    """Return whether a row may take the place of another.
+    """Check that a row may replace another.
 
     Raises:
         GymError: ``PERMISSION_DENIED``, ``FILE_EXISTS``, ``SIGNATURE_INVALID``, ``REPLAYED`` or ``STALE``.
@@ -167,7 +167,7 @@ def check_replaceable(before: VariantRecord, new: VariantRecord, replaces: bool)
 def numbered(
     record: VariantRecord, before: VariantRecord | None, signed: SignedVariant | None
 ) -> VariantRecord:
-    """With the age and, where nobody signed one, the revision that follow from what was there."""
+    """Return the record with the creation time and, if unsigned, the revision that follow from the one before."""
     if before is None:
         return record
     revision = record.revision if signed is not None else before.revision + 1
@@ -196,13 +196,13 @@ def open_verified(
     require_signature: bool,
     again: bool = False,
 ) -> DeltaFile:
-    """The delta of a variant, open, after every check.
+    """Open the delta of a variant after every check.
 
     Args:
         record: Its row.
-        objects: Where its file is.
-        registry: Which keys may sign for its owner.
-        base: What it must belong to; None: only that row, manifest and file name the same base.
+        objects: Stores its file.
+        registry: Knows the keys that may sign for its owner.
+        base: The base that it must belong to; None: row, manifest and file must name the same base.
         require_signature: Whether an unsigned variant is refused.
         again: Hash the file even if it has not changed since it was hashed.
 
@@ -218,12 +218,12 @@ def open_verified(
         where = "" if str(path) in error.message else f" ({path})"
         remedy = _REMEDIES.get(error.code, error.hint)
         if error.code is ErrorCode.DELTA_INVALID:
-            remedy = error.hint or remedy  # a codec that is not installed here comes by no other copy
+            remedy = error.hint or remedy  # a codec that is not installed here needs no other copy
         raise GymError(error.code, f"variant {record.name!r}{where}: {error.message}", remedy) from error
 
 
 def check_signature(record: VariantRecord, registry: VariantRegistry, *, required: bool) -> None:
-    """Return whether a row is what its owner signed.
+    """Check that a row is what its owner signed.
 
     The key must be the owner's: the one whose hash the account's id is, or one added with ``trust``
     (``VariantStore.trust``): a rotated account's newer key, or the key of a plain user id.
@@ -270,7 +270,7 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
-    """Return whether a key may sign for an owner; ``state`` is what the store knows of it.
+    """Check that a key may sign for an owner; ``state`` is what the store knows of it.
 
     Raises:
         GymError: ``KEY_REVOKED`` or ``SIGNATURE_INVALID``.

@@ -1,1 +1,1 @@
-"""Forms in which models write tool calls, one file each: how they are read, held to schemas, and shown to the model."""
+"""Tool call formats, one file each: how models write them, and how they are parsed, constrained and rendered."""

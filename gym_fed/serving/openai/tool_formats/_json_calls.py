@@ -1,4 +1,4 @@
-"""Calls in JSON: the end of an object is found, and arguments are passed on, while they are written."""
+"""Incremental parsing of calls in JSON: arguments are passed on while they are written."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonSpan:
-    """Finds where a JSON value ends that comes in pieces. The value may still be invalid."""
+    """Finds the end of a JSON value that arrives in pieces. The value may still be invalid."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._string = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Where in ``text`` the value ends; None: later."""
+        """Return where in ``text`` the value ends; None: later."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -57,15 +57,15 @@ class JsonSpan:
 
 
 class JsonCallReader(CallReader):
-    """One call: an object of name and arguments, or one of arguments after a name.
+    """Reads one call: an object of name and arguments, or one of arguments after a name.
 
     Args:
-        mark: The text that announced it, which is given back where there is no call.
-        tools: That may be called.
-        fragments: Whether name and arguments are passed on while they are written. For calls that a grammar holds: what
-            was passed on cannot be taken back.
+        mark: The text that announced it, which is returned as text if there is no call.
+        tools: The tools that may be called.
+        fragments: Whether name and arguments are passed on while they are written. Only for calls that a grammar
+            constrains, since they cannot be taken back.
         lead: Matches the text before the object; its group ``name``, if any, is the call's name.
-        tail: A text after the object that belongs to the call, if it is there.
+        tail: A text after the object that belongs to the call, if present.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class JsonCallReader(CallReader):
     def end(self) -> list[Part]:
         if self._complete:
             return [] if self._started else self._call(self._held)
-        if self._started:  # cut short: what is there has been passed on
+        if self._started:  # cut short: the beginning has been passed on
             return []
         return [PlainText(self._mark + "".join(self._pieces) + self._held)]
 
@@ -120,7 +120,7 @@ class JsonCallReader(CallReader):
         return ReadParts([*parts, *reading.parts], reading.rest)
 
     def _after(self, text: str) -> ReadParts:
-        """What may be the beginning of the tail waits for the rest of it."""
+        """Wait for the rest of the tail where its beginning has come."""
         kept = text.lstrip()
         if self._tail and len(kept) < len(self._tail) and self._tail.startswith(kept):
             self._held = text[:MAX_LEAD_CHARACTERS]
@@ -129,7 +129,7 @@ class JsonCallReader(CallReader):
         return ReadParts([] if self._started else self._call(text[:end]), text[end:])
 
     def _passed_on(self, text: str) -> list[Part]:
-        """A call's beginning, and its arguments so far."""
+        """Return a call's beginning, and its arguments so far."""
         if self._arguments is None:
             if self._started:
                 return []
@@ -154,7 +154,7 @@ class JsonCallReader(CallReader):
         return [MoreArguments(text)] if text else []
 
     def _is_other(self) -> bool:
-        """Return whether an object's first key shows that it is no call."""
+        """Return whether an object's first key shows that it is not a call."""
         if not self._checked and self._name is None:
             found = _FIRST_KEY.match("".join(self._pieces[1:]))
             self._checked = found is not None or self._length > MAX_LEAD_CHARACTERS
@@ -166,13 +166,13 @@ class JsonCallReader(CallReader):
         return [call] if call is not None else self._no_call(tail)
 
     def _no_call(self, tail: str = "") -> list[Part]:
-        """After a mark it is a malformed call, whatever it is."""
+        """Return the text; after a mark it is a malformed call."""
         malformed = bool(self._mark.strip()) or not self._is_other()
         return [PlainText(self._mark + "".join(self._pieces) + tail, malformed)]
 
 
 def call_of(text: str, tools: Tools, name: str | None = None) -> NewCall | None:
-    """The call that a JSON object is, of name and arguments or (with a name) of arguments alone; None: it is none."""
+    """Parse a JSON object of name and arguments, or (with a name) of arguments alone; None if it is not a call."""
     try:
         found: Any = json.loads(text)
         if name is None:

@@ -1,4 +1,4 @@
-"""What Mistral's two forms have in common: the mark, ids of nine characters, and a reader of both."""
+"""The base of Mistral's two formats: the mark, ids of nine characters, and a reader of both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED = r"\s*(?P<name>[A-Za-z0-9_-]{1,64})\s*(?:\[CALL_ID\]\s*[A-Za-z0-9]{1,64}
 
 
 class MistralFormat(ToolFormat):
-    """Either of the two."""
+    """The common parts of Mistral's formats."""
 
     marks = (MARK,)
     controls = (ID_MARK, ARGUMENTS_MARK)
@@ -37,7 +37,7 @@ class MistralFormat(ToolFormat):
         return MistralReader(mark, tools, fragments)
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
-        """With ids that the templates take: those of other servers become nine characters of their digest."""
+        """Replace ids with those that the templates accept: nine characters of the digest of others."""
         return [_with_short_ids(row) for row in rows]
 
     def call_id(self) -> str:
@@ -45,17 +45,17 @@ class MistralFormat(ToolFormat):
 
 
 class MistralReader(CallReader):
-    """``[{"name": ..., "arguments": {...}}, ...]``, or ``name[ARGS]{...}``.
+    """Reads ``[{"name": ..., "arguments": {...}}, ...]`` or ``name[ARGS]{...}``.
 
     Args:
         mark: The text that announced the calls.
-        tools: That may be called.
+        tools: The tools that may be called.
         fragments: See ``ToolFormat.reader``.
     """
 
     def __init__(self, mark: str, tools: Tools, fragments: bool) -> None:
         self._tools, self._fragments = tools, fragments
-        self._lead = mark  # what is text unless a call follows
+        self._lead = mark  # text, unless a call follows
         self._held = ""
         self._call: JsonCallReader | None = None
         self._listed: bool | None = None
@@ -116,7 +116,7 @@ def _with_short_ids(row: Row) -> Row:
 
 
 def short_id(text: str) -> str:
-    """Nine letters and digits: the id itself where it is of that form."""
+    """Return nine letters and digits: the id itself if it has that form."""
     if _ID.fullmatch(text):
         return text
     number = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big")

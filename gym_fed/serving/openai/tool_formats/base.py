@@ -1,4 +1,4 @@
-"""The base class of the forms in which models write tool calls."""
+"""The base class of tool call formats, and what their readers return."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 MAX_CALL_CHARACTERS = 1 << 18
-"""Of one call; a longer one is text."""
+"""Most characters of one call; a longer one is text."""
 
 MAX_LEAD_CHARACTERS = 256
-"""Between the mark of a call and its arguments: white space, or a name."""
+"""Most characters between the mark of a call and its arguments: white space, or a name."""
 
 Tools = Mapping[str, dict[str, Any] | None]
 """Parameters of the tools, by name; None: any."""
@@ -34,7 +34,7 @@ class MoreArguments(NamedTuple):
 
 
 class PlainText(NamedTuple):
-    """What is no call: a malformed one, or what only began as a call may."""
+    """Text that is not a call: malformed, or similar to the beginning of one."""
 
     text: str
     malformed: bool = True
@@ -45,11 +45,11 @@ Part = NewCall | MoreArguments | PlainText
 
 @dataclass
 class ReadParts:
-    """What has been read so far.
+    """The parts that were read.
 
     Attributes:
-        parts: In order.
-        rest: What follows the calls; None: they go on.
+        parts: The parts, in order.
+        rest: The text after the calls; None: they continue.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -61,78 +61,78 @@ class CallReader(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> ReadParts:
-        """Take the next text."""
+        """Add text."""
 
     @abstractmethod
     def end(self) -> list[Part]:
-        """The answer is over."""
+        """End the answer, and return the remaining parts."""
 
 
 Row = dict[str, Any]
-"""A message as templates get it."""
+"""A message in the form that templates take."""
 
 
 class ToolFormat(ABC):
-    """How one family of models writes tool calls: ``tool_format``. One object belongs to one chat template."""
+    """The format in which a family of models writes tool calls. One object belongs to one template."""
 
     order: ClassVar[int] = 100
-    """``auto`` tries formats by rising order, ours before those of other packages."""
+    """``auto`` tries formats in this order, ours before those of other packages."""
 
     marks: ClassVar[tuple[str, ...]] = ()
-    """Texts that announce a call wherever they stand. Where the tokenizer has one as a control token, that is meant."""
+    """Texts that announce a call anywhere. If the tokenizer has one as a control token, only that counts."""
 
     controls: ClassVar[tuple[str, ...]] = ()
-    """Further texts of the form that may be control tokens."""
+    """Further texts of the format that may be control tokens."""
 
     bare: ClassVar[str] = ""
     """A character that announces a call at the beginning of an answer."""
 
     close: ClassVar[str] = ""
-    """The text that ends a call, if there is one."""
+    """The text that ends a call, if any."""
 
     opening: ClassVar[str] = ""
-    """What a prompt ends with whose answer must be a call."""
+    """The end of a prompt whose answer must be a call."""
 
     describes: ClassVar[bool] = False
-    """Whether ``prepare`` brings the tools into the messages, so that the template needs to know none."""
+    """Whether ``prepare`` brings the tools into the messages, so that the template need not support any."""
 
     def learn(self, written: str) -> bool:
-        """Return whether a template writes this form.
+        """Return whether a template writes this format.
 
         Args:
-            written: What it made of a call of the tool ``probe``; the caller checks that ``reader`` finds that call.
+            written: The rendered call of the tool ``probe``; the caller checks that ``reader`` finds the call in it.
         """
         return True
 
     def hinted(self, shown: str) -> bool:
-        """Return whether a template that shows no call describes this form; ``shown`` is its text of the tools."""
+        """Return whether a template that shows no call describes this format; ``shown`` is its text of the tools."""
         return False
 
     @abstractmethod
     def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
-        """A reader for the text after a mark.
+        """Create a reader for the text after a mark.
 
         Args:
-            mark: The mark; for a bare call what stands before its first character.
-            tools: That may be called.
+            mark: The mark; for a bare call the text before its first character.
+            tools: The tools that may be called.
             fragments: Whether calls may be passed on while they are written.
         """
 
     @abstractmethod
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
-        """The grammar of an answer whose calls are held to the parameters of their tools.
+        """Return the grammar of an answer whose calls are constrained to the parameters of their tools.
 
         Args:
-            tools: That may be called.
-            one: Whether one call is the most.
+            tools: The tools that may be called.
+            one: Whether at most one call is allowed.
             required: Whether the answer is one call, and begins after ``opening``.
 
         Raises:
-            CannotHold: For parameters that this form cannot be held to.
+            CannotHold: For parameters that this format cannot be constrained to.
         """
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
-        """The messages as the model's template takes them.
+        """Convert messages to the form that the model's template takes.
 
         Args:
             rows: The rows of the request.
@@ -142,20 +142,20 @@ class ToolFormat(ABC):
         return list(rows)
 
     def call_id(self) -> str:
-        """The id of a new call."""
+        """Return the id of a new call."""
         return f"call_{secrets.token_hex(12)}"
 
 
 class CannotHold(ValueError):
-    """Parameters that a form cannot be held to; says which and why."""
+    """Raised for parameters that a format cannot be constrained to; says which and why."""
 
 
 class CallGrammar:
-    """A grammar in Lark's notation as llguidance takes it, with the schemas that it refers to.
+    """A grammar in Lark's notation for llguidance, with the schemas that it refers to.
 
     Args:
-        lark: Rules; ``start`` is the first. ``TEXT`` is defined. Texts and marks are written by ``quoted``.
-        schemas: JSON schemas by the name that stands in ``lark`` after ``@``.
+        lark: Rules, ``start`` first. ``TEXT`` is defined. Texts and marks are written with ``quoted``.
+        schemas: JSON schemas by their names after ``@`` in ``lark``.
     """
 
     def __init__(self, lark: str, schemas: Mapping[str, dict[str, Any]]) -> None:
@@ -164,12 +164,12 @@ class CallGrammar:
 
 
 def bodies(tools: Tools, begin: str, end: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The alternatives of a call for a ``CallGrammar``, and its schemas.
+    """Return the alternatives of a call for a ``CallGrammar``, and its schemas.
 
     Args:
-        tools: That may be called.
-        begin: What stands before the arguments, in Lark's notation; ``NAME`` in it is the tool's name.
-        end: What stands after them.
+        tools: The tools that may be called.
+        begin: The text before the arguments, in Lark's notation; ``NAME`` in it is replaced with the tool's name.
+        end: The text after them.
     """
     rules, schemas = [], {}
     for number, (name, parameters) in enumerate(tools.items()):
@@ -183,17 +183,17 @@ _SPECIAL = "\x00"
 
 
 def quoted(text: str) -> str:
-    """A text in Lark's notation."""
+    """Write a text in Lark's notation."""
     return json.dumps(text)
 
 
 def mark(text: str) -> str:
-    """A mark in the rules of a ``CallGrammar``: a control token where the tokenizer has it as one, or else a text."""
+    """Write a mark for the rules of a ``CallGrammar``: a control token if the tokenizer has it, or else a text."""
     return f"{_SPECIAL}{text}{_SPECIAL}"
 
 
 def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
-    """Rules in which the marks are written out.
+    """Replace the marks in rules.
 
     A rule ``NAME[lazy]: TEXT mark`` ends free text at the first mark. A control token ends it by itself.
     """

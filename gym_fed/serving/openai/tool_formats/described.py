@@ -1,4 +1,4 @@
-"""For models whose chat template knows no tools: a system message describes them, and calls have Hermes' form."""
+"""Tools for models whose chat template has none: a system message describes them, and calls have Hermes' format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Write nothing after the calls. You get their results between <tool_response> and
 
 
 class Described(Hermes):
-    """Works with any template; how well a model calls that was not trained for it is another matter."""
+    """Works with any template; how well an untrained model calls tools is another matter."""
 
     order = 1000
     describes = True
@@ -30,7 +30,7 @@ class Described(Hermes):
         return False
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
-        """Calls become text of the assistant, and results text of the user: no more is known of the template."""
+        """Write calls as text of the assistant, and results as text of the user, since the template knows neither."""
         found: list[Row] = []
         for row in rows:
             if row["role"] == "tool":

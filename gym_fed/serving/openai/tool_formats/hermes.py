@@ -1,4 +1,4 @@
-"""Hermes' and Qwen's form: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once for each call."""
+"""Hermes' and Qwen's format: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, once for each call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Hermes(ToolFormat):
-    """Of Hermes 2 and 3, Qwen2.5 and Qwen3."""
+    """The format of Hermes 2 and 3, Qwen2.5 and Qwen3."""
 
     order = 10
     marks = (OPEN,)

@@ -1,4 +1,4 @@
-"""Llama 3's form: ``{"name": ..., "parameters": {...}}`` in place of an answer, or after ``<|python_tag|>``."""
+"""Llama 3's format: ``{"name": ..., "parameters": {...}}`` in place of an answer, or after ``<|python_tag|>``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD, _BETWEEN = '{"name": "', '", "parameters": '
 
 
 class Llama(ToolFormat):
-    """Of Llama 3.1, 3.2 and 3.3. Their templates render one call a message."""
+    """The format of Llama 3.1, 3.2 and 3.3. Their templates render one call per message."""
 
     order = 50
     marks = (MARK,)

@@ -1,4 +1,4 @@
-"""Mistral's form up to its tokenizer v7: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``."""
+"""Mistral's format up to its tokenizer v7: ``[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.serving.openai.tool_formats.base import CallGrammar, Tools, bodies,
 
 
 class Mistral(MistralFormat):
-    """Of Mistral 7B v0.3, Mixtral 8x22B, Nemo and Large 2."""
+    """The format of Mistral 7B v0.3, Mixtral 8x22B, Nemo and Large 2."""
 
     order = 30
 

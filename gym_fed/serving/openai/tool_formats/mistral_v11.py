@@ -1,4 +1,4 @@
-"""Mistral's form from its tokenizer v11 on: ``[TOOL_CALLS]name[ARGS]{...}``, as often as there are calls."""
+"""Mistral's format from its tokenizer v11 on: ``[TOOL_CALLS]name[ARGS]{...}``, once for each call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gym_fed.serving.openai.tool_formats.base import CallGrammar, Tools, bodies,
 
 
 class MistralV11(MistralFormat):
-    """Of Mistral Small 3.1 and later, Devstral, Magistral and Ministral."""
+    """The format of Mistral Small 3.1 and later, Devstral, Magistral and Ministral."""
 
     order = 31
 

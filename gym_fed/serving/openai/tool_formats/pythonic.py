@@ -1,4 +1,4 @@
-"""Python's form: ``[name(key=value), ...]`` in place of an answer, or between ``<|tool_call_start|>`` and its end."""
+"""Pythonic format: ``[name(key=value), ...]`` in place of an answer, or between ``<|tool_call_start|>`` and its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BEGINNING = re.compile(r"\[\s*(?:[A-Za-z_][\w.-]{0,63}\s*(?:\(.*)?)?", re.DOTAL
 
 
 class Pythonic(ToolFormat):
-    """Of LFM2, and of Llama 3.2 and 4 with the templates that ask for it."""
+    """The format of LFM2, and of Llama 3.2 and 4 with the templates that request it."""
 
     order = 60
     marks = (MARK,)
@@ -49,7 +49,7 @@ class PythonicReader(CallReader):
 
     Args:
         mark: The text that announced the calls.
-        tools: That may be called.
+        tools: The tools that may be called.
     """
 
     def __init__(self, mark: str, tools: Tools) -> None:
@@ -88,7 +88,7 @@ class PythonicReader(CallReader):
         return ReadParts(self._calls, kept.removeprefix(CLOSE) if self._mark == MARK else self._text)
 
     def _span(self) -> int | None:
-        """Where the list ends."""
+        """Return where the list ends."""
         text = self._text
         while self._at < len(text):
             if self._quote:
@@ -115,7 +115,7 @@ class PythonicReader(CallReader):
 
 
 def calls_of(text: str, tools: Tools) -> list[NewCall]:
-    """The calls of a list in Python's notation; none where one of them is not of a tool, or no literal."""
+    """Parse a list of calls in Python's notation; empty if a tool is unknown, or an argument is not a literal."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a model's escapes are not this program's
@@ -128,7 +128,9 @@ def calls_of(text: str, tools: Tools) -> list[NewCall]:
 
 def _call(node: ast.expr, tools: Tools) -> NewCall:
     before = ""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):  # a hyphen of a name is Python's minus
+    if isinstance(node, ast.BinOp) and isinstance(
+        node.op, ast.Sub
+    ):  # a hyphen in a name parses as Python's minus
         before, node = f"{ast.unparse(node.left)} - ".replace(" - ", "-"), node.right
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call by keywords")
@@ -142,7 +144,7 @@ def _call(node: ast.expr, tools: Tools) -> NewCall:
 
 
 def _tool(name: str, tools: Tools) -> str:
-    """The tool of that name, or the one whose hyphens the model wrote as Python writes names."""
+    """Return the tool of that name, or the one whose hyphens the model wrote as underscores."""
     meant = [name] if name in tools else [tool for tool in tools if tool.replace("-", "_") == name]
     if len(meant) != 1:
         raise ValueError("no tool of that name")
@@ -150,7 +152,7 @@ def _tool(name: str, tools: Tools) -> str:
 
 
 def _value(node: ast.expr) -> object:
-    """A literal; also JSON's words for what Python calls True, False and None."""
+    """Evaluate a literal, or JSON's names for True, False and None."""
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):

@@ -1,4 +1,4 @@
-"""Qwen3-Coder's form: ``<function=name>`` in ``<tool_call>``, and in it a ``<parameter=key>`` for each argument."""
+"""Qwen3-Coder's format: ``<function=name>`` in ``<tool_call>``, and in it a ``<parameter=key>`` for each argument."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _VALUE_END = f"\n{_PARAMETER_END}\n"
 _UNTYPED = ("string",)
 _MAX_REFERENCES = 8
 _HOLDABLE = frozenset({"type", "title", "description", "default", "examples", "enum", "const"})
-"""Of a text: any other keyword would have to hold for what is written without quotes."""
+"""Keywords of a text schema that hold nothing: any other would have to hold for text without quotes."""
 
 
 class Qwen3Coder(ToolFormat):
-    """Of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3."""
+    """The format of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3."""
 
     order = 20
     marks = (OPEN, _FUNCTION)
@@ -73,7 +73,7 @@ class Qwen3Coder(ToolFormat):
 
 
 def _value_rule(value: Any, name: str, schemas: dict[str, Any]) -> str:
-    """A value and what ends it; one of JSON is added to ``schemas``."""
+    """Return the rule of a value and its end; a JSON value is added to ``schemas``."""
     if value is None:
         return "any_text"
     if isinstance(value, str):
@@ -87,7 +87,7 @@ class XmlReader(CallReader):
 
     Args:
         mark: The text that announced it.
-        tools: That may be called; their schemas say which arguments are no texts.
+        tools: The tools that may be called; their schemas say which arguments are not texts.
     """
 
     def __init__(self, mark: str, tools: Tools) -> None:
@@ -132,7 +132,7 @@ class XmlReader(CallReader):
 
 
 def call_of(text: str, tools: Tools) -> NewCall | None:
-    """The call in ``<function=name>...</function>``; None: of no known tool."""
+    """Parse ``<function=name>...</function>``; None if the tool is unknown."""
     name, _, body = text.removeprefix(_FUNCTION).removesuffix(_FUNCTION_END).partition(">")
     if name not in tools:
         return None
@@ -158,7 +158,7 @@ def _typed(value: str, types: tuple[str, ...]) -> Any:
 
 
 def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
-    """The types that a value may have; a text where nothing is said."""
+    """Return the types that a value may have; text if none is given."""
     schema = _resolved(schema, root)
     if "anyOf" in schema:
         return tuple(kind for one in _dicts(schema["anyOf"]) for kind in _types(one, root))
@@ -167,7 +167,7 @@ def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """What ``$ref`` refers to, within the schema."""
+    """Resolve ``$ref`` within the schema."""
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, dict):
             return {}
@@ -182,7 +182,7 @@ def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(name: str, root: dict[str, Any]) -> Iterator[tuple[str, bool, list[Any]]]:
-    """Each key, whether it is required, and what its value may be: a schema, a text, or None for any text."""
+    """Yield each key, whether it is required, and its possible values: a schema, a text, or None for any text."""
     properties = root.get("properties", {})
     if not isinstance(properties, dict) or {"$ref", "anyOf", "oneOf", "allOf"} & root.keys():
         raise CannotHold(f"the parameters of {name!r} are not properties of one object")
