@@ -1,1 +1,1 @@
-"""Models as other programs read them: written, read back in a fresh process, and compared with their source."""
+"""Export of models for other programs: written, read back in a fresh process, and compared with the source."""

@@ -1,6 +1,6 @@
-"""Token ids that calibrate a quantisation: of rows that the user names, or of this project's own texts.
+"""Token ids that calibrate a quantisation, from the user's rows or from this project's own texts.
 
-Nothing is downloaded. The own texts are none that exports are compared on: rows of the generated tasks, and the
+Nothing is downloaded. The own texts are not those that exports are compared on: rows of the generated tasks, and the
 docstrings of this package, which are English prose about code.
 """
 
@@ -24,25 +24,25 @@ from gym_fed.data.string_rows import as_turns
 
 SAMPLES = 32
 LENGTH = 128
-"""Tokens of a sample; fewer where the model has fewer positions."""
+"""Tokens per sample; fewer if the model has fewer positions."""
 OWN = "own texts of gym-fed"
 _ROWS_OF_A_TASK = 8
 
 
 @dataclass(frozen=True)
 class CalibrationSamples:
-    """What calibrates.
+    """The samples of a calibration.
 
     Attributes:
         source: The file, or ``OWN``.
-        ids: Token ids of the samples, all of one length.
+        ids: Token ids of the samples, all of the same length.
     """
 
     source: str
     ids: list[list[int]]
 
     def record(self) -> dict[str, Any]:
-        """For ``export.json``: ``source``, ``samples``, ``tokens`` of each, and ``sha256`` of the ids as JSON."""
+        """Return the entry of ``export.json``; ``sha256`` is of the ids as JSON."""
         return {
             "source": self.source,
             "samples": len(self.ids),
@@ -54,13 +54,13 @@ class CalibrationSamples:
 def calibration_of(
     tokenizer: Any, positions: int, rows: Sequence[Mapping[str, Any]] = (), name: str = ""
 ) -> CalibrationSamples:
-    """Samples of rows, one after another; what follows the last whole one is left out.
+    """Cut rows, concatenated, into samples; an incomplete last one is dropped.
 
     Args:
         tokenizer: The tokenizer of the model, with its chat template.
-        positions: The most that the model has.
+        positions: The number of positions of the model.
         rows: Rows of text or conversations; none for this project's own texts.
-        name: What the rows are called.
+        name: The name of the rows, for the record.
 
     Raises:
         GymError: ``DATA_INVALID`` for rows without text, and for fewer tokens than one sample has.
@@ -87,7 +87,7 @@ def calibration_of(
 
 
 def own_texts(tokenizer: Any) -> Iterator[str]:
-    """Conversations of the generated tasks and docstrings, in turns, always in the same order."""
+    """Yield conversations of the generated tasks and docstrings, alternating, always in the same order."""
     rows = [generate(name, _ROWS_OF_A_TASK) for name in sorted(TASKS.names())]
     drawn = [row for same in zip(*rows, strict=True) for row in same]
     for row, prose in zip_longest(drawn, _docstrings()):
@@ -98,7 +98,7 @@ def own_texts(tokenizer: Any) -> Iterator[str]:
 
 
 def _docstrings() -> Iterator[str]:
-    """Of this package's modules and what they define, from 300 characters on."""
+    """Yield the docstrings of this package with at least 300 characters."""
     import gym_fed
 
     for folder in gym_fed.__path__:
@@ -117,7 +117,7 @@ def _texts_of(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Iterator[str
 
 
 def _text(row: dict[str, Any], tokenizer: Any) -> str:
-    """A row as the model reads it."""
+    """Render a row in the form in which the model reads it."""
     if "text" in row:
         return str(row["text"])
     if "messages" in row:

@@ -1,4 +1,4 @@
-"""The model card of an export: where it comes from, its licence, its data and how it was trained."""
+"""The model card of an export: its origin, licence, data and training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gym_fed.registry.card.run import lineage_of
 from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Lineage, ModelManifest
 
 _LIBRARIES = {"gguf": "gguf", "gguf_adapter": "gguf", "onnx": "onnx", "openvino": "openvino"}
-"""What the Hub calls the library of a format, where it is neither transformers nor PEFT."""
+"""The Hub's library name of a format, if it is neither transformers nor PEFT."""
 _KINDS: dict[str, Kind] = {"adapter": "adapter", "gguf_adapter": "adapter", "delta": "delta"}
-"""What a format writes, where it is not whole weights."""
+"""The content of a format, if it is not whole weights."""
 
 
 def licence_name(source: Source) -> str:
-    """The licence that the nearest model card names, in lower case; the base's if the model has none of its own."""
+    """Return the licence named by the nearest model card, in lower case; the base's if there is no other."""
     return next(filter(None, map(licence_of, source.folders)), "")
 
 
 def lineage(source: Source) -> tuple[Lineage, list[str]]:
-    """What the records of the runs behind a model say, and notes on records that cannot be read.
+    """Collect lineage from the records of the runs behind a model, with notes on unreadable records.
 
-    Method and digests are those of the nearest run; the data are those of all.
+    Method and digests are those of the nearest run; the data are those of all runs.
     """
     found, notes = Lineage(), list[str]()
     data: list[DataUsed] = []
@@ -44,16 +44,16 @@ def lineage(source: Source) -> tuple[Lineage, list[str]]:
 
 
 def card_text(source: Source, chosen: ExportFormat, options: Options, name: str) -> tuple[str, list[str]]:
-    """The card of an export.
+    """Write the card of an export.
 
     Args:
-        source: What is exported.
+        source: The exported model.
         chosen: The format.
-        options: How it is written.
+        options: The options of the export.
         name: The name of the new file or folder.
 
     Returns:
-        Its text, and notes for the user.
+        The text, and notes for the user.
     """
     found, notes = lineage(source)
     quantization = chosen.quantization(options)
@@ -76,7 +76,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
 
 
 def _base(source: Source) -> BaseUsed | None:
-    """The base; of a model of the Hub that was not tuned, the model itself."""
+    """Return the base; for an untuned model of the Hub, the model itself."""
     named = source.base or (source.name if is_hub_name(source.name) else None)
     if named is None:
         return None
@@ -89,7 +89,7 @@ def _licence_of_home(folders: Sequence[Path]) -> str:
 
 
 def _run_folders(source: Source) -> list[Path]:
-    """Folders that may hold the records of a run, the nearest first."""
+    """Return the folders that may hold records of a run, nearest first."""
     own = Path(source.name).expanduser()
     places = [*([own] if own.is_dir() else []), *source.folders]
     return [place for place in dict.fromkeys(places) if (place / "run.json").is_file() or source.delta]

@@ -1,4 +1,4 @@
-"""Compares what was written with what should have been: another process reads it by its own library."""
+"""Comparison of an export with its source: another process reads the export with its own library."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PR
 from gym_fed.export.source import Source, cast
 
 MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
-"""How far a merged adapter's logits may be from those beside the base."""
+"""Tolerance of a merged adapter's logits, compared with the unmerged ones."""
 _ROWS = 32
 _TEXTS = {"special_tokens": "special.", "chat_template": "template", "passage_ids": "ids.passage"}
-"""What is compared where both sides have it, by the start of its names in ``answers``."""
+"""The prefixes of ``answers`` that are compared if both sides have them."""
 
 
 class ReadBack:
-    """What is written against what should have been.
+    """Compares an export with the expected answers.
 
     Args:
         chosen: The format.
-        source: What is exported; an owned one is used up.
-        options: How it is written.
+        source: The exported model; an owned one is used up.
+        options: The options of the export.
     """
 
     def __init__(self, chosen: ExportFormat, source: Source, options: Options) -> None:
@@ -42,10 +42,10 @@ class ReadBack:
         self._untuned: dict[str, Any] | None = None
 
     def before_merging(self) -> None:
-        """Answer as source and base do, before the adapter is merged; merging must change next to nothing.
+        """Compute the answers of source and base before the adapter is merged, which must change almost nothing.
 
         Raises:
-            GymError: ``EXPORT_DIFFERS`` where the merged model answers otherwise.
+            GymError: ``EXPORT_DIFFERS`` if the merged model answers differently.
         """
         chosen, source = self._chosen, self._source
         if not (source.adapted and chosen.merges):
@@ -59,10 +59,10 @@ class ReadBack:
         _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
 
     def before_writing(self, options: Options) -> None:
-        """Answer as the source does where writing uses it up, and as its base where the delta is rounded by blocks.
+        """Compute the source's answers if writing uses it up, and its base's if the delta is rounded by blocks.
 
         Args:
-            options: As the source has settled them.
+            options: The resolved options.
         """
         chosen, source, self._options = self._chosen, self._source, options
         if self._own is None and chosen.changes(source, options):
@@ -75,8 +75,8 @@ class ReadBack:
         """Read ``part`` back and compare.
 
         Returns:
-            ``prompts``, ``read_by``, ``read_back`` (see ``compared``, with its ``tolerance``), what the
-            format's ``stored`` says, ``against_the_source`` where what should have been is not the source itself, and
+            ``prompts``, ``read_by``, ``read_back`` (see ``compared``, with its ``tolerance``), the result of the
+            format's ``stored``, ``against_the_source`` if the expected model is not the source itself, and
             ``effect_kept`` of a delta in blocks of few bits.
 
         Raises:
@@ -112,7 +112,7 @@ class ReadBack:
         return found
 
     def _answers(self, model: Any, stage: str, tokens: int = GREEDY_TOKENS) -> dict[str, Any]:
-        """In float32, as the other process computes them."""
+        """Compute answers in float32, like the other process."""
         import torch
 
         if next(model.parameters()).dtype is not torch.float32:
@@ -127,7 +127,7 @@ class ReadBack:
 
 
 def passage_ids(source: Source) -> list[int]:
-    """The first tokens of the passage, as the source's tokenizer makes them; no more than the model has positions."""
+    """Return the first tokens of the passage, at most as many as the model has positions."""
     tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
     config = source.model.config
     most = getattr(getattr(config, "text_config", config), "max_position_embeddings", None) or POSITIONS
@@ -135,7 +135,7 @@ def passage_ids(source: Source) -> list[int]:
 
 
 def _readers(chosen: ExportFormat) -> str:
-    """The packages that read it back, with their versions; a module that is called otherwise than its package alone."""
+    """Return the packages that read it back, with their versions."""
     names = []
     for module in dict.fromkeys(("transformers", chosen.reader)):
         name = module.replace("_", "-")
@@ -146,12 +146,12 @@ def _readers(chosen: ExportFormat) -> str:
 
 
 def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """How two sets of ``answers`` differ.
+    """Compare two sets of ``answers``.
 
     Returns:
-        ``max`` and ``mean`` of the logits' distance, ``largest`` logit, ``top1`` (share of positions with the same
+        ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the same
         likeliest token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the same;
-        of special tokens and the chat template what both sides have.
+        special tokens and chat template only if both sides have them.
     """
     import torch
 
@@ -190,15 +190,15 @@ def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, A
 def effect_kept(
     base: Mapping[str, Any], tuned: Mapping[str, Any], written: Mapping[str, Any]
 ) -> float | None:
-    """The share of a delta's effect on the logits that is left: ``1 - |written - tuned| / |tuned - base|``, at least 0.
+    """Compute the share of a delta's effect on the logits that is left: ``1 - |written - tuned| / |tuned - base|``.
 
     Args:
-        base: ``answers`` of the base.
-        tuned: The loss of the exact tuned model.
-        written: The loss of the model that was written.
+        base: The ``answers`` of the base.
+        tuned: The ``answers`` of the exact model.
+        written: The ``answers`` of the export.
 
     Returns:
-        None where the delta has no effect, or token ids differ.
+        None if the delta has no effect, or token ids differ.
     """
     from gym_fed.delta.kept import KeptDelta
 
@@ -212,7 +212,7 @@ def effect_kept(
 
 
 def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Logits of a few positions at a time: those of all, in several copies, are gigabytes with a large vocabulary."""
+    """Yield logits of a few positions at a time, since several copies of all of them take gigabytes."""
     for name in wanted:
         if name.startswith("logits."):
             pairs = zip(wanted[name].split(_ROWS), found[name].split(_ROWS), strict=True)
@@ -220,7 +220,7 @@ def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger of both, or the one that is no number."""
+    """Return the larger one, or NaN if one is NaN."""
     return other if other != other or other > one else one
 
 
@@ -237,7 +237,7 @@ def _require_equal(figures: Mapping[str, Any], limits: Tolerance, what: str, rem
 def _in_a_fresh_process(
     parts: Mapping[str, Any], passage: list[int], options: Options, scratch: Path
 ) -> dict[str, Any]:
-    """The answers of the other side, which it writes under ``scratch``, a folder that goes with the export."""
+    """Return the answers of the other process, which it writes to ``scratch``, a folder deleted with the export's."""
     import torch
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Which format is meant: by ``--format``, by the name of the file, or by a word of another platform."""
+"""Resolution of the export format from ``--format``, the file's suffix, or the names used by other platforms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.formats.base import ExportFormat, Options
 
 FOLDER = "huggingface"
-"""What a name without a known suffix is."""
+"""The format of a name without a known suffix."""
 _OF_FILES = frozenset(
     f".{name}"
     for name in (
@@ -32,25 +32,25 @@ _OF_FILES = frozenset(
         *("pt", "pt2", "pte", "pth", "safetensors", "tar", "tflite", "xml", "zip"),
     )
 )
-"""Suffixes of files in which models come; a folder is not called so by intention."""
+"""Suffixes of model files, which a folder has only by mistake."""
 _IN_A_FOLDER = {
     ".engine": "tensorrt_llm", ".plan": "tensorrt_llm",
     ".mlmodel": "coreml", ".mlpackage": "coreml",
     ".xml": "openvino",
 }  # fmt: skip
-"""Formats that are folders, by a file that they hold or make."""
+"""Formats that are folders, by a file that they contain or produce."""
 
 
 def settled(format: str | None, path: Path | None, options: Options) -> tuple[ExportFormat, Options]:
-    """The format, and the options in its own words, before anything is loaded.
+    """Resolve the format, and the options in its own terms, before anything is loaded.
 
     Args:
-        format: A member of ``EXPORT_FORMATS``, or its name elsewhere; None: by the suffix of ``path``.
-        path: Where it is to be written; None is not looked at.
-        options: As they were given.
+        format: A member of ``EXPORT_FORMATS``, or its name in other tools; None: by the suffix of ``path``.
+        path: The path to write to; None is not checked.
+        options: The user's options.
 
     Raises:
-        GymError: ``USAGE`` for what is unknown, or for a suffix that contradicts the format; ``MISSING_DEPENDENCY``.
+        GymError: ``USAGE`` for unknown values, or a suffix that contradicts the format; ``MISSING_DEPENDENCY``.
     """
     if format is None:
         chosen = format_named(format_by_suffix(path) if path is not None else FOLDER)
@@ -66,10 +66,10 @@ def settled(format: str | None, path: Path | None, options: Options) -> tuple[Ex
 
 
 def format_named(name: str) -> ExportFormat:
-    """The format, before anything is loaded.
+    """Return a format by name, before anything is loaded.
 
     Raises:
-        GymError: ``USAGE`` for one that is not there.
+        GymError: ``USAGE`` for an unknown name.
     """
     plain = name.lower().replace("-", "_")
     found = next(
@@ -86,9 +86,9 @@ def format_named(name: str) -> ExportFormat:
 
 
 def format_by_suffix(path: Path) -> str:
-    """The format whose files end as ``path`` does, of several the first by name; ``huggingface`` for any other name.
+    """Return the format with the suffix of ``path``, of several the first by name; ``huggingface`` for any other name.
 
-    Formats of other packages come after all of ours, and those that cannot be used are left out with a warning.
+    Formats of other packages come after ours, and those that cannot be used are skipped with a warning.
     """
     return next(
         (name for name, known in _usable().items() if known.suffix and path.suffix.lower() == known.suffix),
@@ -97,14 +97,14 @@ def format_by_suffix(path: Path) -> str:
 
 
 def _usable() -> dict[str, type[ExportFormat]]:
-    """Every format that can be used, by name, ours first."""
+    """Return all usable formats by name, ours first."""
     own = EXPORT_FORMATS.own()
     names = sorted(EXPORT_FORMATS.usable(), key=lambda name: name not in own)
     return {name: EXPORT_FORMATS.type_of(name) for name in names}
 
 
 def _require_suffix(chosen: ExportFormat, path: Path) -> None:
-    """Refuse a name that says another format than the one that is written.
+    """Refuse a path whose suffix belongs to another format.
 
     Raises:
         GymError: ``USAGE``.
@@ -129,7 +129,7 @@ def _require_suffix(chosen: ExportFormat, path: Path) -> None:
 
 
 def _quantization(chosen: ExportFormat, name: str) -> str:
-    """The format's own word; one that is unknown stays, to be refused by name."""
+    """Return the format's own name of a quantization; an unknown one is returned unchanged."""
     for known in (name, name.lower().replace("-", "_")):
         if not known or known in chosen.quantizations:
             return known
@@ -147,7 +147,7 @@ def _require_quantization(chosen: ExportFormat, name: str) -> None:
     """Refuse a quantization of another format.
 
     Raises:
-        GymError: ``USAGE`` naming the formats that have it; those that have none like it are left to the format.
+        GymError: ``USAGE`` naming the formats that have it; a name that no format has is left to the format.
     """
     if not name or name in chosen.quantizations:
         return
@@ -156,7 +156,7 @@ def _require_quantization(chosen: ExportFormat, name: str) -> None:
 
 
 def _refuse_for_formats_with(quantization: str, what: str) -> None:
-    """Refuse where formats have this quantization; ``what`` reads on with their names.
+    """Refuse a quantization that other formats have; ``what`` is completed with their names.
 
     Raises:
         GymError: ``USAGE`` naming the formats, with the options of the first.

@@ -1,4 +1,4 @@
-"""The formats of exports, from the registry: what each writes, what reads it back, what it needs."""
+"""The list of export formats: what each writes, what reads it back, and what it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def formats() -> list[dict[str, Any]]:
-    """Every format: ``format``, ``writes``, ``quantizations``, ``read_by``, ``suffix``, ``needs``, ``missing``."""
+    """List every format, with what it writes, what reads it back, and what is missing for it."""
     return [_row(name) for name in EXPORT_FORMATS.names()]
 
 

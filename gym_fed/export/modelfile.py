@@ -1,7 +1,7 @@
-"""A Modelfile of Ollama for an exported GGUF file: its chat template, translated, and the text that ends an answer.
+"""Ollama's Modelfile for an exported GGUF file: its chat template, translated, and the text that ends an answer.
 
-Ollama reads no Jinja, and takes the templates of published models alone by their text. So the template is written for
-it, from what the model's own one makes of a question with and without a system message.
+Ollama does not read Jinja, and recognises only the templates of published models by their text. So the template is
+derived from what the model's own one makes of a question with and without a system message.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _PLACES = {_SYSTEM: "{{ .System }}", _PROMPT: "{{ .Prompt }}", _RESPONSE: "{{ .R
 
 
 def modelfile(file: str, tokenizer: Any) -> str:
-    """``FROM``, ``TEMPLATE`` and ``PARAMETER stop`` for a GGUF file.
+    """Return ``FROM``, ``TEMPLATE`` and ``PARAMETER stop`` for a GGUF file.
 
     Args:
-        file: Its path, as the Modelfile names it.
+        file: The path for the Modelfile.
         tokenizer: The tokenizer of the exported model.
     """
     lines = [f"FROM {file}"]
@@ -35,7 +35,7 @@ def modelfile(file: str, tokenizer: Any) -> str:
 
 
 def ollama_template(tokenizer: Any) -> str | None:
-    """The tokenizer's chat template in Ollama's words, for a turn after the other; None where it has no such form."""
+    """Translate the tokenizer's chat template to Ollama's, turn by turn; None if it has no such form."""
     if not tokenizer.chat_template:
         return None
     from gym_fed.data.chat_templates.rendering import template_of
@@ -47,7 +47,7 @@ def ollama_template(tokenizer: Any) -> str | None:
         answered = template.text([user, {"role": "assistant", "content": _RESPONSE}])
     except (TemplateError, TypeError):
         return None
-    begin = tokenizer.bos_token or ""  # llama.cpp puts it before a prompt by itself
+    begin = tokenizer.bos_token or ""  # llama.cpp adds it to prompts by itself
     alone, with_system = alone.removeprefix(begin), with_system.removeprefix(begin)
     same = _common_end(alone, with_system)
     question, end = alone[len(alone) - same :], answered.partition(_RESPONSE)[2]
@@ -55,7 +55,7 @@ def ollama_template(tokenizer: Any) -> str | None:
     whole = (question.count(_PROMPT), system.count(_SYSTEM)) == (1, 1) and _RESPONSE in answered
     if not whole or any(mark in text for text in (system, first, question, end) for mark in ("{{", '"""')):
         return None
-    if end.endswith('"'):  # the quotes that end the value would begin one too early
+    if end.endswith('"'):  # the closing quotes of the value would begin one character too early
         return None
     otherwise = f"{{{{ else }}}}{first}" if first else ""
     text = f"{{{{ if .System }}}}{system}{otherwise}{{{{ end }}}}{question}{_RESPONSE}{end}"
@@ -65,12 +65,12 @@ def ollama_template(tokenizer: Any) -> str | None:
 
 
 def _ends_a_value(text: str) -> bool:
-    """Return whether a text would end its own value in a Modelfile, so that what follows were an instruction."""
+    """Return whether a text would end its own value in a Modelfile, so that the rest would be an instruction."""
     return '"' in text or not text.isprintable()
 
 
 def _common_end(one: str, other: str) -> int:
-    """How many characters two texts end with alike."""
+    """Return the length of the common suffix of two texts."""
     number = 0
     for a, b in zip(reversed(one), reversed(other), strict=False):
         if a != b:

@@ -1,9 +1,9 @@
-"""A delta as LoRA factors, which other servers put on per request: its own, or the nearest of a rank.
+"""LoRA factors of a delta, for servers that apply adapters per request: its own factors, or the nearest of a rank.
 
-The nearest of rank r in the Frobenius norm are the r largest singular components (Eckart and Young 1936). Nothing but
-the delta decides them: no rows, no training. They are exact up to a smaller dimension of 768. Above it they are found
-by subspace iteration, of more rounds than a codec takes: sign matrices have a flat spectrum, on which it is slow. Of
-the squared norm that a rank can keep it misses 0.7% at most for random signs of 1024 x 1024 (rank 8; 32: 0.35%).
+The nearest of rank r in the Frobenius norm are the r largest singular components (Eckart and Young 1936). They depend
+on the delta only, not on rows or training. They are exact up to a smaller dimension of 768. Above it they are found
+by subspace iteration, with more rounds than a codec takes: sign matrices have a flat spectrum, on which it is slow. It
+misses at most 0.7% of the squared norm that a rank can keep for random signs of 1024 x 1024 (rank 8; 32: 0.35%).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from gym_fed.export.source import Source
 
 _DEFAULT_RANK = 32
 _ROUNDS = 4
-"""Each starts from the components of the one before."""
+"""Rounds of subspace iteration; each starts from the components of the one before."""
 
 
 @dataclass(frozen=True)
 class LoraFactors:
-    """What LoRA holds of a change of weights.
+    """The factors of a change of weights.
 
     Attributes:
-        factors: A ``[rank, in]``, B ``[out, rank]`` in float32 by name of the weight; all of one rank and scaling.
-        rank: Columns of every B.
-        scaling: The scaling of every product.
-        norm_kept: Share of the whole delta's squared norm that the products keep: 1 less the share they are off by.
-        nearest: Names of matrices that are not exact.
-        left_out: Names of changed tensors that LoRA does not hold, with their shares of the squared norm.
+        factors: A ``[rank, in]`` and B ``[out, rank]`` in float32 by name of the weight, all of one rank and scaling.
+        rank: The number of columns of every B.
+        scaling: The factor of every product.
+        norm_kept: The share of the delta's squared norm that the products keep: 1 minus the share of their error.
+        nearest: Names of matrices that are approximated.
+        left_out: Names of changed tensors that LoRA cannot hold, with their shares of the squared norm.
     """
 
     factors: Mapping[str, tuple[Tensor, Tensor]]
@@ -55,15 +55,15 @@ class LoraFactors:
 
 
 def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
-    """The factors of a source's delta or of its own adapter; computed once.
+    """Return the factors of a source's delta or of its own adapter; computed once.
 
     Args:
         source: See ``open_source``.
-        rank: Most components of a matrix of a delta; None: 32, and all of a matrix that is stored as factors.
+        rank: Most components of a delta's matrix; None: 32, or all of a matrix that is stored as factors.
         report: Gets how many matrices are done.
 
     Raises:
-        GymError: ``USAGE`` for a source that LoRA holds nothing of; ``MODEL_INVALID`` as ``lora_factors``.
+        GymError: ``USAGE`` for a source without a change that LoRA can hold; ``MODEL_INVALID`` as ``lora_factors``.
     """
     key = f"lora.{rank}"
     if key not in source.found:
@@ -114,7 +114,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
 
 
 def _matrix(delta: DeltaFile, name: str, rank: int | None) -> tuple[Factors, float]:
-    """Factors of a matrix, and the squared norm of what they lack."""
+    """Return the factors of a matrix, and the squared norm of their error."""
     record = delta.record(name)
     if record.codec == Lora.name:
         codec = Lora()
@@ -133,9 +133,9 @@ def _matrix(delta: DeltaFile, name: str, rank: int | None) -> tuple[Factors, flo
 
 
 def largest_components(matrix: Tensor, rank: int) -> Components:
-    """The ``rank`` largest singular components of ``[rows, cols]``.
+    """Return the ``rank`` largest singular components of ``[rows, cols]``.
 
-    The eigenvectors of the smaller Gram matrix span them; of a large matrix subspace iteration finds the span.
+    The eigenvectors of the smaller Gram matrix span them; for a large matrix subspace iteration finds the span.
     """
     if min(matrix.shape) > LARGEST_EXACT:
         found = components_of_matrix(matrix, rank)
@@ -155,7 +155,7 @@ def largest_components(matrix: Tensor, rank: int) -> Components:
 def _of_one_rank(
     factors: Mapping[str, Factors], norm_kept: float, nearest: tuple[str, ...], left_out: Mapping[str, float]
 ) -> LoraFactors:
-    """Zeros fill up smaller ranks, and scalings that differ go into B: not every server reads a rank a matrix."""
+    """Pad smaller ranks with zeros and move differing scalings into B: not every server supports a rank per matrix."""
     rank = max(len(a) for a, _, _ in factors.values())
     scalings = {scaling for _, _, scaling in factors.values()}
     common = scalings.pop() if len(scalings) == 1 else 1.0
@@ -170,7 +170,7 @@ def _of_one_rank(
 
 
 def lora_model(source: Source, rank: int | None, report: Report) -> Any:
-    """The base with the factors beside it, as a ``peft.PeftModel`` in float32.
+    """Return the base with the factors as a ``peft.PeftModel`` in float32.
 
     Raises:
         GymError: As ``factors_of``.
@@ -196,7 +196,7 @@ def lora_model(source: Source, rank: int | None, report: Report) -> Any:
 
 
 def base_model(source: Source) -> Any:
-    """The base again, with what is below the source's adapter or delta."""
+    """Load the base again, with what is below the source's adapter or delta."""
     from gym_fed.base.modeling.adapters import merge_adapters
     from gym_fed.base.models import quiet_loading
 
@@ -206,19 +206,19 @@ def base_model(source: Source) -> Any:
 
 
 def _whole(value: float) -> Any:
-    """Servers read alpha as an int; where it is none, PEFT takes it as it is."""
+    """Return alpha as an int if possible, as servers read it; PEFT accepts a float."""
     return int(value) if value.is_integer() else value
 
 
 def _targets(model: Any, names: list[str]) -> list[str]:
-    """The modules' own names, such as ``q_proj``, where these mean the same modules; or else whole names."""
+    """Return the modules' own names, such as ``q_proj``, if they identify the same modules; otherwise whole names."""
     ends = {name.rpartition(".")[2] for name in names}
     meant = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in ends}
     return sorted(ends if meant == set(names) else names)
 
 
 _LEAST_KEPT = 0.8
-"""Below this share a note warns."""
+"""A note warns below this share."""
 _NAMES_SHOWN = 3
 
 
@@ -226,14 +226,14 @@ _NAMES_SHOWN = 3
 class KeptGain:
     """Losses on held-out rows, in nats per token.
 
-    The gain of a variant is by how much its loss is below its base's. What its LoRA keeps of it is the LoRA's own gain
-    as a share of that: 1 is all of it, 0 none; below 0 the base alone is better than the LoRA.
+    A variant's gain is the difference of its loss to its base's. The share that its LoRA keeps is the LoRA's own gain
+    relative to that: 1 is all of it, 0 none; below 0 the LoRA is worse than the base alone.
 
     Attributes:
-        rows: How many.
-        base: Loss of the base.
-        variant: Loss of the base with the whole delta.
-        lora: Loss of the base with the factors.
+        rows: The number of rows.
+        base: The loss of the base.
+        variant: The loss of the base with the whole delta.
+        lora: The loss of the base with the factors.
     """
 
     rows: int
@@ -243,22 +243,22 @@ class KeptGain:
 
     @property
     def kept(self) -> float | None:
-        """The share; None where the variant gains nothing on these rows."""
+        """The share of the gain that the LoRA keeps; None if the variant gains nothing on these rows."""
         gain = self.base - self.variant
         return (self.base - self.lora) / gain if gain > 0.0 and math.isfinite(gain) else None
 
 
 def kept_gain(source: Source, rank: int | None, rows: Sequence[dict[str, Any]], options: Options) -> KeptGain:
-    """Losses of base, variant and LoRA on the same rows.
+    """Measure the losses of base, variant and LoRA on the same rows.
 
     Args:
-        source: With a delta.
+        source: A source with a delta.
         rank: As for ``factors_of``.
         rows: As for ``heldout_loss``; the variant must not have been trained on them.
-        options: Whose ``report`` gets what is measured.
+        options: Its ``report`` gets the progress.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the rows hold nothing to predict.
+        GymError: ``DATA_INVALID`` if the rows contain nothing to predict.
     """
     from gym_fed.evaluation.loss import heldout_loss
 
@@ -277,7 +277,7 @@ def kept_gain(source: Source, rank: int | None, rows: Sequence[dict[str, Any]], 
 
 
 def require_delta_options(source: Source, options: Options) -> None:
-    """Refuse options of a delta's LoRA for an adapter, whose factors are written as they are.
+    """Refuse options of a delta's LoRA for an adapter, whose factors are written unchanged.
 
     Raises:
         GymError: ``USAGE``.
@@ -290,7 +290,7 @@ def require_delta_options(source: Source, options: Options) -> None:
 
 
 def lora_facts(source: Source, options: Options) -> dict[str, Any]:
-    """What ``export.json`` says of the factors of a delta: ``lora``, and ``notes`` for the user."""
+    """Return the entries of ``export.json`` about a delta's factors: ``lora``, and ``notes`` for the user."""
     found = factors_of(source, options.rank, options.report)
     lora: dict[str, Any] = {
         "rank": found.rank,

@@ -1,4 +1,4 @@
-"""What an export takes of disk and memory, estimated from the headers of the weights."""
+"""Estimates of the disk and memory that an export takes, from the headers of the weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat, Options
 
 LIBRARIES_BYTES = 500_000_000
-"""A process with torch and transformers, before a model; measured on Linux."""
+"""Memory of a process with torch and transformers, before a model; measured on Linux."""
 _FLOAT_BYTES = 4
 _LOGITS = 500
-"""Positions of which logits are kept, and the copies that comparing them takes."""
+"""Positions whose logits are kept, times the copies that comparing them takes."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model.
+    """The size of a model.
 
     Attributes:
-        parameters: How many.
-        vocabulary: Width of the logits; 0 where the config does not say.
+        parameters: The number of parameters.
+        vocabulary: The width of the logits; 0 if the config does not give it.
     """
 
     parameters: int
@@ -36,13 +36,13 @@ class Weights:
 
     @property
     def full_bytes(self) -> int:
-        """In float32."""
+        """Bytes in float32."""
         return _FLOAT_BYTES * self.parameters
 
 
 @dataclass(frozen=True)
 class ExportNeeds:
-    """Bytes that an export takes at most.
+    """Upper bounds of the bytes that an export takes.
 
     Attributes:
         disk: Bytes on disk for the result and its temporary files.
@@ -56,7 +56,7 @@ class ExportNeeds:
 
 
 def weights_of(name: str) -> Weights:
-    """Those of a model folder, or of the base of an adapter; no tensor is read.
+    """Read the size of a model folder, or of the base of an adapter; no tensor is read.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``.
@@ -75,14 +75,14 @@ def weights_of(name: str) -> Weights:
 def default_needs(
     weights: Weights, *, bits: float, writing: float, reading: float, scratch: float = 0.0
 ) -> ExportNeeds:
-    """Of the usual export.
+    """Estimate the needs of an ordinary export.
 
     Args:
         weights: The weights of the model.
         bits: Bits per weight of the result.
         writing: Copies in float32 in memory until it is written, over all processes.
-        reading: The same while it is read back.
-        scratch: Copies in float32 on disk beside the result; the answers of the check come when these have gone.
+        reading: Copies in float32 in memory while it is read back.
+        scratch: Copies in float32 on disk next to the result; they are gone before the check writes its answers.
     """
     full, logits = weights.full_bytes, _FLOAT_BYTES * _LOGITS * weights.vocabulary
     return ExportNeeds(
@@ -110,15 +110,15 @@ def _parameters(folder: Path) -> int:
 def require_room(
     chosen: ExportFormat, weights: Weights, path: Path, options: Options, *, check: bool, loaded: bool = False
 ) -> ExportNeeds:
-    """Refuse an export for which disk or memory will not do.
+    """Refuse an export for which disk or memory is too small.
 
     Args:
         chosen: The format.
         weights: The weights of the whole model.
-        path: Where it is to be written.
-        options: How.
+        path: The path to write to.
+        options: The options of the export.
         check: Whether it is read back.
-        loaded: Whether the model is in memory already.
+        loaded: Whether the model is already in memory.
 
     Raises:
         GymError: ``DISK_FULL``; ``TOO_LARGE`` for too little memory.

@@ -1,4 +1,4 @@
-"""Runs modules of this package in processes of their own, with their progress, and ends them with this one."""
+"""Child processes that run modules of this package, report progress, and end with their parent."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import SIGKILL
 
 Report = Callable[[str, int, int], None]
-"""``(stage, done, total)``: what a long piece of work is at. ``total`` is 0 where it is not known."""
+"""Gets ``(stage, done, total)``, the progress of a long operation. ``total`` is 0 if unknown."""
 _LAST_LINES = 20
 _LINE_CHARS = 2000
 _PIPE_BYTES = 1 << 16
 _FULL = re.compile(rf"(?:\[Errno|\(os error) ({errno.ENOSPC}|{errno.EDQUOT})[])]")
 """How errors of Python, and of libraries written in Rust, name the errno of a full disk."""
 _PR_SET_PDEATHSIG = 1
-"""``prctl``'s, from ``<sys/prctl.h>``."""
+"""``prctl``'s constant, from ``<sys/prctl.h>``."""
 
 
 def no_report(stage: str, done: int = 0, total: int = 0) -> None:
-    """Says nothing."""
+    """Ignore progress."""
 
 
 class ModuleProcess:
     """``python -m module`` in a process of its own, which gets one job.
 
     It is started before the job is known, so that it imports its libraries while this process does other work. It ends
-    with this process, however this one ends: the system ends it (Linux), or it sees its standard input closed. It
-    imports nothing from the working directory (``-P``), and calls no hub.
+    with this process in any case: the system kills it (Linux), or it sees its standard input closed. It
+    imports nothing from the working directory (``-P``), and does not access the Hub.
 
     Args:
-        module: Whose main code is ``with child_job() as (job, say): ...``.
-        libraries: Modules to import ahead of the job.
+        module: A module whose main code is ``with child_job() as (job, say): ...``.
+        libraries: Modules to import before the job arrives.
     """
 
     def __init__(self, module: str, libraries: Sequence[str] = ()) -> None:
@@ -59,7 +59,7 @@ class ModuleProcess:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            process_group=0,  # Ctrl-C at the terminal is this process's to answer
+            process_group=0,  # Ctrl-C at the terminal is handled by this process
         )
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._reader = threading.Thread(target=_keep_last, args=(self._child.stderr, self._last), daemon=True)
@@ -67,18 +67,18 @@ class ModuleProcess:
         self._send(list(libraries))
 
     def run(self, job: Mapping[str, Any], report: Report = no_report) -> tuple[int, list[str]]:
-        """Do the job and wait for its end.
+        """Run the job and wait for its end.
 
         Args:
-            job: JSON; what is to be done.
-            report: Gets the child's own ``say(stage, done, total)``.
+            job: The job, as JSON values.
+            report: Gets the child's progress.
 
         Returns:
-            The exit status, and the last lines of what the child wrote to its standard error.
+            The exit status, and the last lines of the child's standard error.
 
         Raises:
             OSError: If a full disk ended the child.
-            GymError: ``BUSY`` if want of memory did.
+            GymError: ``BUSY`` if a lack of memory did.
         """
         assert self._child.stdout is not None
         try:
@@ -92,7 +92,7 @@ class ModuleProcess:
         return status, list(self._last)
 
     def close(self) -> None:
-        """End the child if it still runs, and give back what it held."""
+        """End the child if it is still running, and free its resources."""
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
@@ -110,7 +110,7 @@ class ModuleProcess:
 
 
 class Processes:
-    """The child processes of one export; those that get no job end with the block."""
+    """The child processes of one export; unused ones end with the block."""
 
     def __init__(self) -> None:
         self._started: dict[str, ModuleProcess] = {}
@@ -123,7 +123,7 @@ class Processes:
             self._started.popitem()[1].close()
 
     def start(self, module: str, libraries: Sequence[str] = ()) -> None:
-        """Start ``python -m module`` ahead of its job, unless it waits for one; see ``ModuleProcess``."""
+        """Start ``python -m module`` before its job is known, unless one is waiting already; see ``ModuleProcess``."""
         if module not in self._started:
             self._started[module] = ModuleProcess(module, libraries)
 
@@ -133,10 +133,10 @@ class Processes:
 
 
 def _require_no_lack(module: str, status: int, last: list[str]) -> None:
-    """Refuse the end of a process that lacked memory or room on the disk.
+    """Raise an error if a process ended for lack of memory or disk space.
 
     Raises:
-        OSError: For a full disk, or a used-up quota.
+        OSError: For a full disk, or an exhausted quota.
         GymError: ``BUSY``.
     """
     if status == -SIGKILL or (status and any("MemoryError" in line for line in last[-1:])):
@@ -152,21 +152,21 @@ def _require_no_lack(module: str, status: int, last: list[str]) -> None:
 
 @contextmanager
 def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
-    """In the child: import the libraries, and give the job and what reports its progress.
+    """In the child: import the libraries, and yield the job and a function that reports its progress.
 
-    What is printed in the block goes to standard error.
+    Anything printed in the block goes to standard error.
     """
     _die_with_parent()
-    gc.disable()  # a quarter of the time of these imports, which leave no garbage
+    gc.disable()  # saves a quarter of the time of these imports, which leave no garbage
     for name in json.loads(_next_line()):
-        with suppress(ImportError):  # the job reports it, or does without
+        with suppress(ImportError):  # the job reports it, or works without
             import_module(name)
     gc.freeze()
     gc.enable()
     found: dict[str, Any] = json.loads(_next_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # libraries print as they like
+    os.dup2(2, 1)  # libraries may print to standard output
 
     def say(stage: str, done: int = 0, total: int = 0) -> None:
         own.write(json.dumps({"stage": stage, "done": done, "total": total}) + "\n")
@@ -176,14 +176,14 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
 
 
 def leave(status: int | None = 0) -> NoReturn:
-    """End a child whose job is done, without the second that Python takes to clear away torch."""
+    """Exit from a child whose job is done, without the second that Python takes to unload torch."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status or 0)
 
 
 def _next_line() -> bytes:
-    """Read one line of standard input, and no byte more: a buffer's lock would hang an end by an error."""
+    """Read one line of standard input, unbuffered: a buffer's lock would make an exit after an error hang."""
     with open(0, "rb", buffering=0, closefd=False) as raw:
         line = raw.readline()
     if not line.endswith(b"\n"):
@@ -192,7 +192,7 @@ def _next_line() -> bytes:
 
 
 def _die_with_parent() -> None:
-    """On Linux the system ends this process with its parent, also while a library computes and lets no thread run."""
+    """Let Linux kill this process with its parent, even while a library computes and lets no thread run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, SIGKILL)
 

@@ -1,10 +1,10 @@
-"""Quantises a model folder by auto-round; ``python -m gym_fed.export.few_bits.quantise`` is a process of its own.
+"""Quantise a model folder with auto-round, run as ``python -m gym_fed.export.quantise`` in a process of its own.
 
-auto-round imports for seconds, patches and prints as it likes. The job is ``{"folder", "out", "format", "bits",
+auto-round takes seconds to import, patches other libraries and prints. The job is ``{"folder", "out", "format", "bits",
 "group_size", "sym", "iters", "ids", "threads"}``.
 
-Cheng et al. 2024, "Optimize Weight Rounding via Signed Gradient Descent for the Quantization of LLMs" (SignRound) is
-what it does in ``iters`` steps a block; with none, weights are rounded to the nearest.
+With ``iters`` steps per block it implements Cheng et al. 2024, "Optimize Weight Rounding via Signed Gradient Descent
+for the Quantization of LLMs" (SignRound); with none, weights are rounded to the nearest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BATCH = 4
 
 
 def main() -> None:
-    """Do the job."""
+    """Run the job."""
     with child_job() as (job, say):
         say("loading auto-round", 0, 0)
         _quantise(job, say)
@@ -68,7 +68,7 @@ def _quantise(job: dict[str, Any], say: Report) -> None:
 
 
 def _bar(say: Report) -> Any:
-    """In place of tqdm's bar: the blocks that are done."""
+    """Return a replacement for tqdm's bar that reports finished blocks."""
 
     class Bar:
         def __init__(self, numbers: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -90,7 +90,7 @@ def _bar(say: Report) -> Any:
 
 
 def _drop_tied_head(file: Path) -> None:
-    """auto-round writes a head that is the embedding a second time."""
+    """Remove the copy of a tied head that auto-round writes."""
     from safetensors.torch import load_file, save_file
 
     if not json.loads(file.read_text(encoding="utf-8")).get("tie_word_embeddings"):

@@ -1,6 +1,6 @@
-"""Reads an export back in a process of its own, and writes down what it computes.
+"""Read an export back in a process of its own, and save its answers.
 
-``python -m gym_fed.export.read_back`` is what ``checking.py`` starts. The format's own library reads, not this
+``checking.py`` starts it as ``python -m gym_fed.export.read_back``. The format's own library reads the export, not this
 project's loaders. The job, a line of standard input, names the file for the answer.
 """
 
@@ -13,7 +13,7 @@ from gym_fed.export.readers.reading import answers
 
 
 def main() -> None:
-    """Do the job: ``{"parts", "prompts", "passage", "threads", "answer", "tokens"}``."""
+    """Run the job: ``{"parts", "prompts", "passage", "threads", "answer", "tokens"}``."""
     with child_job() as (job, say):
         import torch
         from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""Exports a model: written, read back in a fresh process, compared, and recorded in ``export.json``."""
+"""Export a model: write it, read it back in a fresh process, compare, and record the result in ``export.json``."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ from gym_fed.version import __version__
 
 
 def require_new(path: Path, chosen: ExportFormat) -> None:
-    """Refuse a name that something has, a link that leads nowhere included, and one below a file; likewise the names
-    of what ``chosen`` writes beside a file.
+    """Refuse a path that exists (dangling links included) or lies below a file, and the paths of files next to it.
 
     Raises:
         GymError: ``FILE_EXISTS``.
@@ -53,21 +52,21 @@ def require_new(path: Path, chosen: ExportFormat) -> None:
 def export(
     source: Source, format: str | None, path: Path, options: Options, *, check: bool = True
 ) -> dict[str, Any]:
-    """Write ``source`` to the new file or folder ``path``.
+    """Export ``source`` to the new file or folder ``path``.
 
     Args:
         source: See ``open_source``.
         format: A member of ``EXPORT_FORMATS``; None: by the suffix of ``path``.
-        path: Nothing is overwritten.
-        options: How it is written.
+        path: The path to write to; nothing is overwritten.
+        options: The options of the export.
         check: Read it back in a fresh process and compare.
 
     Returns:
-        What ``export.json`` holds.
+        The contents of ``export.json``.
 
     Raises:
-        GymError: ``FILE_EXISTS``, also when another export took the name meanwhile; ``USAGE`` for a format that cannot
-            hold the model; ``EXPORT_DIFFERS`` where what was written computes something else, and ``DISK_FULL``; then
+        GymError: ``FILE_EXISTS``, also if another export took the name meanwhile; ``USAGE`` for a format that cannot
+            hold the model; ``EXPORT_DIFFERS`` if the export computes something else, and ``DISK_FULL``; then
             nothing is left.
     """
     chosen, options = settled(format, path, options)
@@ -133,7 +132,7 @@ def _export(
 
 
 def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, Any]:
-    """What is known before anything is written."""
+    """Return the entries of the record that are known before anything is written."""
     from gym_fed.delta.base import tensors_digest
 
     options.report("hashing the source", 0, 0)
@@ -150,7 +149,7 @@ def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, 
 def _note_kept(
     record: dict[str, Any], share: float, stored_as: str | None, chosen: ExportFormat, options: Options
 ) -> None:
-    """Record how much of the delta is left, and what keeps more where that is little."""
+    """Record how much of the delta is left, with a note on what keeps more if that is little."""
     name = stored_as or chosen.quantization(options)
     of = "delta" if stored_as else "delta's effect on the logits"
     record["kept"] = {"share": share, "of": of, "stored_as": name}
@@ -165,14 +164,14 @@ def _note_kept(
 
 
 def _versions(modules: tuple[str, ...]) -> dict[str, str]:
-    """Versions of the packages of these modules, which are called alike."""
+    """Return the versions of packages that are named like these modules."""
     found = {}
     for module in modules:
         name = module.replace("_", "-")
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            continue  # a module of another name than its package's
+            continue  # a module with another name than its package
     return found
 
 
@@ -194,7 +193,7 @@ def _require_licences(source: Source, folder: Path) -> None:
 def _written_beside(
     chosen: ExportFormat, source: Source, path: Path, record: dict[str, Any], card: str
 ) -> AbstractContextManager[None]:
-    """See ``written_beside``: a file's record, its card, and the licences of the model in it, as ``NAME.LICENSE``."""
+    """Write a file's record, card, and licences (as ``NAME.LICENSE``); see ``written_beside``."""
     found = licences_of(source) if chosen.merges else {}
     texts = {beside(path, name).name: file.read_bytes() for name, file in found.items()}
     texts[beside(path, CARD_BESIDE).name] = card.encode("utf-8")
@@ -213,24 +212,24 @@ def _files(part: Path) -> list[Path]:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file, by its path in the folder."""
+    """Return the SHA-256 of every file, by its path in the folder."""
     return {str(file.relative_to(folder)): file_sha256(file) for file in _files(folder)}
 
 
 RECORD = "export.json"
 CARD_BESIDE = "card.md"
-"""The model card's name beside a file, after the file's own name."""
+"""The name of the model card next to a file, after the file's own name."""
 
 
 def beside(path: Path, name: str) -> Path:
-    """Where ``name`` of the file ``path`` lies."""
+    """Return the path of a file that accompanies ``path``."""
     return path.with_name(f"{path.name}.{name}")
 
 
 def require_none_beside(path: Path, *, licences: bool) -> None:
-    """Refuse a new file ``path`` beside which a record lies, or a licence where it has some.
+    """Refuse a new file ``path`` if there is a record for it, or a licence if it has some.
 
-    A record without its file, which a killed export left, is no hindrance, nor are the licences whose sha256 it holds.
+    A record without its file, left by a killed export, is ignored, as are licences whose SHA-256 it contains.
 
     Raises:
         GymError: ``FILE_EXISTS`` naming the first one.
@@ -252,19 +251,19 @@ def require_none_beside(path: Path, *, licences: bool) -> None:
 
 @contextmanager
 def written_beside(path: Path, files: Mapping[str, bytes], sha256: str, *, licences: bool) -> Iterator[None]:
-    """Write ``files`` by their names, the record first; the file ``path`` comes when the block ends.
+    """Write ``files`` by their names, the record first; ``path`` must exist when the block ends.
 
-    They are removed where it does not come. Exports into one folder go through here one at a time, so that a record is
-    of the file that is there.
+    Otherwise they are removed. Exports into one folder are serialised here, so that a record always belongs
+    to the file that is there.
 
     Args:
         path: The new file.
-        files: What lies beside it.
+        files: The contents of its accompanying files.
         sha256: The SHA-256 of the new file.
         licences: See ``require_none_beside``.
 
     Raises:
-        GymError: ``FILE_EXISTS`` when something else took a name meanwhile; ``DISK_FULL``.
+        GymError: ``FILE_EXISTS`` if a name was taken meanwhile; ``DISK_FULL``.
     """
     with _one_at_a_time(path.parent):
         if os.path.lexists(path):
@@ -284,10 +283,10 @@ def written_beside(path: Path, files: Mapping[str, bytes], sha256: str, *, licen
 
 
 def _left(record: Path, path: Path) -> Mapping[str, str]:
-    """sha256 by name of what a record without its file says of it and of its licences; empty for anything else."""
+    """Return the SHA-256 by name from a record without its file; empty for anything else."""
     files: object = None
     if _is_plain(record) and not os.path.lexists(path):
-        with suppress(OSError, GymError):  # no record of ours, and refused as such
+        with suppress(OSError, GymError):  # not a record of ours, and refused as such
             files = read_object(record).get("files")
     return files if isinstance(files, dict) and path.name in files else {}
 

@@ -1,4 +1,4 @@
-"""What is exported: a model in memory with what stands beside it, whatever it was named by."""
+"""The source of an export: a model in memory with everything that accompanies it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gym_fed.core.text import readable_bytes
 from gym_fed.delta.kept import LEAST_KEPT, mapped_base, share_kept
 
 TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
-"""Texts of licences and notices, which go with every copy of a model."""
+"""Texts of licences and notices, which are copied with every model."""
 _MOST_LICENCE = 16 << 20
-"""Bytes of one; they are read whole."""
+"""Most bytes of one such file, which is read whole."""
 
 
 @dataclass
@@ -41,18 +41,18 @@ class Source:
     """A model to be exported.
 
     Attributes:
-        name: What it was named by.
+        name: The name that the user gave.
         model: A ``transformers`` model, or a PEFT model around one whose base has ``below`` merged in.
-        tokenizer: Goes with it; a processor for a model that reads images.
-        base: Name or folder of the base; None where the model is no tuned one.
-        below: Adapters in the base's weights.
-        folders: Where files that travel with the model are looked for, the nearest first.
-        dtype: Type in which the base is on disk.
+        tokenizer: The tokenizer; a processor for a model that reads images.
+        base: The name or folder of the base; None if the model is not tuned.
+        below: The adapters merged into the base's weights.
+        folders: Folders with files that accompany the model, nearest first.
+        dtype: The dtype of the base on disk.
         base_changed: Whether the base in memory has other rotary positions than on disk.
-        read_base: Reads the base again, without what was trained.
-        delta: The ``.gymdelta`` that was added to the weights; then the base in memory had ``below`` merged in.
-        owned: Whether nobody else uses the model, so that merging and rounding may use it up.
-        found: What formats have computed of this source and need again.
+        read_base: Loads the base again, without what was trained.
+        delta: The ``.gymdelta`` that was added to the weights; the base in memory then had ``below`` merged in.
+        owned: Whether nobody else uses the model, so that merging and rounding may modify it.
+        found: Results that formats have computed and need again.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Source:
 
     @property
     def shown_name(self) -> str:
-        """What files that are given away call it: no folder."""
+        """The model's name in published files: without a folder."""
         return _without_folders(self.name)
 
     @property
     def shown_base(self) -> str | None:
-        """Likewise the base; None where there is none."""
+        """The base's name in published files; None if there is none."""
         return None if self.base is None else _without_folders(self.base)
 
     @property
@@ -85,9 +85,9 @@ class Source:
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
-        """The model with everything in its weights; ``model`` stays as it is, or becomes this where it is owned.
+        """Return the model with everything in its weights; ``model`` is unchanged, or becomes this if it is owned.
 
-        An adapter is merged in float32: a sum in 16 bits would round most of it away.
+        An adapter is merged in float32, since a sum in 16 bits would round most of it away.
         """
         if self._merged is None and self.adapted:
             model = self.model if self.owned else copy.deepcopy(self.model)
@@ -96,7 +96,7 @@ class Source:
         return self.model if self._merged is None else self._merged
 
     def kept(self, dtype: str) -> float | None:
-        """The share of the delta that is left in a dtype (``gym_fed.delta.kept``); None without a known base."""
+        """Return the share of the delta that a dtype keeps (``gym_fed.delta.kept``); None without a known base."""
         key = f"kept.{dtype}"
         if key not in self.found:
             self.found[key] = self._share(dtype)
@@ -104,7 +104,7 @@ class Source:
         return share
 
     def precise_dtype(self) -> str:
-        """The dtype to write by default: that of the base if it keeps the delta, otherwise float32."""
+        """Return the default dtype: that of the base if it keeps the delta, otherwise float32."""
         share = self.kept(self.dtype)
         return self.dtype if share is None or share >= LEAST_KEPT else "float32"
 
@@ -119,12 +119,12 @@ class Source:
         return share_kept(found or model_tensors(self.read_base()), tuned, dtype)
 
     def forget(self) -> None:
-        """Give back the memory of ``whole``, and of the model where it is owned."""
+        """Free the memory of ``whole``, and of the model if it is owned."""
         self._merged = None
         self.model = None if self.owned else self.model
 
     def write_beside(self, folder: Path) -> None:
-        """Tokenizer (or processor), chat template, and the licence of the base; the last that is written there."""
+        """Write tokenizer (or processor), chat template, and the licences; called last."""
         self.tokenizer.save_pretrained(str(folder))
         _name_no_code(folder)
         for name, file in licences_of(self).items():
@@ -133,7 +133,7 @@ class Source:
 
 
 def cast(model: Any, dtype: str) -> Any:
-    """The model itself, with its weights in another type. Rotary frequencies are never saved, and stay."""
+    """Convert the model's weights in place. Rotary frequencies are never saved, and stay."""
     import torch
 
     for value in model.state_dict(keep_vars=True).values():
@@ -143,7 +143,7 @@ def cast(model: Any, dtype: str) -> Any:
 
 
 def _without_folders(name: str) -> str:
-    """``model_name``, of ``BASE:VARIANT`` for its base, and the last part of a path that is not on this machine."""
+    """Return ``model_name`` without folders, also for ``BASE:VARIANT`` and for a path that does not exist."""
     base, colon, variant = name.rpartition(":")
     if colon and "/" not in variant and not Path(name).exists():
         return f"{_without_folders(base)}:{variant}"
@@ -152,8 +152,9 @@ def _without_folders(name: str) -> str:
 
 
 def _name_no_code(folder: Path) -> None:
-    """Take out of the configs where Python files of the source lie: none of them travels, and programs that trust what
-    they load (llama.cpp's converter among them) would run them from there."""
+    """Remove references to the source's Python files from the configs.
+
+    The files are not copied, and programs that trust what they load (such as llama.cpp's converter) would run them."""
     for file in folder.glob("*config.json"):
         values = read_object(file)
         if not values.keys().isdisjoint(CODE_KEYS):
@@ -162,10 +163,10 @@ def _name_no_code(folder: Path) -> None:
 
 
 def licences_of(source: Source) -> dict[str, Path]:
-    """Licences and notices of a model by their names; of two with one name the nearer one.
+    """Return licences and notices of a model by name; of two with the same name, the nearer one.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a file of more than ``_MOST_LICENCE`` bytes, which is none.
+        GymError: ``MODEL_INVALID`` for a file larger than ``_MOST_LICENCE``, which cannot be a licence.
     """
     found: dict[str, Path] = {}
     for pattern in TRAVELS:
@@ -190,12 +191,12 @@ def open_source(
     variant: str | None = None,
     variants: Path | None = None,
 ) -> Source:
-    """The model called ``name`` with ``adapters`` on it and its delta added, in float32.
+    """Open the model called ``name`` in float32, with ``adapters`` and its delta applied.
 
     Args:
         name: gym-nano, a model folder, the folder of a run or an adapter, or a name in the local cache;
             ``BASE:VARIANT`` or a ``.gymdelta`` as well.
-        adapters: PEFT folders, put on in this order, below a delta.
+        adapters: PEFT folders, applied in this order, below a delta.
         base: The base of a ``.gymdelta`` or an adapter; None for the one that it names.
         variant: A variant of the folder ``variants``, on ``name``.
         variants: See ``gym_fed.serving.store.naming.variants_folder``.
@@ -269,7 +270,7 @@ def _changes_base(chain: Sequence[Adapter]) -> bool:
 
 
 def stored_dtype(home: Path) -> str:
-    """The type that a model folder says its weights have; if its config does not, that of its first tensor."""
+    """Return the dtype of a model folder's weights from its config, or else from its first tensor."""
     values = read_object(home / "config.json")
     found = values.get("dtype") or values.get("torch_dtype") or _dtype_of_weights(home)
     return found if found in DTYPES else "float32"
@@ -295,7 +296,7 @@ def _load(name: str) -> tuple[Any, Any]:
 
 
 def _template_of(chain: Sequence[Adapter], tokenizer: Any) -> Any:
-    """The base's tokenizer with the chat template that the last adapter was trained with."""
+    """Return the base's tokenizer with the chat template that the last adapter was trained with."""
     for adapter in reversed(chain):
         file = adapter.folder / "chat_template.jinja"
         if file.is_file():

@@ -1,7 +1,7 @@
-"""What of a model is pushed: its files, what they are, the base that they need. Nothing else of a folder leaves.
+"""The contents of a pushed version: which files of a model are published, and the base that they need.
 
-From a folder go weights in safetensors, settings, tokenizer, chat template and licence; never logs, checkpoints,
-pickles, code, or the run's own records, which hold paths. What is left out is named.
+A folder contributes weights in safetensors, settings, tokenizer, chat template and licence; never logs, checkpoints,
+pickles, code, or the run's own records, which contain paths. Files that are left out are named.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
 
 @dataclass
 class Contents:
-    """What goes into a version.
+    """The contents of a version.
 
     Attributes:
         kind: ``weights``, ``adapter`` or ``delta``.
-        files: Local file by its path in the model.
+        files: Local files by their path in the model.
         base: The base of an adapter or a delta.
         digest: See ``ModelManifest.digest``.
-        folder: Where records of the run lie, if any.
-        left_out: Names of files of the folder that stay here.
+        folder: The folder with records of the run, if any.
+        left_out: Names of files in the folder that are not published.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Contents:
 
     @property
     def identities(self) -> list[tuple[str, str]]:
-        """Digests of model and delta that records of its evaluations may name; none where they cannot be known."""
+        """Return digests of model and delta that records of its evaluations may name; empty if they cannot be known."""
         found = [] if self.digest is None else [(self.digest, NO_DELTA)]
         if self.kind == "delta" and self.base is not None and self.base.digest is not None:
             found.append((self.base.digest, file_sha256(self.files[DELTA_FILE])))
@@ -61,15 +61,16 @@ class Contents:
 
 
 def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
-    """What of ``path`` is pushed.
+    """Collect the contents of a version.
 
     Args:
         path: The folder of a model, of a run or of an adapter, or a ``.gymdelta``.
-        scratch: An empty folder for files that are not pushed as they are.
-        base: The base of an adapter or a delta, where it cannot be found by the name that they give.
+        scratch: An empty folder for files that are changed before they are pushed.
+        base: The base of an adapter or a delta, if it cannot be found by the name in it.
 
     Raises:
-        GymError: ``USAGE`` for what is no model; ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH`` or
+        GymError: ``USAGE`` for something that is not a model; ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH``
+        or
             ``MODEL_NOT_FOUND`` for one that cannot be used.
     """
     if path.is_file() and path.suffix == ".gymdelta":
@@ -139,7 +140,7 @@ def _delta(file: Path, base: str | None) -> Contents:
 
 
 def base_model(named: str, digest: str) -> LoadedModel:
-    """The base called ``named``, loaded, with its digest checked.
+    """Load the base called ``named``, and check its digest.
 
     Raises:
         GymError: ``BASE_MISMATCH``, or as ``load_model``.
@@ -158,7 +159,7 @@ def base_model(named: str, digest: str) -> LoadedModel:
 
 
 def described_base(named: str) -> BaseUsed:
-    """A base by name, with digest and licence where it is on this machine."""
+    """Describe a base by name, with digest and licence if it is on this machine."""
     from gym_fed.base.models import folder_here
     from gym_fed.delta.base import tensors_digest
 
@@ -170,7 +171,7 @@ def described_base(named: str) -> BaseUsed:
 
 
 def _digest(folder: Path) -> str | None:
-    """Of a language model; None for a reward model, one that reads images, and one in few bits."""
+    """Return the digest of a language model; None for reward models, vision models, and quantised ones."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
 
     from gym_fed.delta.base import tensors_digest
@@ -184,7 +185,7 @@ def _digest(folder: Path) -> str | None:
 
 
 def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]]:
-    """The files of a folder that travel, and the names of those that do not."""
+    """Return the files of a folder to publish, and the names of the others."""
     found: dict[str, Path] = {}
     left_out = []
     for file in _walk(folder):
@@ -205,7 +206,7 @@ def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Visible files at the top, and of chat templates; folders of checkpoints are not looked into."""
+    """Yield visible files at the top, and of chat templates; checkpoints are skipped."""
     for file in sorted(folder.iterdir()):
         if file.name.startswith("."):
             continue
@@ -216,7 +217,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _without_a_path(file: Path, copy: Path, base: str | None) -> Path:
-    """An ``adapter_config.json`` that names its base by a name of the Hub, or by a folder's own name."""
+    """Copy an ``adapter_config.json``, with its base named by a name of the Hub, or by a folder's own name."""
     values: dict[str, Any] = read_object(file)
     named = values.get("base_model_name_or_path")
     given = base if base is not None and is_hub_name(base) else None
@@ -233,10 +234,10 @@ def _is_place(named: str) -> bool:
 
 
 def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
-    """A model in memory, written to ``folder``.
+    """Save a model in memory to ``folder``.
 
     Raises:
-        GymError: ``USAGE`` for something without ``save_pretrained``.
+        GymError: ``USAGE`` for an object without ``save_pretrained``.
     """
     tokenizer = tokenizer or getattr(model, "tokenizer", None)
     weights = model if hasattr(model, "save_pretrained") else getattr(model, "model", None)
@@ -255,29 +256,29 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
 
 
 def product_free(delta: DeltaFile) -> bool:
-    """Return whether decoding multiplies no factors: then every machine gets the same bits."""
+    """Return whether decoding multiplies no factors, so that every machine computes the same bits."""
     from gym_quant import get_codec
 
     return all(get_codec(one.codec).rank(one.params) is None for one in delta.manifest.tensors)
 
 
 def added(base: LoadedModel, delta: DeltaFile) -> str:
-    """Add a delta to its base in memory, and give the digest of the sum."""
+    """Add a delta to its base in memory, and return the digest of the sum."""
     apply_delta(base.model, delta)
     return tensors_digest(base.model)
 
 
 def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> None:
-    """Write the model that ``base`` and the delta ``file`` make into ``folder``, beside what is there.
+    """Rebuild the model of ``base`` and the delta ``file``, check its digest, and write it to ``folder``.
 
     Args:
-        base: Loaded, its digest checked; it is changed in place.
+        base: The loaded base, its digest checked; modified in place.
         file: A ``.gymdelta``.
-        digest: What the sum's must be; None where machines differ in it.
-        folder: Exists.
+        digest: The digest of the sum; None if machines differ in it.
+        folder: An existing folder.
 
     Raises:
-        GymError: ``DELTA_INVALID``, ``BASE_MISMATCH``; ``HASH_MISMATCH`` for another sum than was signed.
+        GymError: ``DELTA_INVALID``, ``BASE_MISMATCH``; ``HASH_MISMATCH`` if the sum is not the signed one.
     """
     spec = BaseSpec.of(base.model, model_name(base.name))
     with DeltaFile.open(file, spec) as delta:

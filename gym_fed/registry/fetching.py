@@ -1,7 +1,7 @@
-"""Fetches a version into a folder: whole or not at all; a pull that was killed goes on where it stopped.
+"""Fetching of a version into a folder, atomically; a killed pull resumes where it stopped.
 
-The files come into a hidden folder beside the one that was asked for, which takes its name at the end. Every byte is
-hashed; nothing is read as a model before.
+Files are written to a hidden folder next to the requested one, and renamed at the end. Every byte is hashed before
+anything is read as a model.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from gym_fed.data.objects import Objects
 from gym_fed.registry.manifest import ModelFile, ModelVersion
 
 RECORD = ".gym-model.json"
-"""In a pulled folder: the signed manifest as it was on the store."""
+"""The file in a pulled folder with the signed manifest as it was on the store."""
 MADE = ".gym-made.json"
-"""In a pulled folder: sha256 of each file that was made here, such as the weights of a delta's model."""
+"""The file in a pulled folder with the SHA-256 of each file made here, such as rebuilt weights."""
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What a pull came to.
+    """The result of a pull.
 
     Attributes:
         found: The version.
-        folder: Where it is.
-        fetched: Whether anything was; False for one that was here.
-        base: Folder or name of the base that it was rebuilt from, or that goes with an adapter; None without one, and
+        folder: The folder with its files.
+        fetched: Whether anything was fetched; False if it was already here.
+        base: The folder or name of the base that it was rebuilt from, or that its adapter needs; None without one, and
             for one that is not on this machine.
     """
 
@@ -48,7 +48,7 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of a version that is not what was signed."""
+    """A file of a version that differs from what was signed."""
 
     path: str
     problem: str
@@ -57,14 +57,14 @@ class Damage:
 def fetch(
     objects: Objects, found: ModelVersion, record: bytes, folder: Path, finish: Callable[[Path], None]
 ) -> bool:
-    """Have a version's files in ``folder``.
+    """Fetch a version's files into ``folder``.
 
     Args:
         objects: The store.
-        found: What to fetch.
+        found: The version to fetch.
         record: The bytes of its signed manifest.
-        folder: Must not exist, or be what an earlier pull of this version left.
-        finish: Is given the hidden folder with all files, before it takes its name: rebuilds a model.
+        folder: Must not exist, or be left from an earlier pull of this version.
+        finish: Called with the hidden folder with all files, before it is renamed: rebuilds a model.
 
     Returns:
         Whether anything was fetched.
@@ -96,7 +96,7 @@ def fetch(
 
 
 def _is_there(part: Path, file: ModelFile) -> bool:
-    """Return whether an earlier try has fetched this file wholly; another content is removed."""
+    """Return whether an earlier attempt has fetched this file completely; other contents are removed."""
     target = part / file.path
     if not os.path.lexists(target):
         return False
@@ -107,7 +107,7 @@ def _is_there(part: Path, file: ModelFile) -> bool:
 
 
 def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
-    """Return whether a folder is a whole pull of this version."""
+    """Check that a folder is a complete pull of this version."""
     kept = folder / RECORD
     if not kept.is_file() or kept.read_bytes() != record:
         raise GymError(
@@ -129,7 +129,7 @@ def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
 
 
 def _made(found: ModelVersion, part: Path) -> dict[str, str]:
-    """What is in the folder and not in the manifest, by sha256."""
+    """Return the SHA-256 of files in the folder that are not in the manifest."""
     listed = {file.path for file in found.manifest.files} | {RECORD, MADE}
     here = {file.relative_to(part).as_posix(): file for file in part.rglob("*") if file.is_file()}
     return {path: file_sha256(file) for path, file in sorted(here.items()) if path not in listed}
@@ -142,12 +142,12 @@ def _require_room(part: Path, num_bytes: int) -> None:
 
 @contextmanager
 def _alone(part: Path) -> Iterator[None]:
-    """Hold the hidden folder against other pulls; the lock ends with the process, however that ends."""
+    """Lock the hidden folder against other pulls; the lock ends with the process in any case."""
     while True:
         part.mkdir(exist_ok=True)
         with lockable_folder(part) as descriptor:
             lock(descriptor, wait=True)
             if not is_still_there(descriptor, part):
-                continue  # the one before has given it its name
+                continue  # the previous pull has renamed it
             yield
             return

@@ -1,6 +1,6 @@
-"""Writes a model as a repository of the Hub has it: weights or adapter, tokenizer, card, licence, `.eval_results`.
+"""Write a model as a repository of the Hub: weights or adapter, tokenizer, card, licence, `.eval_results`.
 
-A delta is written as the weights that it makes of its base, since nothing on the Hub reads a delta; `as_is` leaves it.
+A delta is written as the weights that it makes of its base, since nothing on the Hub reads a delta, unless `as_is`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class HubFolder:
     """A folder that is ready to be uploaded.
 
     Attributes:
-        folder: Where it is.
+        folder: The folder.
         manifest: The manifest of the model; its number, sizes and digests count for a version of a registry only.
-        problems: What a person should look at before it is public, a sentence each.
+        problems: What a person should check before publishing, a sentence each.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class HubFolder:
 
     @property
     def files(self) -> list[str]:
-        """Paths in the folder, sorted."""
+        """The paths in the folder, sorted."""
         found = (path for path in self.folder.rglob("*") if path.is_file())
         return sorted(path.relative_to(self.folder).as_posix() for path in found)
 
@@ -63,10 +63,10 @@ def hub_folder_of_model(
     """Write a model of this machine.
 
     Args:
-        name: For the card's title; as for ``ModelRegistry.push``.
+        name: The title of the card; as for ``ModelRegistry.push``.
         model: As for ``ModelRegistry.push``.
         folder: Must not exist, or be empty.
-        stated: By a person.
+        stated: Facts stated by a person.
         as_is: Leave a delta as a ``.gymdelta``.
         note: Gets the names of files that are left out.
 
@@ -124,7 +124,7 @@ def _written(manifest: ModelManifest, files: Mapping[str, Path], target: Path, b
 
 
 def _problems(manifest: ModelManifest) -> list[str]:
-    """What the Hub's readers of the folder would trip over."""
+    """Return problems that readers of the folder on the Hub would have."""
     if manifest.kind != "adapter" or manifest.base is None or is_name_of_the_hub(manifest.base.name):
         return []
     return [
@@ -146,12 +146,12 @@ FOLDER = ".eval_results"
 
 
 def hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
-    """YAML by the file's path, one file for each record with a task whose data set the Hub has.
+    """Return YAML by file path, one file for each record with a task whose data set is on the Hub.
 
-    Figures whose number of examples in the prompt is not stated are left out: they could be compared with none.
+    Figures without a stated number of examples in the prompt are left out, since they cannot be compared.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for tasks of the harness where it is not installed.
+        GymError: ``MISSING_DEPENDENCY`` for tasks of the harness if it is not installed.
     """
     found = {}
     for record in dict.fromkeys(figure.record for figure in figures):
@@ -165,7 +165,7 @@ def hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
 
 
 def hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
-    """Where the Hub has the rows of those tasks that are not ours."""
+    """Return the data sets on the Hub of those tasks that are not ours."""
     found, wanted = {}, list(tasks)
     for name, entry in listing().tasks.items():
         hub = None if entry.dataset is None else listing().datasets[entry.dataset].hub

@@ -1,4 +1,4 @@
-"""Uploads a folder to the Hub as a model repository, by huggingface_hub's client and login; errors in our words."""
+"""Upload a folder to the Hub as a model repository, with huggingface_hub's client and login."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CODES = {401: ErrorCode.UNAUTHENTICATED, 403: ErrorCode.PERMISSION_DENIED}
 
 
 def require_upload(repo: str, folder: Path) -> None:
-    """Refuse an upload that cannot be, before anything is written.
+    """Refuse an impossible upload before anything is written.
 
     Raises:
-        GymError: ``USAGE`` for no name of a repository; ``UNAVAILABLE`` where ``HF_HUB_OFFLINE`` is set;
+        GymError: ``USAGE`` for an invalid name; ``UNAVAILABLE`` if ``HF_HUB_OFFLINE`` is set;
             ``UNAUTHENTICATED`` without a token.
     """
     from huggingface_hub import constants, get_token
@@ -48,20 +48,20 @@ def require_upload(repo: str, folder: Path) -> None:
 
 
 def upload(folder: Path, repo: str, *, public: bool = False) -> str:
-    """Upload all files of a folder in one commit; a repository that is not there is made.
+    """Upload all files of a folder in one commit; a missing repository is created.
 
-    What the Hub has is not sent again. The Hub checks the card before it takes the commit.
+    Files that the Hub has are not sent again. The Hub checks the card before it accepts the commit.
 
     Args:
-        folder: As ``hub_folder_of_model`` writes it.
+        folder: A folder of ``hub_folder_of_model``.
         repo: ``OWNER/NAME``.
         public: Create a public repository; by default only its owner sees it.
 
     Returns:
-        The commit's address.
+        The address of the commit.
 
     Raises:
-        GymError: As ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token that may not write;
+        GymError: As ``require_upload``; ``PERMISSION_DENIED`` or ``UNAUTHENTICATED`` for a token without write access;
             ``DATA_INVALID`` for a card that the Hub refuses; ``UNAVAILABLE``.
     """
     from huggingface_hub import HfApi
@@ -95,7 +95,7 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
             f"{repo}: {endpoint()} answers with status {status}: {_line(refused)}",
             f"{login}{again}",
         ) from error
-    except ValueError as error:  # the Hub's word on the card
+    except ValueError as error:  # the Hub's message about the card
         raise GymError(ErrorCode.DATA_INVALID, f"{folder}: {_line(error)}", again) from error
     except (httpx2.RequestError, httpx2.InvalidURL, OSError) as error:
         raise GymError(
@@ -104,7 +104,7 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
 
 
 def _refusal(error: BaseException | None) -> HfHubHTTPError | None:
-    """What the Hub answered; huggingface_hub wraps it where a large file was sent."""
+    """Return the Hub's response; huggingface_hub wraps it for large files."""
     from huggingface_hub.errors import HfHubHTTPError
 
     while error is not None and not isinstance(error, HfHubHTTPError):

@@ -1,7 +1,7 @@
-"""What a version of a model says of itself, and who signed it: all that a pull believes, parsed from foreign bytes.
+"""Manifests of model versions and tags, their signatures, and their strict parsing from untrusted bytes.
 
-A version is one JSON file of three keys: ``manifest``, ``public_key`` and ``signature``. Signed is the canonical JSON
-of ``manifest``, exactly as it stands in the file.
+A version is one JSON file with three keys: ``manifest``, ``public_key`` and ``signature``. The signature is of the
+canonical JSON of ``manifest``, exactly as it is in the file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ModelFile(StrictModel):
     """One file of a model."""
 
     path: str
-    """From the model's folder, with ``/``; of weights, settings, tokenizer, licence, card or evaluation."""
+    """The path in the model's folder, with ``/``: weights, settings, tokenizer, licence, card or evaluation."""
     sha256: Sha256
     num_bytes: int = Field(ge=0, le=MAX_FILE_BYTES)
 
@@ -68,11 +68,11 @@ class BaseUsed(StrictModel):
     """The model that an adapter or a delta belongs to."""
 
     name: Line
-    """As its owner calls it: gym-nano, a name of the Hub, or of this registry."""
+    """The name that its owner uses: gym-nano, a name of the Hub, or of this registry."""
     digest: ModelDigest | None = None
-    """Of its tensors in float32; None where the base was not at hand."""
+    """The digest of its tensors in float32; None if the base was not available."""
     version: str | None = Field(default=None, max_length=160)
-    """``name@version`` in the same registry, where it is there."""
+    """``name@version`` in the same registry, if it is there."""
     licence: Line = NOT_STATED
 
 
@@ -81,10 +81,10 @@ class DataUsed(StrictModel):
 
     name: Line
     licence: Line | None = None
-    """SPDX identifier; None where it is not stated."""
+    """The SPDX identifier; None if it is not stated."""
     sha256: Sha256 | None = None
     hub: Line | None = None
-    """Its name on the Hugging Face Hub, where it is from there."""
+    """The name on the Hugging Face Hub, if the rows are from there."""
 
 
 class Parent(StrictModel):
@@ -93,23 +93,23 @@ class Parent(StrictModel):
     version: str = Field(max_length=160)
     """``name@version``."""
     sha256: Sha256
-    """Digest of its manifest."""
+    """The digest of its manifest."""
 
 
 class Lineage(StrictModel):
-    """Where a model comes from, as far as its records say."""
+    """The origin of a model, as far as its records say."""
 
     parents: list[Parent] = Field(default_factory=list, max_length=64)
     global_version: ModelDigest | None = None
-    """Digest of the global version of a hub that it is, or was made from."""
+    """The digest of the hub's global version that it is, or was made from."""
     soups: list[ModelDigest] = Field(default_factory=list, max_length=4096)
     """Digests of the soups in it, oldest first."""
     data: list[DataUsed] = Field(default_factory=list, max_length=256)
     data_sha256: Sha256 | None = None
-    """Of all rows together, as the run recorded them."""
+    """The digest of all rows together, as the run recorded it."""
     config_sha256: Sha256 | None = None
     method: Line = ""
-    """Algorithm and tuning method of the run."""
+    """The algorithm and tuning method of the run."""
 
 
 class ModelManifest(StrictModel):
@@ -120,8 +120,11 @@ class ModelManifest(StrictModel):
     version: int = Field(ge=1, lt=_NUMBERS_END)
     kind: Kind
     digest: ModelDigest | None = None
-    """Of the tensors in float32 that the version stands for, a delta added to its base; None for what no model of text
-    is, for adapters, and for deltas of factors, whose product differs in its last bits between machines."""
+    """The digest of the tensors in float32 that the version represents, with a delta added to its base.
+
+    None for models that are not text models, for adapters, and for deltas of factors, whose product differs in its last
+    bits between machines.
+    """
     licence: Line
     description: str = Field(max_length=2000)
     base: BaseUsed | None = None
@@ -156,26 +159,26 @@ class ModelManifest(StrictModel):
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.num_bytes for file in self.files)
 
     def same_content(self, other: ModelManifest) -> bool:
-        """Return whether the two differ in number and time alone."""
+        """Return whether the two differ only in number and time."""
         skipped = {"version", "created_at"}
         return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
 
 
 class TagMove(StrictModel):
-    """A tag was put on a version, or taken away. The newest move counts; all are kept."""
+    """The setting or removal of a tag. The newest move counts; all are kept."""
 
     format: Literal["gym-model-tag-1"] = "gym-model-tag-1"
     name: str = Field(max_length=160)
     tag: str = Field(max_length=64)
     number: int = Field(ge=1, lt=_NUMBERS_END)
     version: int | None = Field(default=None, ge=1, lt=_NUMBERS_END)
-    """None: the tag was taken away."""
+    """None: the tag was removed."""
     manifest_sha256: Sha256 | None = None
-    """Digest of the version's manifest."""
+    """The digest of the version's manifest."""
     created_at: Seconds
 
 
@@ -184,13 +187,13 @@ SignedT = TypeVar("SignedT", ModelManifest, TagMove)
 
 @dataclass(frozen=True)
 class Signer:
-    """Whose key signed."""
+    """The owner of the key that signed."""
 
     public_key: bytes
 
     @property
     def fingerprint(self) -> str:
-        """``sha256:<hex>`` of the public key."""
+        """The fingerprint of the public key, ``sha256:<hex>``."""
         return f"sha256:{hashlib.sha256(self.public_key).hexdigest()}"
 
     @property
@@ -204,9 +207,9 @@ class ModelVersion:
     """A version whose signature was checked.
 
     Attributes:
-        manifest: What it says.
-        signer: Whose key signed it. Whether that key is trusted is another question.
-        sha256: Digest of the manifest, lower-case hex.
+        manifest: The manifest.
+        signer: The key that signed it, which need not be trusted.
+        sha256: The digest of the manifest, lower-case hex.
     """
 
     manifest: ModelManifest
@@ -228,17 +231,17 @@ class ModelVersion:
 
 
 def is_model_name(text: str) -> bool:
-    """Whether a model of a registry can have this name: small letters, digits, ``. _ -``, and one ``/`` at most."""
+    """Return whether a model can have this name: small letters, digits, ``. _ -``, and at most one ``/``."""
     return _NAME.fullmatch(text) is not None and not text.endswith(".json")
 
 
 def is_tag(text: str) -> bool:
-    """Return whether a tag can have this name. One that is all digits would be a version."""
+    """Return whether a tag can have this name. An all-digit tag would be a version."""
     return _TAG.fullmatch(text) is not None and not text.endswith(".json")
 
 
 def sealed(value: ModelManifest | TagMove, key: SigningKey) -> bytes:
-    """The file of a version or of a tag's move."""
+    """Sign and serialize a version or a tag's move."""
     plain_data = value.model_dump(mode="json")
     document = {
         "manifest": plain_data,
@@ -249,15 +252,15 @@ def sealed(value: ModelManifest | TagMove, key: SigningKey) -> bytes:
 
 
 def opened(data: bytes, kind: type[SignedT], where: str) -> tuple[SignedT, Signer, str]:
-    """What ``sealed`` wrote: the value, its signer, and the digest of the signed bytes.
+    """Parse the output of ``sealed``: the value, its signer, and the digest of the signed bytes.
 
     Args:
-        data: Foreign bytes, of a size that the caller has bounded.
-        kind: Which of the two it must be.
-        where: Its place, for messages.
+        data: Untrusted bytes, of a size that the caller has limited.
+        kind: The expected type.
+        where: The location, for messages.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` for what is not of this form; ``SIGNATURE_INVALID``.
+        GymError: ``STATE_CORRUPT`` for other formats; ``SIGNATURE_INVALID``.
     """
     document = _document(data, where)
     values = document["manifest"]
@@ -272,7 +275,7 @@ def opened(data: bytes, kind: type[SignedT], where: str) -> tuple[SignedT, Signe
             f"{where}: {error.message}",
             "it was changed after it was signed; get it from somewhere else, or from its author",
         ) from error
-    except (ValueError, TypeError) as error:  # what JSON has and canonical JSON has not
+    except (ValueError, TypeError) as error:  # values that JSON has but canonical JSON has not
         raise _corrupt(where, plain(error)) from error
     try:
         found = kind.model_validate(values)

@@ -1,4 +1,4 @@
-"""The registry of models: pushed signed, pulled verified; versions are never replaced, and a base is stored once.
+"""The registry of models: pushed with a signature, verified when pulled; versions are never replaced.
 
 registry = ModelRegistry("s3://bucket/models")
 registry.push("me/stories", "runs/stories", licence="Apache-2.0")
@@ -44,16 +44,16 @@ from gym_fed.trust.identity.keys import SigningKey
 
 
 def default_model_store() -> str:
-    """``$GYM_MODELS``, else ``models`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
+    """Return ``$GYM_MODELS``, else ``models`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
     return os.environ.get("GYM_MODELS") or str(default_home() / "models")
 
 
 class DamagedWarning(UserWarning):
-    """Something on a store is not what was pushed, and was left out of a list."""
+    """Warns that an entry of a store differs from what was pushed, and was left out of a list."""
 
 
 class ModelRegistry:
-    """Models on one store.
+    """The models on one store.
 
     Args:
         url: A folder, or an fsspec URL such as ``s3://bucket/models``; by default ``default_model_store()``.
@@ -84,27 +84,28 @@ class ModelRegistry:
     ) -> ModelVersion:
         """Publish a model as the next version of ``name``, signed.
 
-        What the store has is not sent again; pushing the newest version once more gives that version.
+        Files on the store are not sent again; pushing the newest version again returns that version.
 
         Args:
             name: Small letters, digits, dots and dashes, with at most one ``/``.
             model: The folder of a model, of a run or of an adapter; a ``.gymdelta``; a ``TrainResult``; or anything
                 with ``save_pretrained``.
-            config: Kept beside a model in memory as ``config.yaml``.
-            tokenizer: Goes with a model in memory; a ``TrainResult`` has its own.
-            licence: SPDX identifier.
+            config: Stored next to a model in memory as ``config.yaml``.
+            tokenizer: The tokenizer of a model in memory; a ``TrainResult`` has its own.
+            licence: An SPDX identifier.
             description: A few lines.
-            base: Name or folder of the base of an adapter or a delta, where it cannot be found by the name in it.
-            parents: ``name@version`` in this registry that it was made from.
-            data: Rows that it was trained on, beside those that the run's record names.
-            evaluations: Records of ``gym eval``, which are published with it, or folders of records, of which those
-                of this model are.
-            key: Signs; by default the user's own.
+            base: The name or folder of the base of an adapter or a delta, if it cannot be found by the name in it.
+            parents: Versions of this registry, as ``name@version``, that it was made from.
+            data: Rows that it was trained on, in addition to those in the run's record.
+            evaluations: Records of ``gym eval`` to publish with it, or folders of records, from which those
+                of this model are taken.
+            key: The signing key; by default the user's own.
             note: Gets the names of files that are left out.
 
         Raises:
-            GymError: ``USAGE`` without a valid name or licence, or for something that is no model; ``MODEL_INVALID``,
-                ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` for records of another model, and when a file
+            GymError: ``USAGE`` without a valid name or licence, or for something that is not a model;
+            ``MODEL_INVALID``,
+                ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` for records of another model, and if a file
                 changes while it is read.
         """
         stated = StatedFacts(licence, description, base, self._parents(parents), data, evaluations)
@@ -135,23 +136,23 @@ class ModelRegistry:
         base: str | None = None,
         as_is: bool = False,
     ) -> Path:
-        """Fetch ``name``, ``name@version`` or ``name:tag``; a stopped pull continues.
+        """Fetch ``name``, ``name@version`` or ``name:tag``; an interrupted pull resumes.
 
         Args:
-            reference: What to fetch.
-            dest: Its folder; by default one in ``~/.gym-fed/pulled/models``.
-            confirm: Asked whether the first key of a model is its author's; without it, ``signer`` has to name it.
-            signer: Fingerprint of the key that must have signed it.
-            base: Name or folder of the base of a delta, where it is not found by its name or digest.
-            as_is: Leave a delta as a ``.gymdelta`` beside its card, and do not rebuild its model.
+            reference: The version to fetch.
+            dest: The folder; by default one in ``~/.gym-fed/pulled/models``.
+            confirm: Asked whether the first key of a model is its author's; without it, ``signer`` must name the key.
+            signer: The fingerprint of the key that must have signed it.
+            base: The name or folder of the base of a delta, if it is not found by its name or digest.
+            as_is: Keep a delta as a ``.gymdelta`` with its card, and do not rebuild its model.
 
         Returns:
-            The folder, which every ``model`` of ours takes.
+            The folder, which every ``model`` argument of gym-fed accepts.
 
         Raises:
             GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID``, ``UNAUTHENTICATED`` or ``PERMISSION_DENIED``, see
                 ``Pins.require``; ``FILE_EXISTS`` before anything is fetched; ``HASH_MISMATCH`` for damaged objects and
-                a model that is not the signed one; ``MODEL_NOT_FOUND`` for a base that is nowhere; ``BASE_MISMATCH``.
+                a model that is not the signed one; ``MODEL_NOT_FOUND`` for a missing base; ``BASE_MISMATCH``.
         """
         return self.fetch(reference, dest, confirm=confirm, signer=signer, base=base, as_is=as_is).folder
 
@@ -165,7 +166,7 @@ class ModelRegistry:
         base: str | None = None,
         as_is: bool = False,
     ) -> Pulled:
-        """Like ``pull``, with what was found."""
+        """Pull like ``pull``, and return the details."""
         found = self.trusted(reference, confirm=confirm, signer=signer)
         record = self._objects.read(f"models/{found.name}/{found.version:06}.json", MAX_MANIFEST_BYTES)
         kind = "as-is" if as_is and found.manifest.kind == "delta" else ""
@@ -189,7 +190,7 @@ class ModelRegistry:
     def trusted(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
     ) -> ModelVersion:
-        """The version that ``reference`` names, if its signer, and that of the tag, are trusted.
+        """Return the version that ``reference`` names, if its signer, and that of the tag, are trusted.
 
         Raises:
             GymError: As ``pull``.
@@ -208,7 +209,7 @@ class ModelRegistry:
         return found
 
     def show(self, reference: str) -> ModelVersion:
-        """A version, its signature checked; whether its signer is trusted is not asked.
+        """Return a version with a valid signature, whose signer need not be trusted.
 
         Raises:
             GymError: ``NOT_FOUND``, ``STATE_CORRUPT``, ``SIGNATURE_INVALID``.
@@ -223,7 +224,7 @@ class ModelRegistry:
     def verify(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
     ) -> tuple[ModelVersion, builtins.list[Damage]]:
-        """Check signature, signer, and every object of a version where it is; nothing is fetched to stay.
+        """Check signature, signer, and every object of a version on the store; nothing is kept.
 
         Returns:
             The version, and the files that are missing or damaged.
@@ -242,7 +243,7 @@ class ModelRegistry:
         return found, damaged
 
     def list(self) -> builtins.list[ModelVersion]:
-        """The newest version of every model, by name; one that is damaged hides no others, and is warned of."""
+        """Return the newest version of every model, by name; a damaged one causes a warning and hides no others."""
         found = []
         for name in self._versions.names():
             try:
@@ -252,7 +253,7 @@ class ModelRegistry:
         return found
 
     def require_there(self) -> None:
-        """Refuse a place that is not there.
+        """Refuse a store that does not exist.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -263,11 +264,11 @@ class ModelRegistry:
             )
 
     def names(self) -> builtins.list[str]:
-        """Names of all models."""
+        """Return the names of all models."""
         return self._versions.names()
 
     def has(self, reference: str) -> bool:
-        """Return whether a reference names a model here; False also for what can be no name."""
+        """Return whether a reference names a model here; False also for an invalid name."""
         try:
             name, _, _ = split_reference(reference)
         except GymError:
@@ -275,14 +276,14 @@ class ModelRegistry:
         return bool(self._versions.numbers(name))
 
     def versions(self, name: str) -> builtins.list[int]:
-        """The versions of a model, rising."""
+        """Return the versions of a model in ascending order."""
         return self._versions.numbers(name)
 
     def tag(self, reference: str, tag: str, *, key: SigningKey | None = None) -> TagMove:
-        """Put a tag on a version; one that is on another version moves, and its history is kept.
+        """Put a tag on a version; a tag of another version is moved, and its history is kept.
 
         Raises:
-            GymError: ``USAGE`` for no tag and for ``latest``, which is always the newest; ``NOT_FOUND``.
+            GymError: ``USAGE`` for an invalid tag and for ``latest``, which is always the newest; ``NOT_FOUND``.
         """
         _require_free(tag)
         found = self.show(reference)
@@ -292,10 +293,10 @@ class ModelRegistry:
         return self._move(found.name, tag, found, key or own_key())
 
     def untag(self, name: str, tag: str, *, key: SigningKey | None = None) -> TagMove:
-        """Take a tag away; its history is kept.
+        """Remove a tag; its history is kept.
 
         Raises:
-            GymError: ``NOT_FOUND`` where the model has no such tag.
+            GymError: ``NOT_FOUND`` if the model has no such tag.
         """
         _require_free(tag)
         if self.tags(name).get(tag) is None:
@@ -303,7 +304,7 @@ class ModelRegistry:
         return self._move(name, tag, None, key or own_key())
 
     def tags(self, name: str) -> dict[str, int]:
-        """The tags of a model and their versions, ``latest`` among them."""
+        """Return the tags of a model and their versions, including ``latest``."""
         numbers = self._versions.numbers(name)
         found = {LATEST: numbers[-1]} if numbers else {}
         for tag in self._versions.tags(name):
@@ -313,7 +314,7 @@ class ModelRegistry:
         return found
 
     def all_tags(self, name: str) -> builtins.list[str]:
-        """Every tag that a model ever had, but ``latest``."""
+        """Return every tag that a model ever had, without ``latest``."""
         return self._versions.tags(name)
 
     def has_base(self, found: ModelVersion) -> bool:
@@ -324,7 +325,7 @@ class ModelRegistry:
         return base.digest is not None and self._versions.with_digest(base.digest) is not None
 
     def history(self, name: str, tag: str) -> builtins.list[tuple[TagMove, Signer]]:
-        """All moves of a tag, oldest first, their signatures checked."""
+        """Return all moves of a tag, oldest first, with their signatures checked."""
         return self._versions.moves(name, tag)
 
     def _move(self, name: str, tag: str, found: ModelVersion | None, key: SigningKey) -> TagMove:
@@ -352,7 +353,7 @@ class ModelRegistry:
         return [Parent(version=one.reference, sha256=one.sha256) for one in found]
 
     def _known_base(self, base: BaseUsed) -> BaseUsed:
-        """A base, with where this registry has it."""
+        """Return a base, with its version in this registry if there is one."""
         there = None if base.digest is None else self._versions.with_digest(base.digest)
         if there is None:
             return base
@@ -360,7 +361,7 @@ class ModelRegistry:
         return base.model_copy(update={"version": there.reference, "licence": licence})
 
     def base_of(self, found: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
-        """A name or folder of the base of a delta: given, by its name on this machine, or from this registry.
+        """Find the base of a delta: the given one, by its name on this machine, or from this registry.
 
         Raises:
             GymError: ``MODEL_NOT_FOUND`` naming it and its digest.

@@ -1,4 +1,4 @@
-"""Makes a version ready to be published: its files, its card, the records of its evaluations, and what it states."""
+"""Preparation of a version: its files, card, evaluation records, and stated facts."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class StatedFacts:
-    """What a person states of a model, beside what its files and records do.
+    """Facts that a person states about a model, in addition to its files and records.
 
     Attributes:
-        licence: SPDX identifier.
+        licence: An SPDX identifier.
         description: A few lines.
-        base: Name or folder of the base of an adapter or a delta, where it cannot be found by the name in it.
+        base: The name or folder of the base of an adapter or a delta, if it cannot be found by the name in it.
         parents: Versions that it was made from.
-        data: Rows that it was trained on, beside those that the run's record names.
-        evaluations: Records of ``gym eval``, or folders, of which those of this model are taken.
+        data: Rows that it was trained on, in addition to those in the run's record.
+        evaluations: Records of ``gym eval``, or folders, from which those of this model are taken.
     """
 
     licence: str = NOT_STATED
@@ -60,11 +60,11 @@ class StatedFacts:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """What is published, or written as a folder.
+    """A model that is ready to be published, or written as a folder.
 
     Attributes:
-        draft: Its manifest, but for the number, and the digests and sizes of its files.
-        files: Local file by its path in the model; they are there until the block of ``prepared`` ends.
+        draft: The manifest, without the number and the digests and sizes of files.
+        files: Local files by their path in the model; they exist until the block of ``prepared`` ends.
     """
 
     draft: ModelManifest
@@ -87,9 +87,9 @@ def prepared(
     Args:
         name: The name of the model.
         model: See ``ModelRegistry.push``.
-        stated: By a person.
-        config: Kept beside a model in memory.
-        tokenizer: Goes with a model in memory.
+        stated: Facts stated by a person.
+        config: Stored next to a model in memory.
+        tokenizer: The tokenizer of a model in memory.
         known_base: Adds what a registry knows of the base.
         note: Gets the names of files that are left out.
 
@@ -154,7 +154,7 @@ def _draft(
 
 
 def _write_config(file: Path, config: BaseModel | Mapping[str, Any]) -> None:
-    """A config as YAML."""
+    """Write a config as YAML."""
     import yaml
 
     from gym_fed.config.yaml.file import dump_yaml

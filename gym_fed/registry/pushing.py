@@ -1,4 +1,4 @@
-"""Publishes a version: every file first, the signed manifest last, under the next number that nobody has."""
+"""Publication of a version: files first, the signed manifest last, under the next free number."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gym_fed.trust.identity.keys import SigningKey
 def publish(
     objects: Objects, versions: VersionStore, draft: ModelManifest, files: Mapping[str, Path], key: SigningKey
 ) -> ModelVersion:
-    """Store the files of a version and its manifest; the newest version with the same content and signer is given back.
+    """Store the files of a version and its manifest; returns the newest version if it has the same content and signer.
 
     Raises:
-        GymError: ``DATA_INVALID`` when a file changes while it is read.
+        GymError: ``DATA_INVALID`` if a file changes while it is read.
     """
     listed = []
     for path, local in sorted(files.items()):
@@ -44,16 +44,16 @@ def publish(
             return newest
         failpoint("registry-before-manifest")
         if versions.create(draft.name, manifest.version, sealed(manifest, key)):
-            break  # else another push has taken this number
+            break  # otherwise another push has taken this number
     failpoint("registry-after-manifest")
     return versions.read(draft.name, manifest.version)
 
 
 def _newest(versions: VersionStore, name: str, numbers: Sequence[int]) -> ModelVersion | None:
-    """The newest version; None where there is none, or where a damaged one has that number."""
+    """Return the newest version; None if there is none, or a damaged one has that number."""
     if not numbers:
         return None
     try:
         return versions.read(name, numbers[-1])
-    except GymError:  # a push is how it is put right
+    except GymError:  # a push repairs it
         return None

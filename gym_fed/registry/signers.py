@@ -1,8 +1,8 @@
-"""Whose signature counts: keys are shown by fingerprint once for each model, accepted, and pinned from then on.
+"""Trust in signers: the first key of a model is shown by fingerprint, accepted, and pinned (trust on first use).
 
-A store is only a place. Who can write to it can put a version under any name, so a name is known by the keys that
-sign it, as a hub is known by its key: the first is accepted by a person, or named by ``--signer``; another one later is
-refused, until somebody names it.
+Whoever can write to a store can put a version under any name, so a name is known by the keys that sign it, as a hub is
+known by its key. The first key is accepted by a person, or named by ``--signer``; a later one is refused until it is
+named.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_fed.trust.identity.keys import SigningKey, load_or_create
 from gym_fed.trust.identity.passphrase import PassphraseSource
 
 Confirm = Callable[[str, Signer], bool]
-"""Shows a model's reference and the key that signed it to a person, and gives their answer."""
+"""Shows a model's reference and the key that signed it to a person, and returns their answer."""
 
 _FINGERPRINT = re.compile(r"(sha256:)?([0-9a-f]{64})", re.ASCII)
 _PASSPHRASE = PassphraseSource("GYM_PASSPHRASE")
@@ -35,16 +35,16 @@ class _Pin(StrictModel):
 
 
 def own_key() -> SigningKey:
-    """The user's key, which is also a contributor's: ``key.pem`` in the home, made on first use.
+    """Return the user's key, which is also a contributor's: ``key.pem`` in the home, created on first use.
 
     Raises:
-        GymError: ``KEY_LOCKED`` when it is under a passphrase that is not given.
+        GymError: ``KEY_LOCKED`` if it has a passphrase that is not given.
     """
     return load_or_create(default_home() / "key.pem", _PASSPHRASE.get)
 
 
 def parsed_fingerprint(text: str) -> str:
-    """``sha256:<hex>``, or the bare digits, to the first form.
+    """Parse ``sha256:<hex>``, or the bare digits, to the first form.
 
     Raises:
         GymError: ``USAGE``.
@@ -62,7 +62,7 @@ class Pins:
         self._registry = registry
 
     def keys(self, name: str) -> list[bytes]:
-        """The public keys that are pinned for a model.
+        """Return the public keys that are pinned for a model.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a pin that cannot be read.
@@ -93,18 +93,18 @@ class Pins:
     def require(
         self, name: str, what: str, signer: Signer, confirm: Confirm | None, expected: str | None
     ) -> None:
-        """Return whether a key may sign for a model; one that is accepted is pinned.
+        """Check that a key may sign for a model; an accepted one is pinned.
 
         Args:
             name: The name of the model.
             what: What was signed, for messages: ``name@version``.
-            signer: Who signed it.
+            signer: The key that signed it.
             confirm: Asked about the first key of a model; None refuses.
-            expected: Fingerprint that was named for it; it also replaces what was pinned.
+            expected: The fingerprint that was named; it also replaces a pinned one.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` for another key than the expected or pinned one; ``UNAUTHENTICATED`` for a
-                first key that nobody vouches for; ``PERMISSION_DENIED`` when a person declines.
+                first key that nobody vouches for; ``PERMISSION_DENIED`` if a person declines.
         """
         known = self.keys(name)
         if expected is not None:

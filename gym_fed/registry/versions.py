@@ -1,4 +1,4 @@
-"""Versions and tags on a store: numbered files that are written whole, last, and never replaced.
+"""Versions and tags on a store, as numbered files that are written atomically, last, and never replaced.
 
 models/<name>/<version>.json          a version: its signed manifest
 tags/<name>/<tag>/<number>.json       a tag: its moves, each signed; the newest counts
@@ -42,7 +42,7 @@ class VersionStore:
         self._objects = objects
 
     def names(self) -> list[str]:
-        """Names of the models on the store, sorted."""
+        """Return the names of the models on the store, sorted."""
         found = set()
         for path in self._objects.tree("models"):
             name, _, file = path.rpartition("/")
@@ -51,15 +51,15 @@ class VersionStore:
         return sorted(found)
 
     def numbers(self, name: str) -> list[int]:
-        """The versions of a model, rising; none when there is no such model."""
+        """Return the versions of a model in ascending order; empty if there is no such model."""
         require_name(name)
         return self._numbers(f"models/{name}")
 
     def read(self, name: str, version: int) -> ModelVersion:
-        """One version, its signature checked.
+        """Read one version and check its signature.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``STATE_CORRUPT``, ``SIGNATURE_INVALID`` or ``TOO_LARGE`` for one that is not what
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT``, ``SIGNATURE_INVALID`` or ``TOO_LARGE`` if it differs from what
                 was pushed.
         """
         path = f"models/{name}/{version:06}.json"
@@ -80,11 +80,11 @@ class VersionStore:
         return ModelVersion(manifest, signer, sha256)
 
     def create(self, name: str, version: int, data: bytes) -> bool:
-        """Publish a version; False where the number is taken."""
+        """Publish a version; returns False if the number is taken."""
         return self._objects.create(f"models/{name}/{version:06}.json", data)
 
     def moves(self, name: str, tag: str) -> list[tuple[TagMove, Signer]]:
-        """All moves of a tag, oldest first; none where it was never set.
+        """Return all moves of a tag, oldest first; empty if it was never set.
 
         Raises:
             GymError: As ``read``.
@@ -104,14 +104,14 @@ class VersionStore:
         return found
 
     def move(self, name: str, tag: str, seal: Callable[[int], bytes]) -> int:
-        """Add a move to a tag; ``seal`` gives its bytes for a number. Returns the number that it got."""
+        """Add a move to a tag; ``seal`` returns its bytes for a number. Returns the move's number."""
         while True:
             number = next_number(self._numbers(f"tags/{name}/{tag}"), f"{name}:{tag}")
             if self._objects.create(f"tags/{name}/{tag}/{number:06}.json", seal(number)):
                 return number
 
     def tags(self, name: str) -> list[str]:
-        """Every tag that a model ever had, sorted."""
+        """Return every tag that a model ever had, sorted."""
         require_name(name)
         found = set()
         for path in self._objects.tree(f"tags/{name}"):
@@ -121,12 +121,12 @@ class VersionStore:
         return sorted(found)
 
     def note_digest(self, digest: str, name: str, version: int) -> None:
-        """Leave a hint for those who look for these tensors; the first hint stays."""
+        """Record which version has these tensors, as a hint for deltas; the first hint stays."""
         hint = json.dumps({"name": name, "version": version}, sort_keys=True).encode()
         self._objects.create(f"digests/{digest.removeprefix('sha256:')}.json", hint)
 
     def with_digest(self, digest: str) -> ModelVersion | None:
-        """A version with these tensors, if the store has a hint that is right."""
+        """Return a version with these tensors, if the store has a valid hint."""
         with suppress(FileNotFoundError, ValueError, RecursionError, KeyError, TypeError, GymError):
             hint = json.loads(
                 self._objects.read(f"digests/{digest.removeprefix('sha256:')}.json", _MAX_SMALL_BYTES)
@@ -138,7 +138,7 @@ class VersionStore:
         return None
 
     def resolve(self, reference: str) -> tuple[str, int, tuple[TagMove, Signer] | None]:
-        """``name``, ``name@version`` or ``name:tag`` to name, version, and the tag's newest move.
+        """Resolve ``name``, ``name@version`` or ``name:tag`` to name, version, and the tag's newest move.
 
         Raises:
             GymError: ``USAGE``, ``NOT_FOUND``.
@@ -174,10 +174,10 @@ class VersionStore:
 
 
 def split_reference(reference: str) -> tuple[str, str, str]:
-    """``name@3`` to ``("name", "@", "3")``, ``name:tag`` to ``("name", ":", "tag")``, ``name`` to ``("name", "", "")``.
+    """Split ``name@3`` to ``("name", "@", "3")``, ``name:tag`` likewise, and ``name`` to ``("name", "", "")``.
 
     Raises:
-        GymError: ``USAGE`` naming what is off.
+        GymError: ``USAGE`` naming the problem.
     """
     name, mark, wanted = reference.partition("@")
     if not mark:
@@ -195,10 +195,10 @@ def split_reference(reference: str) -> tuple[str, str, str]:
 
 
 def next_number(taken: Sequence[int], what: str) -> int:
-    """The number behind those that are taken.
+    """Return the number after those that are taken.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` where the last number that a file's name has room for is taken.
+        GymError: ``STATE_CORRUPT`` if the highest possible number is taken.
     """
     number = max(taken, default=0) + 1
     if number > _MOST_NUMBER:
@@ -211,7 +211,7 @@ def next_number(taken: Sequence[int], what: str) -> int:
 
 
 def require_name(name: str) -> None:
-    """Raises ``USAGE`` for what is no name of a model."""
+    """Raise ``USAGE`` for an invalid model name."""
     if not is_model_name(name):
         raise GymError(
             ErrorCode.USAGE,
@@ -221,7 +221,7 @@ def require_name(name: str) -> None:
 
 
 def require_tag(tag: str) -> None:
-    """Raises ``USAGE`` for what is no tag."""
+    """Raise ``USAGE`` for an invalid tag."""
     if not is_tag(tag):
         raise GymError(
             ErrorCode.USAGE,

@@ -1,4 +1,4 @@
-"""What the formats awq and gptq share: 4 bits in groups, by auto-round, read back by this project's own reader."""
+"""The base of awq and gptq: 4 or 8 bits in groups, quantised by auto-round, read back by this project's own reader."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ ITERATIONS = 8
 """Steps of SignRound in each block."""
 GROUPS = (128, 64, 32)
 _MULTIPLE = 32
-"""Rows and columns of other sizes stay as they are."""
+"""Rows and columns of other sizes are not quantised."""
 _LIKE_THE_SOURCE = Tolerance(max=None, top1=0.9, greedy=False)
 
 
 def of_bits(*bits: int) -> Mapping[str, Tolerance]:
-    """``w4``, ``w4g128``, ``w4g128_rtn``, ...: without ``g`` the largest group that all layers have room for; ``_rtn``
-    rounds to the nearest, uncalibrated."""
+    """Return the quantizations ``w4``, ``w4g128``, ``w4g128_rtn`` and so on, with their tolerances.
+
+    Without ``g`` the largest group that fits all layers is used; ``_rtn`` rounds to the nearest, uncalibrated.
+    """
     groups = ("", *(f"g{size}" for size in GROUPS))
     names = [f"w{bit}{group}{how}" for bit in bits for how in ("", "_rtn") for group in groups]
     return MappingProxyType(dict.fromkeys(names, _LIKE_THE_SOURCE))
@@ -45,10 +47,10 @@ class FewBits(ExportFormat):
     bits = MappingProxyType(dict.fromkeys(of_bits(4, 8), 16.0))  # at most: embeddings stay float16
 
     layout: ClassVar[str]
-    """As auto-round calls it."""
+    """The name of the format in auto-round."""
 
     symmetric: ClassVar[bool]
-    """Whether zero points are all the same."""
+    """Whether all zero points are the same."""
 
     def require_options(self, options: Options) -> None:
         super().require_options(options)
@@ -148,10 +150,10 @@ class FewBits(ExportFormat):
         return 0 if self.quantization(options).endswith("_rtn") else ITERATIONS
 
     def group_size(self, source: Source, options: Options) -> int:
-        """Weights that share a scale.
+        """Return how many weights share a scale.
 
         Raises:
-            GymError: ``USAGE`` for one that divides a layer's inputs not, by the layer's name.
+            GymError: ``USAGE`` if it does not divide a layer's inputs, naming the layer.
         """
         widths = _linear_inputs(source)
         fits = [size for size in GROUPS if not any(width % size for width in widths.values())]
@@ -170,7 +172,7 @@ class FewBits(ExportFormat):
 
 
 def _linear_inputs(source: Source) -> dict[str, int]:
-    """The inputs of every layer that is packed, by name."""
+    """Return the number of inputs of every packed layer, by name."""
     import torch
 
     model = source.model.get_base_model() if source.adapted else source.model

@@ -1,4 +1,4 @@
-"""Models as programs of their own: token ids and their mask to logits, of any batch and length."""
+"""The base of formats that store a program: token ids and mask to logits, for any batch and length."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PROGRAM_TOLERANCE = Tolerance(max=1e-5)
 
 
 class ProgramFormat(ExportFormat):
-    """A folder of a program, the tokenizer's files and the configs; or the program alone, where the name is a file's.
+    """A folder with a program, the tokenizer's files and the configs; or only the program, if the path is a file's.
 
-    The program takes ``input_ids`` and ``attention_mask`` ``[batch, length] int64`` and gives ``logits``
-    ``[batch, length, vocabulary] float32``. Padding may stand on either side; positions are counted by the mask. It
-    keeps no cache.
+    The program takes ``input_ids`` and ``attention_mask`` ``[batch, length] int64`` and returns ``logits``
+    ``[batch, length, vocabulary] float32``. Padding may be on either side; positions are computed from the mask. It
+    has no cache.
     """
 
     merges = True
     tolerance = PROGRAM_TOLERANCE
 
     program: ClassVar[str]
-    """Its file's name."""
+    """The name of the program's file."""
 
     def require_options(self, options: Options) -> None:
         super().require_options(options)
@@ -73,7 +73,7 @@ class ProgramFormat(ExportFormat):
 
     @abstractmethod
     def write_program(self, model: Any, file: Path, options: Options) -> None:
-        """Record the forward of ``model``, which is as ``program_of`` makes it, into the new ``file``."""
+        """Record the forward of ``model``, prepared by ``program_of``, to the new ``file``."""
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()
@@ -97,12 +97,12 @@ class ProgramFormat(ExportFormat):
         return target if self.is_file else target / self.program
 
     def _folder(self, target: Path) -> Path:
-        """Where the other files are; of a program alone they lie in the hidden room of its export, and go with it."""
+        """Return the folder of the other files; for a file only, the temporary folder of its export."""
         return target.with_name("beside") if self.is_file else target
 
 
 def example_inputs(batch: int = 2) -> dict[str, Any]:
-    """``[batch, 7] int64`` to record a forward with: a size of 1 is taken for a constant."""
+    """Return ``[batch, 7] int64`` inputs to record a forward with: a size of 1 would be taken for a constant."""
     import torch
 
     mask = torch.ones(batch, 7, dtype=torch.int64)
@@ -112,7 +112,7 @@ def example_inputs(batch: int = 2) -> dict[str, Any]:
 
 
 def any_shape() -> dict[str, Any]:
-    """``torch.export``'s dimensions of ``example_inputs``."""
+    """Return ``torch.export``'s dimensions of ``example_inputs``."""
     import torch
 
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
@@ -120,7 +120,7 @@ def any_shape() -> dict[str, Any]:
 
 
 def without_places(program: Any) -> None:
-    """Take out of a ``torch.export`` program by which lines of which files of this machine it was recorded."""
+    """Remove from a ``torch.export`` program the source lines and paths of this machine."""
     import torch
 
     for module in program.graph_module.modules():
@@ -131,7 +131,7 @@ def without_places(program: Any) -> None:
 
 @contextmanager
 def program_of(model: Any) -> Iterator[None]:
-    """Within the block ``model(input_ids, attention_mask)`` gives ``{"logits": float32}``, without a cache.
+    """Within the block, make ``model(input_ids, attention_mask)`` return ``{"logits": float32}``, without a cache.
 
     Attention and experts are computed by plain products, which every tracer records for all sizes.
     """
@@ -160,7 +160,7 @@ def program_of(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet_tracing() -> Iterator[None]:
-    """Without what tracers print about their own parts; errors still raise."""
+    """Silence what tracers print about their own parts; errors still raise."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
     levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     try:
@@ -176,10 +176,10 @@ def _quiet_tracing() -> Iterator[None]:
 
 @contextmanager
 def archive_file(path: Path) -> Iterator[IO[bytes]]:
-    """What torch writes the archive ``path`` through.
+    """Open a file for torch's archive writer.
 
     Raises:
-        OSError: When the block ends, what writing has failed by.
+        OSError: When the block ends, if writing has failed.
     """
     with path.open("wb") as file:
         archive = _Archive(file)
@@ -188,8 +188,10 @@ def archive_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Archive(io.RawIOBase):
-    """Keeps the first failure of the system for later: torch's writer, which ends its archive in its destructor, aborts
-    the process where that fails."""
+    """Keeps the first failed write for later.
+
+    torch's writer finishes its archive in its destructor, and aborts the process if that fails.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -207,10 +209,10 @@ class _Archive(io.RawIOBase):
         return memoryview(data).nbytes
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """torch goes back to the beginning when all is written."""
+        """Seek as torch does: to the beginning when everything is written."""
         return 0 if self._failed is not None else self._file.seek(offset, whence)
 
     def require_whole(self) -> None:
-        """Raise what has failed."""
+        """Raise the kept error, if any."""
         if self._failed is not None:
             raise self._failed

@@ -15,7 +15,7 @@ from gym_fed.export.source import Source
 
 
 class PeftAdapter(ExportFormat):
-    """What was trained beside the base, alone."""
+    """The adapter alone, which was trained on the base."""
 
     name = "adapter"
     reader = "peft"
@@ -77,7 +77,7 @@ class PeftAdapter(ExportFormat):
 
 
 def _beyond_vllm(config: Any) -> str:
-    """What of an adapter vLLM loads no adapter with (``PEFTHelper``), in words; empty where it loads it."""
+    """Return what of an adapter keeps vLLM from loading it (``PEFTHelper``); empty if it loads."""
     if config.peft_type != "LORA":
         return str(getattr(config.peft_type, "value", config.peft_type))
     parts = {
@@ -89,7 +89,7 @@ def _beyond_vllm(config: Any) -> str:
 
 
 def _beside_the_base(source: Source, options: Options) -> Any:
-    """The base with an adapter beside it: the source's own, or the factors of its delta.
+    """Return the base with an adapter: the source's own, or the factors of its delta.
 
     Raises:
         GymError: As ``require_delta_options`` and ``lora_model``.

@@ -1,4 +1,4 @@
-"""What a format of an export is: how it is written, and how another process reads it back."""
+"""The base class of export formats, with their options and tolerances."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gym_fed.export.source import Source
 
 @dataclass(frozen=True)
 class Options:
-    """How it is written.
+    """The options of an export.
 
     Attributes:
-        dtype: Type of the weights on disk; None keeps the source's.
-        shard_size: Most bytes of one weights' file, as ``5GB``.
-        codec: The codec of ``delta``.
+        dtype: The dtype of the weights on disk; None keeps the source's.
+        shard_size: Most bytes of one weights file, such as ``5GB``.
+        codec: The codec policy of ``delta``.
         quantization: One of the format's ``quantizations``; empty for its first, or none.
-        report: Gets what a long export is at: ``(stage, done, total)``.
+        report: Gets the progress ``(stage, done, total)``.
         rank: The rank of the LoRA that a delta is exported as; None: the format's own.
-        rows: Held-out rows to measure on what that LoRA keeps; or rows that calibrate a quantisation.
-        rows_name: What they are called.
-        processes: Run what is done in processes of their own.
+        rows: Held-out rows to measure what that LoRA keeps; or rows that calibrate a quantisation.
+        rows_name: The name of the rows, for the record.
+        processes: Runs child processes.
     """
 
     dtype: str | None = None
@@ -47,17 +47,17 @@ class Options:
 
 _PLAIN_QUANTIZATIONS = ("float32",)
 READ_BACK = "gym_fed.export.read_back"
-"""Module whose process reads every format back."""
+"""The module whose process reads every format back."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Limits of a comparison; None limits nothing.
+    """The limits of a comparison; None is no limit.
 
     Attributes:
         max: The limit of the largest distance of two logits, as a share of the largest logit.
         kl: The limit of the mean Kullback-Leibler divergence over positions, in nats.
-        top1: Least share of positions with the same likeliest token.
+        top1: The minimum share of positions with the same likeliest token.
         greedy: Whether the greedy tokens must be the same.
     """
 
@@ -67,7 +67,7 @@ class Tolerance:
     greedy: bool = True
 
     def problem(self, figures: Mapping[str, Any]) -> str | None:
-        """Why figures of ``compared`` are beyond the limits, or None."""
+        """Return why figures of ``compared`` exceed the limits, or None."""
         if not figures["same_token_ids"]:
             return "other token ids for the same texts"
         if not figures.get("same_special_tokens", True):
@@ -88,80 +88,80 @@ class Tolerance:
 
 
 class ExportFormat(ABC):
-    """One format. Stateless."""
+    """The base class of formats. Instances have no state."""
 
     name: ClassVar[str]
-    """Its value of ``--format``."""
+    """The value of ``--format``."""
 
     tolerance: ClassVar[Tolerance] = Tolerance()
-    """Of what was read back, without quantisation."""
+    """The tolerance of what is read back, without quantisation."""
 
     quantizations: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     """Values of ``--quantization`` with their own tolerances; the first is the default."""
 
     requires: ClassVar[tuple[str, ...]] = ()
-    """Modules that it needs beyond the package's own."""
+    """Modules required in addition to the package's own."""
 
     install: ClassVar[str] = "pip install 'gym-fed[export]', with -c constraints.txt in a checkout"
-    """What brings them."""
+    """The extra that installs them."""
 
     suffix: ClassVar[str] = ""
-    """Of a file that is of this format."""
+    """The suffix of the format's files."""
 
     reading: ClassVar[str] = "gym_fed.export.readers.of_transformers"
-    """Module that reads it back: ``load(parts)`` gives a ``readers.reading.LoadedExport``."""
+    """The module that reads it back: ``load(parts)`` returns a ``readers.reading.LoadedExport``."""
 
     reader_libraries: ClassVar[tuple[str, ...]] = ()
-    """Modules that ``reading`` needs for this format beyond its own ``LIBRARIES``."""
+    """Modules that ``reading`` needs for this format in addition to its own ``LIBRARIES``."""
 
     merges: ClassVar[bool] = False
-    """Whether adapters go into the weights."""
+    """Whether adapters are merged into the weights."""
 
     takes_rank: ClassVar[bool] = False
     """Whether a delta is written as LoRA factors."""
 
     calibrates: ClassVar[bool] = False
-    """Whether rows decide how it is quantised."""
+    """Whether rows influence the quantisation."""
 
     is_file: bool = False
     """Whether it is one file, not a folder."""
 
     tried: ClassVar[str] = ""
-    """What the tests export with it; `gym docs members` shows it."""
+    """The models that tests export with it; shown by `gym docs members`."""
 
     untried: ClassVar[str] = ""
-    """What it supports and no test has run."""
+    """Supported models that no test has run."""
 
     remedy: ClassVar[str] = "report this with the model's name; --skip-check writes it all the same"
-    """Where what is not rounded differs."""
+    """The remedy where an export without rounding differs."""
 
     reader: ClassVar[str] = "transformers"
-    """Module whose code reads it back; ``export.json`` says its version."""
+    """The module whose library reads it back; its version is recorded in ``export.json``."""
 
     unchecked: ClassVar[str] = ""
-    """Why the program that it is for cannot be run on this machine; the record says it."""
+    """Why the program that it is for cannot run on this machine, for the record."""
 
     takes_dtype: ClassVar[bool] = True
-    """Whether ``--dtype`` is read; the command refuses it elsewhere."""
+    """Whether ``--dtype`` is supported; the command refuses it otherwise."""
 
     copies_writing: ClassVar[float] = 2.0
-    """Of the model in float32, in memory until it is written; over all processes."""
+    """Copies of the model in float32 in memory until it is written, over all processes."""
 
     copies_reading: ClassVar[float] = 2.0
-    """The same while it is read back."""
+    """Copies of the model in float32 in memory while it is read back."""
 
     copies_on_disk: ClassVar[float] = 0.0
-    """Beside the result while it is written, in float32."""
+    """Copies of the model in float32 next to the result while it is written."""
 
     bits: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Bits per weight of the result, by quantization; those of ``--dtype``, or 32, for what is not named."""
+    """Bits per weight of the result by quantization; otherwise those of ``--dtype``, or 32."""
 
     def at(self, path: Path) -> ExportFormat:
-        """The format as it writes to this name; one that can be a file or a folder decides by the suffix."""
+        """Return the format for this path; one that can be a file or a folder decides by the suffix."""
         return self
 
     def require_options(self, options: Options) -> None:
-        """Refuse what is not installed and what the format does not have, before a model is loaded.
+        """Refuse missing packages and unsupported options, before a model is loaded.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY``, ``USAGE``.
@@ -196,29 +196,29 @@ class ExportFormat(ABC):
                 )
 
     def of_source(self, source: Source, options: Options) -> Options:
-        """The options with what the source decides where the user did not; called once its answers are known."""
+        """Fill in options that depend on the source; called once its answers are known."""
         return options
 
     def stored_as(self, options: Options) -> str | None:
-        """The dtype that the merged weights are rounded to; None for blocks of few bits."""
+        """Return the dtype that the merged weights are rounded to; None for blocks of few bits."""
         return (
             options.dtype or "float32" if self.quantization(options) in ("", *_PLAIN_QUANTIZATIONS) else None
         )
 
     def suggestion(self, path: Path, options: Options) -> str:
-        """How what was written at ``path`` could be smaller, with the size; empty where there is nothing to say."""
+        """Return how the export at ``path`` could be smaller, with the size; empty if there is no suggestion."""
         return ""
 
     def quantization(self, options: Options) -> str:
-        """The one that is used."""
+        """Return the quantization that is used."""
         return options.quantization or next(iter(self.quantizations), "")
 
     def limits(self, options: Options) -> Tolerance:
-        """Of what was read back."""
+        """Return the tolerance of what is read back."""
         return self.quantizations.get(self.quantization(options), self.tolerance)
 
     def remedy_of(self, options: Options) -> str:
-        """Where what was read back is beyond ``limits``: what rounds less, of a quantization that rounds."""
+        """Return the remedy for an export beyond ``limits``: what rounds less, for a quantization that rounds."""
         return self.remedy
 
     def check(self, source: Source) -> None:  # noqa: B027 - most formats take every model
@@ -229,7 +229,7 @@ class ExportFormat(ABC):
         """
 
     def changes(self, source: Source, options: Options) -> bool:
-        """Return whether the model in memory is used up by writing, so that its own answers are taken before."""
+        """Return whether writing modifies the model in memory, so that its own answers are computed before."""
         return source.adapted and self.merges
 
     def start(self, processes: Processes, *, check: bool) -> None:
@@ -239,18 +239,18 @@ class ExportFormat(ABC):
             processes.start(READ_BACK, (*libraries, *self.reader_libraries))
 
     def require_reader(self, source: Source) -> None:  # noqa: B027 - most are read by what is always there
-        """Refuse a model whose export nothing here can read back; not asked where the check is skipped.
+        """Refuse a model whose export cannot be read back here; not called if the check is skipped.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` naming the model, the reason and the remedy.
         """
 
     def use(self, path: Path) -> str:
-        """How what was written at ``path`` is used: a command, or a line; empty where there is nothing to say."""
+        """Return how the export at ``path`` is used: a command, or a line; empty if there is nothing to say."""
         return ""
 
     def needs(self, weights: Weights, options: Options) -> ExportNeeds:
-        """Disk and memory that it takes at most."""
+        """Estimate the disk and memory that it takes."""
         plain = {"bfloat16": 16.0, "float16": 16.0}.get(options.dtype or "", 32.0)
         return default_needs(
             weights,
@@ -262,18 +262,18 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def write(self, source: Source, target: Path, options: Options) -> None:
-        """Write the new file ``target`` where the format ``is_file``, or else fill the folder, which is empty."""
+        """Write the new file ``target`` if the format ``is_file``, otherwise fill the empty folder."""
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
-        """What ``export.json`` says beside the comparison; ``notes`` are printed."""
+        """Return further entries of ``export.json``; ``notes`` are printed."""
         return {}
 
     @abstractmethod
     def expected(self, source: Source, target: Path, options: Options) -> Any:
-        """The model in memory that what was written must compute the same as."""
+        """Return the model in memory that the export must be equal to."""
 
     def stored(self, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
-        """Compare what the files hold, value by value, with ``expected``; what ``check`` in ``export.json`` says of it.
+        """Compare the values in the files with ``expected``; the result is the entry ``check`` of ``export.json``.
 
         Raises:
             GymError: ``EXPORT_DIFFERS`` naming the value.
@@ -282,11 +282,13 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        """What ``reading`` loads, as JSON: for ``of_transformers`` ``model`` (a folder), and ``adapters`` or
-        ``delta`` to put on it, by path; what it needs for a reader of the format's own."""
+        """Return the argument of ``reading`` as JSON.
+
+        For ``of_transformers`` that is ``model`` (a folder), and the paths of ``adapters`` or ``delta`` to apply.
+        """
 
 
 def write_recipe(folder: Path, page: str, scripts: Mapping[str, str]) -> None:
-    """Write the page and the scripts, by their names, into a folder that is there."""
+    """Write a page and scripts, by their names, to an existing folder: commands to run on another machine."""
     for name, text in {"RECIPE.md": page, **scripts}.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -40,7 +40,7 @@ one, and prints a warning. Its path for programs of torch.export is a beta; wher
 
 
 class CoreMl(TorchExport):
-    """``model.pt2``, ``convert.py`` and ``RECIPE.md``."""
+    """A folder of ``model.pt2``, ``convert.py`` and ``RECIPE.md``."""
 
     name = "coreml"
     suffix = ""

@@ -15,7 +15,7 @@ from gym_fed.export.source import Source
 
 
 class Delta(ExportFormat):
-    """One bit per weight by default, or LoRA's factors; read back by this project's own reader."""
+    """A delta of one bit per weight by default, or LoRA's factors; read back by this project's own reader."""
 
     name = "delta"
     reader = "gym_fed"

@@ -9,11 +9,11 @@ from gym_fed.export.formats._program import ProgramFormat, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
 
 MOST_TOKENS = 512
-"""Memory of a program is planned beforehand, for texts as long as this."""
+"""Most tokens of a text, for which the program's memory is planned in advance."""
 
 
 class ExecuTorch(ProgramFormat):
-    """``model.pte``, of one text at a time with at most ``MOST_TOKENS`` tokens."""
+    """A ``model.pte`` for one text at a time with at most ``MOST_TOKENS`` tokens."""
 
     name = "executorch"
     program = "model.pte"

@@ -16,27 +16,27 @@ from gym_fed.export.process import Processes
 from gym_fed.export.source import Source
 
 _HEAD = 128
-"""Size of a head that transformers' reader takes every Qwen3 to have."""
+"""The head size that transformers' reader assumes for every Qwen3."""
 _MISREAD = ("mistral", "gemma3_text")
-"""Kinds that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
+"""Model types that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
 """The default quantization by the dtype that keeps the source's delta; f32 for any other."""
 
 
 def has_llama_cpp() -> bool:
-    """Return whether llama-cpp-python is installed; a folder that is only called ``llama_cpp`` does not count."""
+    """Return whether llama-cpp-python is installed; a folder that happens to be called ``llama_cpp`` does not count."""
     return any(distributions(name="llama-cpp-python"))
 
 
 _LLAMA_CPP = has_llama_cpp()
-"""Without it transformers' own reader of GGUF reads files back."""
+"""Without llama.cpp, transformers' own reader of GGUF reads files back."""
 
 
 def why_unread(config: Any) -> str:
-    """Why nothing on this machine could read a file of this model back, behind "transformers"; empty if something can.
+    """Return why a file of this model cannot be read back on this machine, to follow "transformers"; empty if it can.
 
     Args:
-        config: The model's, of transformers.
+        config: The config of the transformers model.
     """
     if _LLAMA_CPP:
         return ""
@@ -50,14 +50,14 @@ def why_unread(config: Any) -> str:
 
 
 class Gguf(ExportFormat):
-    """Written by llama.cpp's converter, read back by llama.cpp where it is installed, or else by transformers.
+    """Written by llama.cpp's converter, read back by llama.cpp if it is installed, otherwise by transformers.
 
-    Tolerances are of the format: llama.cpp's own quantiser makes the same bytes of the same float32 file, so what
-    these files lose it loses, too. At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with
-    the prompts 5.3e-3, for llama.cpp rounds the inputs of products to 8 bits as well; at q6_k SmolLM2 loses 2e-2 with
-    them. Of stories260K the likeliest token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In
-    float32 models with SiLU are 3e-6 of the largest logit off. Gemma is 5e-4 off, by the table of float16 from which
-    llama.cpp takes GELU; so the KL is bounded there, too.
+    The tolerances are those of the format: llama.cpp's own quantiser makes the same bytes of the same float32 file, so
+    its files have the same loss. At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with the
+    prompts 5.3e-3, since llama.cpp also rounds the inputs of products to 8 bits; at q6_k SmolLM2 loses 2e-2 with them.
+    For stories260K the likeliest token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In float32
+    models with SiLU are off by 3e-6 of the largest logit. Gemma is off by 5e-4, because of the float16 table from which
+    llama.cpp takes GELU; so the KL is limited there, too.
     """
 
     name = "gguf"

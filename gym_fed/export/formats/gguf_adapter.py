@@ -14,18 +14,18 @@ from gym_fed.export.formats.gguf import Gguf, has_llama_cpp
 from gym_fed.export.source import Source
 
 _LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
-"""Whether llama.cpp can read it back: the base has to be converted for that."""
+"""Whether llama.cpp can read it back, for which the base has to be converted."""
 
 
 class GgufAdapter(ExportFormat):
-    """One file with LoRA's factors in float32, beside a base that is a GGUF file of its own.
+    """One file with LoRA's factors in float32, for a base that is a separate GGUF file.
 
-    llama.cpp reads it back, on its base in f32, where llama-cpp-python is installed. Elsewhere this project's reader of
-    ``gguf`` takes the factors out again, and PEFT puts them on the base.
+    It is read back by llama.cpp, on its base in f32, if llama-cpp-python is installed. Otherwise this project's reader
+    of ``gguf`` extracts the factors, and PEFT applies them to the base.
     """
 
     name = "gguf_adapter"
-    suffix = ".gguf"  # a name that ends so means gguf, without --format
+    suffix = ".gguf"  # a name with this suffix means gguf unless --format is given
     is_file = True
     takes_rank = True
     requires = ("gguf",)

@@ -14,7 +14,7 @@ from gym_fed.export.source import Source, cast
 
 
 class HuggingFace(ExportFormat):
-    """safetensors in shards, config, generation config, tokenizer with its chat template, licence."""
+    """A folder of safetensors shards, config, generation config, tokenizer with its chat template, and licence."""
 
     name = "huggingface"
     merges = True
@@ -46,7 +46,7 @@ class HuggingFace(ExportFormat):
         return {"model": str(target)}
 
     def _rounded(self, source: Source, options: Options) -> Any:
-        """The whole model in ``dtype``; the one in memory itself where nobody else uses that, and no second copy."""
+        """Return the whole model in ``dtype``; the one in memory itself, not a copy, if nobody else uses it."""
         whole = source.whole()
         if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
             return whole

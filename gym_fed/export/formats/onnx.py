@@ -13,7 +13,7 @@ from gym_fed.export.formats._program import ProgramFormat, any_shape, example_in
 from gym_fed.export.formats.base import Options, Tolerance
 
 MOST_INSIDE = 1_900_000_000
-"""Bytes of weights in the file itself: protobuf ends at 2 GiB. More lie beside it, in ``model.onnx.data``."""
+"""Most bytes of weights in the file itself, since protobuf ends at 2 GiB. More go to ``model.onnx.data``."""
 
 
 class Onnx(ProgramFormat):
@@ -57,10 +57,10 @@ class Onnx(ProgramFormat):
         return self.quantization(options) == "int8"
 
     def save(self, program: Any, file: Path) -> None:
-        """Write it, with more weights than a file holds beside it.
+        """Write the program, with weights that exceed the file's limit next to it.
 
         Raises:
-            GymError: ``USAGE`` where nothing may lie beside it.
+            GymError: ``USAGE`` if no second file is allowed.
         """
         import onnx_ir
 
@@ -77,7 +77,7 @@ class Onnx(ProgramFormat):
 
 @contextmanager
 def _unheard_warnings() -> Iterator[None]:
-    """The quantiser advises preprocessing by the root logger, which would set up logging for the whole process."""
+    """Silence the quantiser's advice by the root logger, which would configure logging for the whole process."""
     handler, root = logging.NullHandler(), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -87,7 +87,7 @@ def _unheard_warnings() -> Iterator[None]:
 
 
 def _without_places(program: Any) -> None:
-    """Take out of an ``onnx_ir.Model`` by which lines of which files of this machine it was recorded."""
+    """Remove from an ``onnx_ir.Model`` the source lines and paths of this machine."""
     for graph in (program.graph, *program.functions.values()):
         for node in graph.all_nodes():
             node.doc_string = None
@@ -96,7 +96,7 @@ def _without_places(program: Any) -> None:
 
 
 def _int8() -> Any:
-    """Weights of products in 8 bits, a scale for each output; inputs are rounded at run time, without calibration.
+    """Return a pass that stores weights of products in 8 bits, a scale per output; inputs are rounded at run time.
 
     Weights are unsigned: with signed ones processors without VNNI overflow in 16 bits.
     """

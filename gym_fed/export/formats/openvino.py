@@ -15,7 +15,7 @@ _TELEMETRY = "openvino_telemetry"
 
 
 class OpenVino(ProgramFormat):
-    """``openvino_model.xml`` and ``openvino_model.bin``, named as OpenVINO's own tools look for them."""
+    """A folder of ``openvino_model.xml`` and ``openvino_model.bin``, the names that OpenVINO's own tools look for."""
 
     name = "openvino"
     program = "openvino_model.xml"
@@ -46,7 +46,7 @@ class OpenVino(ProgramFormat):
 
 @contextmanager
 def without_telemetry() -> Iterator[None]:
-    """Within the block OpenVINO finds no package to report its use with, and runs without."""
+    """Hide OpenVINO's telemetry package within the block, so that nothing is reported."""
     before = sys.modules.get(_TELEMETRY)
     sys.modules[_TELEMETRY] = None  # type: ignore[assignment]
     try:

@@ -16,7 +16,7 @@ from gym_fed.export.formats.base import Options
 
 
 class TorchExport(ProgramFormat):
-    """``model.pt2``, recorded by transformers' exporter."""
+    """A folder with ``model.pt2``, recorded by transformers' exporter."""
 
     name = "torch_export"
     program = "model.pt2"

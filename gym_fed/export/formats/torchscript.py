@@ -10,13 +10,13 @@ from gym_fed.export.formats._program import ProgramFormat, archive_file, example
 from gym_fed.export.formats.base import Options
 
 _DEBUG = ".debug_pkl"
-"""Records of where each line was traced, by the files of this machine; torch reads a program without them."""
+"""Records of where each line was traced, with files of this machine; torch reads a program without them."""
 _OWN = ("version", "byteorder", ".data/")
-"""What torch's writer adds itself."""
+"""A record that torch's writer adds itself."""
 
 
 class TorchScript(ProgramFormat):
-    """``model.pt``, which torch alone reads."""
+    """A folder with ``model.pt``, which only torch reads."""
 
     name = "torchscript"
     program = "model.pt"

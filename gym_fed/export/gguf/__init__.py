@@ -1,1 +1,1 @@
-"""GGUF files: llama.cpp's own converter, in a process of its own, on a model folder."""
+"""GGUF files, written by llama.cpp's own converter in a separate process."""

@@ -1,8 +1,8 @@
-"""LoRA factors as a GGUF adapter, which llama.cpp puts on a base per request: written, and read as factors again.
+"""LoRA factors as a GGUF adapter, which llama.cpp applies to a base per request: written, and read back as factors.
 
-The names of tensors are llama.cpp's own (``gguf.get_tensor_name_map``) with ``.lora_a`` ``[rank, in]`` and ``.lora_b``
-``[out, rank]`` behind them. llama.cpp multiplies their product by ``adapter.lora.alpha / rank``. Where its converter
-reorders the rows of a weight, those of B go the same way.
+The names of tensors are llama.cpp's own (``gguf.get_tensor_name_map``), followed by ``.lora_a`` ``[rank, in]`` and
+``.lora_b`` ``[out, rank]``. llama.cpp multiplies their product by ``adapter.lora.alpha / rank``. If its converter
+reorders the rows of a weight, those of B are reordered, too.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True)
 class _Architecture:
-    """What llama.cpp calls a model type, and which of its weights have their rows in another order there."""
+    """llama.cpp's name of a model type, and the weights whose rows it orders differently."""
 
     name: str
     rotated: Mapping[str, str]
-    """End of a module's name to the key of the config that has its number of heads."""
+    """The suffix of a module's name, and the config key with its number of heads."""
 
 
 _ARCHITECTURES = {
     "llama": _Architecture("llama", {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}),
     "qwen3": _Architecture("qwen3", {}),
 }
-"""By ``model_type`` of the config."""
+"""Architectures by ``model_type`` of the config."""
 
 
 def require_adaptable(name: str, config: Any) -> None:
-    """Refuse a base of another architecture than those that were tried.
+    """Refuse a base of an untested architecture.
 
     Raises:
         GymError: ``USAGE``.
@@ -57,7 +57,7 @@ def write_adapter(file: Path, found: LoraFactors, config: Any, name: str) -> Non
     """Write the factors in float32.
 
     Args:
-        file: A new one.
+        file: A new file.
         found: The factors, named like the weights they change.
         config: The config of the base.
         name: The name of the adapter, for people.
@@ -92,10 +92,10 @@ def write_adapter(file: Path, found: LoraFactors, config: Any, name: str) -> Non
 
 
 def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
-    """The factors of a GGUF adapter as PEFT names them, and alpha.
+    """Read the factors of a GGUF adapter under PEFT's names, and alpha.
 
     Args:
-        file: What ``write_adapter`` wrote.
+        file: A file of ``write_adapter``.
         config: The config of the base.
 
     Raises:
@@ -131,7 +131,7 @@ def _names(gguf: Any, config: Any) -> Any:
 
 
 def _weights(config: Any) -> list[str]:
-    """Names of all matrices of linear layers that a base of these architectures has."""
+    """Return the names of all linear layers' matrices of a base of these architectures."""
     attention = [f"self_attn.{part}_proj" for part in "qkvo"]
     ends = [*attention, *(f"mlp.{part}_proj" for part in ("gate", "up", "down"))]
     layers = range(config.num_hidden_layers)
@@ -139,9 +139,9 @@ def _weights(config: Any) -> list[str]:
 
 
 def _reordered(weight: str, rows: Tensor, config: Any, known: _Architecture, *, back: bool = False) -> Tensor:
-    """Rows of ``[out, rank]`` in the order of llama.cpp's rotary positions, or from it ``back`` to ours.
+    """Reorder rows of ``[out, rank]`` to llama.cpp's rotary positions, or ``back`` from them.
 
-    Ours rotates the first half of a head with its second half; llama.cpp's ``llama`` rotates neighbours.
+    transformers rotates the first half of a head with its second half; llama.cpp's ``llama`` rotates neighbours.
     """
     key = known.rotated.get(weight.removesuffix(".weight").rpartition(".")[2])
     if key is None:

@@ -1,7 +1,7 @@
-"""Writes a GGUF file of a model folder by llama.cpp's converter, which auto-round carries.
+"""Convert a model folder to GGUF with llama.cpp's converter, which auto-round bundles.
 
-``python -m gym_fed.export.gguf.convert`` is a process of its own: the converter has modules of common names, and
-prints and patches as it likes. Its job is ``{"folder", "file", "quantization", "metadata"}``.
+``python -m gym_fed.export.gguf.convert`` is a separate process, because the converter has modules with common names,
+and prints and patches other modules. Its job is ``{"folder", "file", "quantization", "metadata"}``.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FILE_TYPES = {
     "q4_k_m": "MOSTLY_Q4_K_M",
     "q4_0": "MOSTLY_Q4_0",
 }
-"""Names of a file's type by ``--quantization``."""
+"""The name of a file's type by ``--quantization``."""
 LIBRARIES = ("torch", "gguf", "transformers.models.llama.configuration_llama", "sentencepiece")
-"""What it imports before it knows its job."""
+"""Libraries that are imported before the job arrives."""
 UNSUPPORTED = 3
-"""Exit status for a tokenizer that no pre-tokenizer of llama.cpp is like, and for an architecture that the installed
-``gguf`` does not name; the reason is the last line."""
+"""The exit status for a tokenizer that matches no pre-tokenizer of llama.cpp, and for an architecture that ``gguf``
+does not name; the reason is the last line."""
 
 
 @cache
 def known_architectures() -> frozenset[str]:
-    """Classes of models that the converter knows, read from its table without running it."""
+    """Return the model classes that the converter knows, read from its table without running it."""
     tree = ast.parse((_converter() / "conversion" / "__init__.py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "TEXT_MODEL_MAP":
@@ -50,14 +50,14 @@ def known_architectures() -> frozenset[str]:
 
 
 def main() -> int:
-    """Do the job; the exit status."""
+    """Run the job, and return the exit status."""
     with child_job() as (job, say):
         say("converting", 0, 0)
         return _convert(job, say)
 
 
 def _converter() -> Path:
-    """The folder in auto-round that holds it; auto-round itself is not imported."""
+    """Return the folder in auto-round that contains the converter; auto-round itself is not imported."""
     found = find_spec("auto_round")
     assert found is not None
     assert found.submodule_search_locations
@@ -103,7 +103,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
 
 
 def _skip_auto_round() -> None:
-    """Let the converter import its helper for paths without the rest of auto-round, which takes two seconds."""
+    """Let the converter import its path helper without the rest of auto-round, which takes two seconds."""
     for name in ("auto_round", "auto_round.utils"):
         spec = find_spec(name)
         assert spec is not None
@@ -111,7 +111,7 @@ def _skip_auto_round() -> None:
 
 
 def _model_class(conversion: Any, architecture: str) -> Any:
-    """What converts an architecture; None where the converter's module is of a later gguf than the installed one."""
+    """Return the converter class of an architecture; None if it needs a later gguf than the installed one."""
     try:
         found = conversion.get_model_class(architecture)
     except (AttributeError, KeyError):  # a tensor or a class that this gguf does not name
@@ -120,7 +120,7 @@ def _model_class(conversion: Any, architecture: str) -> Any:
 
 
 def _trust_no_code() -> None:
-    """Let transformers run no Python file that a model names; the converter would, for some architectures."""
+    """Keep transformers from running Python files that a model names, as the converter allows for some."""
     from transformers import AutoConfig, AutoTokenizer
 
     for kind in (AutoConfig, AutoTokenizer):
@@ -147,7 +147,7 @@ def _say_tensors(model_class: Any, say: Report) -> None:
 
 
 def _say_metadata(gguf: Any, made: Any, metadata: dict[str, Any]) -> None:
-    """Put ``metadata`` into the file in place of what the converter has guessed."""
+    """Write ``metadata`` to the file in place of the converter's guesses."""
     prepare = made.prepare_metadata
     kinds = {bool: "BOOL", int: "UINT32", str: "STRING"}
 
@@ -195,7 +195,7 @@ def _mix(gguf: Any, model_class: Any, quantization: str) -> None:
 
 
 class _Architectures:
-    """``gguf.MODEL_ARCH``, without an error for what this gguf is too old for: the converter names all of them."""
+    """``gguf.MODEL_ARCH`` without errors for architectures that this gguf is too old for."""
 
     def __init__(self, known: Any) -> None:
         self._known = known

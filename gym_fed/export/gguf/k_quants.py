@@ -1,8 +1,8 @@
-"""Blocks of GGUF's K types: 256 values as numbers of few bits, with scales of sub-blocks in few bits, too.
+"""Quantisation to GGUF's K types: blocks of 256 values in few bits, with quantised scales of sub-blocks.
 
-Layout and search of the scales are those of llama.cpp's quantiser without an importance matrix (``ggml-quants.c``:
+Layout and search of the scales follow llama.cpp's quantiser without an importance matrix (``ggml-quants.c``:
 ``quantize_row_q4_K_ref``, ``quantize_row_q5_K_ref``, ``quantize_row_q6_K_ref``), so the quality is the same. The
-``gguf`` package reads these types and does not write them.
+``gguf`` package reads these types but cannot write them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 VALUES = 256
-"""Of a block."""
+"""Values of a block."""
 _AT_ONCE = 4096
-"""Blocks that are searched together: a few ten MiB."""
+"""Blocks that are searched together: a few tens of MiB."""
 
 
 def k_blocks(kind: str, values: np.ndarray) -> np.ndarray:
@@ -36,14 +36,14 @@ def k_blocks(kind: str, values: np.ndarray) -> np.ndarray:
 
 
 def _q4(blocks: np.ndarray) -> np.ndarray:
-    """d and dmin (float16), 12 bytes of scales and minima, 128 bytes of 4-bit numbers."""
+    """Pack Q4_K: d and dmin (float16), 12 bytes of scales and minima, 128 bytes of 4-bit numbers."""
     head, levels = _with_minima(blocks, most=15, first=-1.0, tries=21)
     halves = levels.reshape(-1, 4, 2, 32)
     return np.concatenate([head, (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(-1, 128)], axis=1)
 
 
 def _q5(blocks: np.ndarray) -> np.ndarray:
-    """As Q4_K, with 32 bytes of fifth bits before the low four."""
+    """Pack Q5_K: like Q4_K, with 32 bytes of fifth bits before the low four."""
     head, levels = _with_minima(blocks, most=31, first=-0.5, tries=16)
     halves = levels.reshape(-1, 4, 2, 32)
     low, high = halves & 15, halves >> 4
@@ -53,7 +53,7 @@ def _q5(blocks: np.ndarray) -> np.ndarray:
 
 
 def _with_minima(blocks: np.ndarray, most: int, first: float, tries: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first 16 bytes of each block, and ``[blocks, 8, 32] uint8`` numbers of at most ``most``.
+    """Return the first 16 bytes of each block, and ``[blocks, 8, 32] uint8`` numbers of at most ``most``.
 
     A value is ``d * scale * number - dmin * minimum``, with scale and minimum of 6 bits for each 32 values.
     """
@@ -74,9 +74,9 @@ def _with_minima(blocks: np.ndarray, most: int, first: float, tries: int) -> tup
 def _scales_and_minima(
     parts: np.ndarray, most: int, first: float, tries: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``[blocks, 8]`` scales and minima (as positive numbers): of ``tries`` roundings that which loses least.
+    """Return ``[blocks, 8]`` scales and (positive) minima: the best of ``tries`` roundings.
 
-    Each rounding's scale and minimum solve weighted least squares; larger values weigh more.
+    Scale and minimum of each rounding solve weighted least squares; larger values weigh more.
     """
     weights = np.sqrt((parts * parts).mean(axis=2, keepdims=True)) + np.abs(parts)
     lowest = np.minimum(parts.min(axis=2), 0)
@@ -116,7 +116,7 @@ def _scales_and_minima(
 
 
 def _in_six_bits(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``[blocks] float16`` units, and ``[blocks, 8] uint8`` multiples of them up to 63."""
+    """Return ``[blocks] float16`` units, and ``[blocks, 8] uint8`` multiples of them up to 63."""
     largest = np.maximum(numbers.max(axis=1), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(largest > 0, 63 / largest, 0).astype(np.float32)
@@ -126,7 +126,7 @@ def _in_six_bits(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
-    """``[blocks, 12] uint8``: six bits of the first four of both, whose free bits hold the others' upper two."""
+    """Pack to ``[blocks, 12] uint8``: six bits of the first four of both, with the others' upper two in free bits."""
     low = scales[:, :4] | ((scales[:, 4:] >> 4) << 6)
     middle = minima[:, :4] | ((minima[:, 4:] >> 4) << 6)
     high = (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4)
@@ -134,7 +134,7 @@ def _packed_scales(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
 
 
 def _q6(blocks: np.ndarray) -> np.ndarray:
-    """128 bytes of low and 64 of high bits, 16 scales of 8 bits, and d (float16)."""
+    """Pack Q6_K: 128 bytes of low and 64 of high bits, 16 scales of 8 bits, and d (float16)."""
     parts = blocks.reshape(-1, 16, 16)
     scales = _signed_scales(parts)
     largest = np.take_along_axis(scales, np.abs(scales).argmax(axis=1)[:, None], axis=1)
@@ -155,7 +155,7 @@ def _q6(blocks: np.ndarray) -> np.ndarray:
 
 
 def _signed_scales(parts: np.ndarray) -> np.ndarray:
-    """``[blocks, 16]`` scales of ``[blocks, 16, 16]`` values: of 19, that which loses least, weighted by squares."""
+    """Return ``[blocks, 16]`` scales of ``[blocks, 16, 16]`` values: the best of 19, weighted by squares."""
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=2)[:, :, None], axis=2)
     best = np.full(parts.shape[:2], -1.0, dtype=np.float32)
     found = np.zeros(parts.shape[:2], dtype=np.float32)
@@ -168,7 +168,7 @@ def _signed_scales(parts: np.ndarray) -> np.ndarray:
         square = (weights * levels * levels).sum(axis=2)
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = np.where(square > 0, product / square, 0)
-        kept = scale * product  # of the sum of weighted squares
+        kept = scale * product  # the part of the weighted sum of squares that the rounding keeps
         better = kept > best
         best, found = np.where(better, kept, best), np.where(better, scale, found)
     return np.where(np.abs(largest[:, :, 0]) < 1e-15, 0, found)
@@ -178,20 +178,20 @@ _KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q4_K": _q4, "Q5_K": _q
 
 
 BLOCK = 256
-"""Values of a block of the K types; a row that is no multiple of it falls back."""
+"""Values of a block of the K types; rows that are not a multiple of it fall back."""
 FALLBACK = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-"""For such rows, as llama.cpp's; of these, blocks have 32 values."""
+"""The types for such rows, as in llama.cpp; their blocks have 32 values."""
 PLAIN = {"q4_0": "Q4_0", "q8_0": "Q8_0", "q6_k": "Q6_K", "q5_k_m": "Q5_K", "q4_k_m": "Q4_K"}
-"""Type of most tensors, by ``--quantization``."""
+"""The type of most tensors, by ``--quantization``."""
 _MIXED = ("q5_k_m", "q4_k_m")
 
 
 _PLAIN_MATRICES = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
-"""Ends of what is never quantised."""
+"""Suffixes of tensors that are never quantised."""
 _VALUES = ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight")
-"""What makes the values of attention, alone or with others."""
+"""Suffixes of tensors that compute the values of attention, alone or with others."""
 _EXPERTS = 8
-"""Of a model with so many, attention is small beside them and keeps more bits."""
+"""With this many experts, attention is a small part of the model and keeps more bits."""
 
 
 def tensor_type(
@@ -204,19 +204,19 @@ def tensor_type(
     tied: bool,
     experts: int = 0,
 ) -> str | None:
-    """The type of a matrix; None where llama.cpp leaves it as it is.
+    """Choose the type of a matrix as llama.cpp's quantiser does; None if it leaves it as it is.
 
     Args:
         quantization: A key of ``PLAIN``.
-        tensor: Its name in the file, as ``blk.3.attn_v.weight``.
-        row: Values of a row.
-        layer: Its layer; None outside of them.
+        tensor: The tensor's name in the file, such as ``blk.3.attn_v.weight``.
+        row: The number of values in a row.
+        layer: The layer's number; None outside of layers.
         layers: The number of layers of the model.
-        tied: Whether the embeddings are the head, too.
+        tied: Whether the embeddings are also the head.
         experts: The number of experts in each layer.
 
     Returns:
-        Name of a ``gguf.GGMLQuantizationType``.
+        The name of a ``gguf.GGMLQuantizationType``.
     """
     if not tensor.endswith(".weight") or tensor.endswith(_PLAIN_MATRICES):
         return None
@@ -238,6 +238,6 @@ def tensor_type(
 
 
 def _more_bits(layer: int, layers: int) -> bool:
-    """The first and last eighth of the layers, and every third between."""
+    """Return True for the first and last eighth of the layers, and every third between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

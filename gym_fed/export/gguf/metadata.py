@@ -1,6 +1,6 @@
-"""What a GGUF file says beside its weights: special tokens, chat template, licence, base. Written, and read again.
+"""The metadata of a GGUF file: special tokens, chat template, licence and base, written and read back.
 
-The converter guesses much of it from files; here it is what the source's own tokenizer does.
+The converter guesses much of it from files; here it follows the source's own tokenizer.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.source import Source, licences_of
 
 _MOST_TEXT = 1 << 18
-"""Characters of all licences together; more are no licence."""
+"""Most characters of all licences together."""
 LICENSE_TEXT = "gym_fed.license.text"
-"""This project's own key: GGUF has one for a licence's name, none for its text."""
+"""This project's own key: GGUF has a key for a licence's name, but none for its text."""
 
 
 def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
-    """What the file must say, by key.
+    """Return the metadata that the file must have, by key.
 
     Args:
         source: The model to export.
-        file_type: Number of a ``gguf.LlamaFileType``.
+        file_type: The number of a ``gguf.LlamaFileType``.
     """
     from gym_fed.export.card import licence_name, lineage
     from gym_fed.registry.card.readme import is_name_of_the_hub
@@ -36,7 +36,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
         **_special_tokens(tokenizer, source.model),
     }
     template = tokenizer.chat_template
-    if isinstance(template, dict):  # of several by name, this is the one that answers without tools
+    if isinstance(template, dict):  # of several by name, this one answers without tools
         template = template.get("default")
     if isinstance(template, str):
         found["tokenizer.chat_template"] = without_training_marks(template)
@@ -58,10 +58,10 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
 
 
 def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
-    """Read the file by ``gguf`` and compare.
+    """Read the file with ``gguf`` and compare its metadata.
 
     Raises:
-        GymError: ``EXPORT_DIFFERS`` naming the first key that says something else.
+        GymError: ``EXPORT_DIFFERS`` naming the first key with another value.
     """
     import gguf
 
@@ -77,7 +77,7 @@ def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
 
 
 def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
-    """Ids, and whether a plain text gets a beginning or an end. Further end tokens are ``eot`` and ``eom``."""
+    """Return special token ids, and whether texts get a begin or end token. ``eot`` and ``eom`` are end tokens, too."""
     ids = list(tokenizer("a")["input_ids"])
     plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
     around = len(ids) > len(plain)
@@ -101,7 +101,7 @@ def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
 
 
 def _license_text(source: Source) -> str:
-    """Licences and notices that travel with it.
+    """Return the licences and notices that accompany the model.
 
     Raises:
         GymError: ``USAGE`` for more than ``_MOST_TEXT``.
@@ -118,9 +118,9 @@ def _license_text(source: Source) -> str:
 
 
 _TRAINING_MARKS = re.compile(r"\{%(-?)\s*(?:end)?generation\s*(-?)%\}")
-"""What transformers adds to jinja2 for training: which tokens are learned. White space at their sides is theirs."""
+"""Marks that transformers adds to jinja2 for training: which tokens are learned. They include adjacent white space."""
 
 
 def without_training_marks(template: str) -> str:
-    """A chat template that plain jinja2 reads, and that renders the same."""
+    """Return a chat template that plain jinja2 can render, with the same result."""
     return _TRAINING_MARKS.sub(r"{%\1 if true \2%}{% endif %}", template)

@@ -1,7 +1,7 @@
-"""Finds which of llama.cpp's pre-tokenizers splits texts as a byte-level tokenizer does, by comparing both on probes.
+"""Detection of the llama.cpp pre-tokenizer that splits texts like a byte-level tokenizer, by comparison on probes.
 
 A GGUF file names its pre-tokenizer, and llama.cpp knows about thirty. Its converter recognises a tokenizer by a hash of
-the ids of one text, so a tuned or new one is unknown to it though it splits as a known one. Here the source's
+the ids of one text, so it does not recognise a tuned or new one even if that splits like a known one. Here the source's
 tokenizer is compared with itself under each of the known pre-tokenizers, token by token.
 """
 
@@ -17,17 +17,17 @@ from gym_fed.export.gguf.probes import probes
 WHOLE_WORDS = frozenset({"llama-bpe", "tekken"})
 """Of ``PATTERNS``, llama.cpp looks a whole piece up before it merges (``ignore_merges``)."""
 _CUT = 3000
-"""Probes whose pieces are compared; the first of them are the plain ones."""
+"""The number of probes whose pieces are compared; the first of them are the plain ones."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """Which pre-tokenizer it is.
+    """The result of a detection.
 
     Attributes:
-        name: The value of ``tokenizer.ggml.pre``; empty where none splits the same.
-        nearest: That of most probes.
-        text: The first probe that even the nearest splits otherwise.
+        name: The value of ``tokenizer.ggml.pre``; empty if none matches.
+        nearest: The one that matches most probes.
+        text: The first probe that even the nearest splits differently.
     """
 
     name: str
@@ -36,14 +36,14 @@ class Match:
 
 
 def matching(tokenizer: Any, first: str = "") -> Match:
-    """Of ``PATTERNS``, one under which every probe gets the token ids that the tokenizer gives.
+    """Find a member of ``PATTERNS`` under which every probe gets the tokenizer's own token ids.
 
-    Those that cut texts into the same pieces come first: a tokenizer with few merges may be like several.
+    Those that split texts into the same pieces come first, since a tokenizer with few merges may match several.
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer`` of byte-level BPE. Its NFC stays in the comparison: llama.cpp reads texts
             as they are, for all models.
-        first: Tried before the others: what the converter takes it for.
+        first: Tried before the others: the converter's own guess.
     """
     texts = list(probes())
     values = json.loads(tokenizer.to_str())
@@ -66,7 +66,7 @@ def matching(tokenizer: Any, first: str = "") -> Match:
 
 
 def _first_difference(tokenizer: Any, texts: list[str], wanted: list[list[int]]) -> int | None:
-    """Its place; a few texts show it for most."""
+    """Return the position of the first difference; a few texts show it for most patterns."""
     step = 250
     for first in range(0, len(texts), step):
         found = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)
@@ -77,7 +77,7 @@ def _first_difference(tokenizer: Any, texts: list[str], wanted: list[list[int]])
 
 
 def _cuts(name: str, texts: list[str], wanted: list[list[str]]) -> bool:
-    """Return whether it cuts the first texts into the wanted pieces."""
+    """Return whether a pattern splits the first texts into the expected pieces."""
     own = _pieces(PATTERNS[name])
     return all(_cut(own, text) == pieces for text, pieces in zip(texts, wanted, strict=False))
 
@@ -89,7 +89,7 @@ def _cut(pre_tokenizer: Any, text: str) -> list[str]:
 
 
 def _under(values: dict[str, Any], patterns: tuple[str, ...], *, whole_words: bool) -> Any:
-    """The tokenizer as llama.cpp runs it: split by these patterns, then bytes, then merges."""
+    """Return the tokenizer as llama.cpp runs it: split by these patterns, then bytes, then merges."""
     from tokenizers import Tokenizer
 
     normalizer = values["normalizer"] if (values["normalizer"] or {}).get("type") == "NFC" else None

@@ -1,4 +1,4 @@
-"""Ten thousand short texts on which two tokenizers are compared: the same ones on every machine."""
+"""Ten thousand short texts on which two tokenizers are compared, the same on every machine."""
 
 from __future__ import annotations
 
@@ -210,12 +210,12 @@ _CLASSES = (
         "\u2006\u205f\u2005\u2001\u2009\xa0\u3000\u202f\u2007\u2002\u200a\u2004 \u2008\u2000\u2003\u1680"
     ),
 )
-"""Up to 24 characters of each general category, drawn once by Unicode 14: the interpreter's own tables differ."""
+"""Up to 24 characters of each general category, drawn once with Unicode 14, since Python versions' tables differ."""
 
 
 @cache
 def probes() -> tuple[str, ...]:
-    """Each part alone, each character class, and then parts strung together with and without spaces."""
+    """Return each part alone, each character class, and then parts joined with and without spaces."""
     draw = random.Random(_SEED)
     parts = (*_WORDS, *_CONTRACTIONS, *_NUMBERS, *_SPACES, *_SIGNS, *_CODE)
     found = [*parts, *(f"{one}{two}" for one in _SPACES for two in ("a", "1", ".", "\n", "é"))]

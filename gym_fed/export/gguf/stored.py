@@ -1,6 +1,6 @@
-"""Compares what a GGUF file holds with the model that it was made of: every tensor, and the settings of its forward.
+"""Comparison of a GGUF file with its model: every tensor, and the settings of the forward.
 
-Answers alone do not find a wrong layer: what few bits lose hides a matrix that is a tenth too large.
+Answers alone do not reveal a wrong layer: the loss of few bits hides a matrix that is a tenth too large.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 _AT_ONCE = 1 << 22
-"""Values that are compared together: some ten MiB."""
+"""Values that are compared together: some tens of MiB."""
 _GEMMA3_BASE = 1e6
-"""Of the rotation, where a file of Gemma 3 states none."""
+"""The rotation's base if a file of Gemma 3 has none."""
 
 
 def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
     """Compare a whole file.
 
     Args:
-        file: Was written.
-        model: The model of transformers, with everything in its weights.
-        report: Gets the tensors that are done.
+        file: The written file.
+        model: A transformers model with everything in its weights.
+        report: Gets the number of tensors that are done.
 
     Returns:
         ``compared`` tensors and the ``largest_error`` by type, relative to the largest value of a block (or to
-        the value itself, where it is plain); or ``not_compared`` with the reason.
+        the value itself, if it is not quantised); or ``not_compared`` with the reason.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the tensor or the setting.
@@ -70,7 +70,7 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
 
 
 def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tensor) -> float:
-    """The largest error of a block of one tensor, relative to the block's largest value.
+    """Return the largest error of a block of one tensor, relative to the block's largest value.
 
     Raises:
         GymError: ``EXPORT_DIFFERS``.
@@ -91,7 +91,7 @@ def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tenso
         size = of_part.amax(dim=1, keepdim=True).expand_as(of_part)
         excess = error - rounding.least
         allowed = rounding.share * size + rounding.share_of_part * of_part
-        beyond = ~(excess <= allowed)  # what is no number is beyond, too
+        beyond = ~(excess <= allowed)  # NaN is beyond, too
         if beyond.any():
             raise _differs(
                 f"{name} ({kind}) is {float(error[beyond][0]):.3g} off in a block whose largest value is "
@@ -106,7 +106,7 @@ def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tenso
 
 
 def _require_settings(header: Header, config: Any) -> None:
-    """Compare what the forward reads of the header.
+    """Compare the settings that the forward reads from the header.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the setting.
@@ -122,7 +122,7 @@ def _require_settings(header: Header, config: Any) -> None:
 
 
 def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
-    """Each setting with what a file that does not state it means; None: it must."""
+    """Return each setting, with its meaning if the file does not have it; None: it must."""
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = _rope(config)
@@ -146,13 +146,13 @@ def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
-    """Rotary positions; of Gemma 3 those of the layers that see everything."""
+    """Return the rotary parameters; for Gemma 3 those of the global layers."""
     found: Mapping[str, Any] = config.rope_parameters
     return found.get("full_attention") or found
 
 
 def _require_frequencies(header: Header, config: Any) -> None:
-    """Compare what Llama 3's stretching divides each frequency by.
+    """Compare the divisors of the frequencies of Llama 3's rope scaling.
 
     Raises:
         GymError: ``EXPORT_DIFFERS``.
@@ -181,26 +181,32 @@ def _differs(why: str) -> GymError:
 
 
 _HALF = 2.0**-11
-"""Rounding of a float16, relative to it."""
+"""The rounding of a float16, relative to it."""
 _SMALLEST = 2.0**-25
-"""Rounding of the smallest float16."""
+"""The rounding of the smallest float16."""
 _SIX_BITS = 0.5 / 63
-"""Rounding of a scale of 6 bits, relative to the largest one of its block."""
+"""The rounding of a scale of 6 bits, relative to the largest one of its block."""
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What one type may lose.
+    """The rounding error of one type.
+
+    A block's error is at most a share of its largest magnitude; blocks of the K types have parts with a scale each, and
+    a second share of the largest magnitude of the part. Each share follows from the layout (``ggml-quants.c``): the
+    widest step between two levels, and the rounding of the scales. The scales are float16, whose smallest numbers are
+    ``2^-24``
+    apart: half of that, times the highest multiple of a scale, is allowed in any block.
 
     Attributes:
-        block: Values with one float16.
-        share: Largest error, relative to the largest magnitude of the block.
-        least: Error that is allowed in any block.
-        scale: How far the tensor as a whole may be from one times the source: of the least squares' factor. Rounding
-            to levels leaves it near 1 (Q5_1 of SmolLM2's matrices is 1.9% off); a tensor that was multiplied keeps
-            within ``share`` where levels are few.
-        part: Values with a scale of their own; 0: the block.
-        share_of_part: The error's further share, of the largest magnitude of the part.
+        block: The number of values that share a float16.
+        share: The largest error, relative to the largest magnitude of the block.
+        least: The error that is allowed in any block.
+        scale: The largest deviation of the whole tensor's scale from the source's, by least squares. Rounding
+            to levels leaves it near 1 (Q5_1 of SmolLM2's matrices is 1.9% off); a tensor that was multiplied would stay
+            within ``share`` if levels are few.
+        part: The number of values with a scale of their own; 0: the block.
+        share_of_part: A further share of the error, of the largest magnitude of the part.
     """
 
     block: int
@@ -212,19 +218,19 @@ class Rounding:
 
     @property
     def most(self) -> float:
-        """Of any value, relative to the largest of its block."""
+        """The largest error of any value, relative to the largest of its block."""
         return self.share + self.share_of_part
 
 
 def _one_step(block: int, levels: int, scale: float) -> Rounding:
-    """Levels from ``-levels`` to ``levels - 1``: the far end is a whole step beyond the last one."""
+    """Return the rounding for levels from ``-levels`` to ``levels - 1``, whose far end may be a whole step off."""
     return Rounding(block, 1 / levels + _HALF, levels * _SMALLEST, scale)
 
 
 def _with_minima(most: int, scale: float) -> Rounding:
-    """Levels from 0 to ``most`` over at most twice the largest value, above a minimum; both scales in 6 bits.
+    """Return the rounding for levels from 0 to ``most`` above a minimum, with scales in 6 bits.
 
-    The search may give up half a step at an end for less loss over the block, so a whole step is allowed.
+    The search may give up half a step at an end for a smaller loss of the block, so a whole step is allowed.
     """
     return Rounding(256, 3 * (_SIX_BITS + _HALF), 63 * (most + 1) * _SMALLEST, scale, 32, 2 / most)
 
@@ -241,4 +247,4 @@ ROUNDINGS = {
     "Q5_0": _one_step(32, 16, 1e-2),
     "Q4_0": _one_step(32, 8, 3e-2),
 }
-"""By the type's name; the types that are written."""
+"""Rounding errors by the name of each type that is written."""

@@ -1,6 +1,6 @@
-"""What llama.cpp's converter is given to write tokenizers that it does not know, or does not write faithfully.
+"""Patches that let llama.cpp's converter write tokenizers that it does not know, or writes incorrectly.
 
-Runs beside the converter, in the process of ``convert.py``; ``teach`` replaces functions of its classes there.
+It runs in the process of ``convert.py``, where ``teach`` replaces methods of the converter's classes.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from gym_fed.export.gguf.pretokenizer import matching
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MERGES = "tokenizer.ggml.merges"
 _UNREACHED = -1e9
-"""Score of a piece that no merge makes."""
+"""The score of a piece that no merge makes."""
 
 
 class UnknownTokenizerError(Exception):
-    """No pre-tokenizer of llama.cpp splits texts as this tokenizer does."""
+    """Raised if no pre-tokenizer of llama.cpp splits texts like this tokenizer."""
 
 
 def teach(model_class: Any) -> None:
-    """Replace what the converter does with tokenizers, in ``model_class``.
+    """Replace the converter's treatment of tokenizers in ``model_class``.
 
-    It knows a byte-level one by a hash of one text's ids, which others share, such as GPT-2's splitting with a
-    vocabulary of single digits; so ``pretokenizer.matching`` decides, where it finds one. One of pieces without
+    It recognises a byte-level one by a hash of one text's ids, which others share, such as GPT-2's splitting with a
+    vocabulary of single digits; so ``pretokenizer.matching`` decides, if it finds one. A tokenizer of pieces without
     SentencePiece's own file, as tuned models have it, is written from ``tokenizer.json`` with the order of its merges.
-    One of single bytes has an empty list of merges: llama.cpp wants the list, and the ``gguf`` package writes no empty
-    one.
+    A tokenizer of single bytes has an empty list of merges: llama.cpp requires the list, and the ``gguf`` package
+    writes no empty one.
     """
     import gguf
 
@@ -61,7 +61,7 @@ def teach(model_class: Any) -> None:
             _write_pieces(self)
 
     def byte_level(self: Any) -> None:
-        with suppress(FileNotFoundError):  # converters of some families take this way for both kinds
+        with suppress(FileNotFoundError):  # converters of some families try this for both kinds
             return _write_pieces(self)
         by_bytes(self)
         values = self.gguf_writer.kv_data[0]
@@ -82,13 +82,13 @@ def teach(model_class: Any) -> None:
 
 
 def _write_pieces(self: Any) -> None:
-    """The tokenizer of pieces (BPE with bytes to fall back on) of ``tokenizer.json``.
+    """Write the tokenizer of pieces (BPE with byte fallback) from ``tokenizer.json``.
 
-    llama.cpp joins the two neighbours whose joint piece has the highest score; so a piece's score is the place of its
-    merge, which SentencePiece's own files have, too.
+    llama.cpp joins the two neighbours whose joint piece has the highest score, so the score of a piece is the rank of
+    its merge, which SentencePiece's own files have, too.
 
     Raises:
-        FileNotFoundError: It has no such tokenizer; the converter then goes on to byte-level ones.
+        FileNotFoundError: If there is no such tokenizer; the converter then tries byte-level ones.
     """
     import gguf
     from tokenizers import Tokenizer

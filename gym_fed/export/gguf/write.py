@@ -1,4 +1,4 @@
-"""Writes a whole model as a GGUF file: saved as a folder, converted by another process, and its metadata read again."""
+"""Writing of a model as a GGUF file: saved as a folder, converted by another process, and its metadata read back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source
 
 CONVERTER = "gym_fed.export.gguf.convert"
-"""Module whose process converts."""
+"""The module whose process converts."""
 
 
 def write_gguf(
@@ -27,13 +27,13 @@ def write_gguf(
 
     Args:
         source: A model that the converter knows.
-        target: The folder beside it is used meanwhile.
+        target: The new file; its folder is used for temporary files.
         quantization: One of ``convert.FILE_TYPES``.
-        report: Gets the tensors that are converted.
-        processes: Has the converter's process, where that was started ahead.
+        report: Gets the number of tensors that are converted.
+        processes: Has the converter's process, if that was started before.
 
     Raises:
-        GymError: ``USAGE`` for what the converter cannot write, ``EXPORT_DIFFERS`` for any other end.
+        GymError: ``USAGE`` if the converter cannot write the model, ``EXPORT_DIFFERS`` for any other failure.
     """
     import gguf
 
@@ -57,9 +57,9 @@ def write_gguf(
 
 
 def bytes_in_8_bits(file: Path) -> int:
-    """Size of a file of plain weights if it were written as q8_0.
+    """Return the size that a file of unquantised weights would have as q8_0.
 
-    That is 34 bytes for 32 weights of a matrix, and float16 where its rows are no multiple of 32.
+    That is 34 bytes for 32 weights of a matrix, and float16 if its rows are not a multiple of 32.
     """
     import gguf
 
@@ -72,7 +72,7 @@ def bytes_in_8_bits(file: Path) -> int:
 
 
 def refused(source: Source, why: str) -> GymError:
-    """That a model cannot be a GGUF file."""
+    """Return the error that a model cannot be a GGUF file."""
     return GymError(
         ErrorCode.USAGE, f"format gguf: {source.name}: {why}", "export it as huggingface or adapter"
     )

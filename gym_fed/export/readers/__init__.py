@@ -1,1 +1,1 @@
-"""The other side: one module for each library that reads an export back, in a process of its own."""
+"""Readers of exports: one module per library, run in a separate process."""

@@ -1,4 +1,4 @@
-"""ExecuTorch's programs by its own runtime."""
+"""Reads ExecuTorch programs with ExecuTorch's own runtime."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gym_fed.export.readers.reading import LoadedExport
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
     return alone(OfExecuTorch(Path(parts["program"]), Path(parts["model"])))
 
 
 class OfExecuTorch(OfProgram):
-    """In its own threads, one text at a time."""
+    """A program in ExecuTorch's own threads, one text at a time."""
 
     rows = 1
 

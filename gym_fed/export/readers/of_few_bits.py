@@ -1,5 +1,5 @@
-"""Folders of AWQ and GPTQ by this project's own reader, for gptqmodel cannot be installed beside: made plain, and then
-read by transformers."""
+"""Reads folders of AWQ and GPTQ by unpacking them with this project's reader, since gptqmodel cannot be installed
+alongside, and then with transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LIBRARIES", "load"]
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The model of ``parts["model"]`` in float32, its packed weights rounded to the type of their scales."""
+    """Load the model of ``parts["model"]`` in float32, its packed weights rounded to the dtype of their scales."""
     model = Path(parts["model"])
     with tempfile.TemporaryDirectory(prefix="gym-export-", dir=model.parent) as folder:
         QuantisedImporter().write(model, Path(folder), lambda _done, _all: None)

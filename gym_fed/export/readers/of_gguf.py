@@ -1,4 +1,4 @@
-"""GGUF files by transformers' own reader, which dequantises them."""
+"""Reads GGUF files with transformers' own reader, which dequantises them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import LoadedExport
 
 LIBRARIES = (*OF_TRANSFORMERS, "gguf", "transformers.modeling_gguf_pytorch_utils")
-"""What the process that reads back imports before it knows its job."""
+"""Libraries that the reading process imports before its job arrives."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The model of ``parts["file"]`` in float32, with the tokenizer in it."""
+    """Load the model of ``parts["file"]`` in float32, with the tokenizer in it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -30,7 +30,7 @@ def load(parts: dict[str, Any]) -> LoadedExport:
 
 
 class _OfGguf(OfTransformers):
-    """Special tokens and the template were compared when the file was written: ``gguf.metadata``."""
+    """The model, without special tokens and template, which ``gguf.metadata`` compares."""
 
     def special_ids(self) -> dict[str, int]:
         return {}
@@ -40,7 +40,7 @@ class _OfGguf(OfTransformers):
 
 
 def _space_after_special_tokens(tokenizer: Any) -> None:
-    """Put the space before a text also where one begins after a special token: llama.cpp does, this reader does not."""
+    """Also put the space before a text that follows a special token, as llama.cpp does but this reader does not."""
     from tokenizers import pre_tokenizers
 
     pieces = tokenizer.pre_tokenizer

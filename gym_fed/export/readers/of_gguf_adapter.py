@@ -1,4 +1,4 @@
-"""GGUF adapters: by llama.cpp on the base's own GGUF, or by ``gguf`` and PEFT on the base's folder."""
+"""Reads GGUF adapters with llama.cpp on the base's own GGUF, or with ``gguf`` and PEFT on the base's folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gym_fed.export.readers.of_transformers import OfTransformers, loaded
 from gym_fed.export.readers.reading import LoadedExport
 
 LIBRARIES = (*OF_TRANSFORMERS, "peft", "gguf")
-"""What the process that reads back imports before it knows its job."""
+"""Libraries that the reading process imports before its job arrives."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """``parts["file"]`` on the base ``parts["model"]``, by ``parts["by"]``: ``llama_cpp_python`` or ``gguf``."""
+    """Load ``parts["file"]`` on the base ``parts["model"]`` with ``parts["by"]``: ``llama_cpp_python`` or ``gguf``."""
     if parts["by"] == "llama_cpp_python":
         return OfLlamaCppAdapter(parts)
     model, tokenizer = loaded({"model": parts["model"]})
@@ -25,7 +25,7 @@ def load(parts: dict[str, Any]) -> LoadedExport:
 
 
 def with_adapter(model: Any, file: Path) -> Any:
-    """The base with the factors of a GGUF adapter beside it, by PEFT."""
+    """Return the base with the factors of a GGUF adapter, applied by PEFT."""
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
     from gym_fed.export.gguf.adapter import peft_state
@@ -46,9 +46,9 @@ def with_adapter(model: Any, file: Path) -> Any:
 
 
 class OfLlamaCppAdapter(OfLlamaCpp):
-    """llama.cpp with the adapter on the base in f32, which is converted for this.
+    """llama.cpp with the adapter on the base, which is converted to f32 for this.
 
-    The adapter's file holds no tokenizer: token ids are those of the base's own.
+    The adapter's file contains no tokenizer, so token ids are those of the base's tokenizer.
     """
 
     def __init__(self, parts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""GGUF files by llama.cpp itself (llama-cpp-python): its tokenizer, its forward, the template in the file."""
+"""Reads GGUF files with llama.cpp itself (llama-cpp-python): its tokenizer, its forward, the template in the file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gym_fed.export.readers.of_program import rendered
 from gym_fed.export.readers.reading import POSITIONS, LoadedExport
 
 LIBRARIES = ("torch", "llama_cpp")
-"""What the process that reads back imports before it knows its job."""
+"""Libraries that the reading process imports before its job arrives."""
 _CONTEXT = 2 * POSITIONS
-"""Tokens that one sequence may have here, unless the model has fewer."""
+"""Most tokens of one sequence, unless the model has fewer."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The model of ``parts["file"]``."""
+    """Load the model of ``parts["file"]``."""
     return OfLlamaCpp(parts["file"])
 
 
@@ -23,8 +23,8 @@ class OfLlamaCpp(LoadedExport):
     """A file that llama.cpp has mapped, with keys and values in float32.
 
     Args:
-        file: A model.
-        lora_path: An adapter on it.
+        file: The path of a model.
+        lora_path: The path of an adapter for it.
     """
 
     def __init__(self, file: str, lora_path: str | None = None) -> None:

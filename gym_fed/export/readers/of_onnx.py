@@ -1,4 +1,4 @@
-"""ONNX programs by onnxruntime alone."""
+"""Reads ONNX programs with onnxruntime only."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from gym_fed.export.readers.of_program import OfProgram, alone
 from gym_fed.export.readers.reading import LoadedExport
 
 LIBRARIES = ("torch", "onnxruntime", "tokenizers")
-"""What the process that reads back imports before it knows its job."""
+"""Libraries that the reading process imports before its job arrives."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
     return alone(OfOnnx(Path(parts["program"]), Path(parts["model"])))
 
 
 class OfOnnx(OfProgram):
-    """On the processor, with as many threads as torch has."""
+    """A program on the CPU, with as many threads as torch has."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         import onnxruntime

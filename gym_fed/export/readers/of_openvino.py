@@ -1,4 +1,4 @@
-"""OpenVINO's programs by its own runtime."""
+"""Reads OpenVINO programs with OpenVINO's own runtime."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gym_fed.export.readers.reading import LoadedExport
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
     return alone(OfOpenVino(Path(parts["program"]), Path(parts["model"])))
 
 
 class OfOpenVino(OfProgram):
-    """On the processor, in float32, with as many threads as torch has. The runtime alone reports nothing."""
+    """A program on the CPU in float32, with as many threads as torch has. The runtime alone sends no telemetry."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         import openvino

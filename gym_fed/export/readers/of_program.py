@@ -1,4 +1,4 @@
-"""Programs of token ids to logits, with the tokenizer's files beside them; transformers is not imported."""
+"""The base of readers of programs, with the tokenizer's files; transformers is not imported."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ PADDING = 3
 
 
 def alone(reading: OfProgram) -> OfProgram:
-    """The reading, once its runtime has loaded the program without transformers."""
+    """Return the reader, after checking that its runtime has loaded without transformers."""
     assert "transformers" not in sys.modules
     return reading
 
 
 class OfProgram(LoadedExport):
-    """Every second reading is padded, in a batch of ``rows``, so that a program of one shape alone is found.
+    """A program from token ids to logits.
+
+    Every second call is padded, in a batch of ``rows``, to detect a program that works for one shape only.
 
     Args:
-        folder: With the tokenizer's files.
+        folder: The folder with the tokenizer's files.
     """
 
     rows: ClassVar[int] = 2
@@ -35,7 +37,7 @@ class OfProgram(LoadedExport):
 
     @abstractmethod
     def run(self, ids: Any, mask: Any) -> Any:
-        """``[batch, length] int64`` arrays of numpy to ``[batch, length, vocabulary] float32``."""
+        """Run on numpy ``[batch, length] int64``, and return ``[batch, length, vocabulary] float32``."""
 
     def ids(self, prompt: str) -> list[int]:
         return self._tokens.ids(prompt)
@@ -65,10 +67,10 @@ class OfProgram(LoadedExport):
 
 
 class Tokens:
-    """The tokenizer of a folder.
+    """The tokenizer of a folder, without transformers: ``tokenizers`` and the chat template.
 
     Args:
-        folder: With ``tokenizer.json``; the chat template lies in ``chat_template.jinja`` or ``tokenizer_config.json``.
+        folder: Has ``tokenizer.json``; the chat template is in ``chat_template.jinja`` or ``tokenizer_config.json``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,6 +115,6 @@ class Tokens:
 
 
 def rendered(template: str, prompt: str, special: dict[str, str]) -> str:
-    """A user's message in a chat template, up to where the answer begins."""
+    """Render a user's message with a chat template, up to where the answer begins."""
     messages, tokens = [{"role": "user", "content": prompt}], dict[str, Any](special)
     return render_chat([messages], chat_template=template, add_generation_prompt=True, **tokens)[0][0]

@@ -1,4 +1,4 @@
-"""Programs of ``torch.export`` and ``torch.jit``, by torch alone."""
+"""Reads programs of ``torch.export`` and ``torch.jit`` with torch only."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gym_fed.export.readers.of_program import OfProgram, alone
 from gym_fed.export.readers.reading import LoadedExport
 
 LIBRARIES = ("torch", "torch.export", "tokenizers")
-"""What the process that reads back imports before it knows its job."""
+"""Libraries that the reading process imports before its job arrives."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
+    """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
     return alone(OfTorch(Path(parts["program"]), Path(parts["model"])))
 
 

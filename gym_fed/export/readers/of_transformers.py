@@ -1,4 +1,4 @@
-"""Model folders by transformers, adapters by PEFT, deltas by this project on the base."""
+"""Reads model folders with transformers, adapters with PEFT, and deltas with this project on the base."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 
 LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama")
-"""What the process that reads back imports before it knows its job."""
+"""Libraries that the reading process imports before its job arrives."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """The model in float32, with the tokenizer that lies beside it."""
+    """Load the model in float32, with its tokenizer."""
     model, tokenizer = loaded(parts)
     return OfTransformers(model, tokenizer)
 
 
 def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
-    """The model in float32, and the tokenizer (or processor) that lies beside it."""
+    """Load the model in float32, and its tokenizer (or processor)."""
     import torch
     from transformers import (
         AutoConfig,

@@ -1,4 +1,4 @@
-"""What a reader gives: token ids of texts, logits of token ids, special tokens and the chat template."""
+"""The interface of loaded exports, and the texts on which they are compared with their source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ PROMPTS = (
     "Write one sentence about the sea.",
     "def add(a, b):\n    return",
 )
-"""Read as a user's message, in the chat template."""
+"""Prompts, rendered as a user's message. Like the passage they were written for this project, so that no model was
+trained on them."""
 GREEDY_TOKENS = 32
 POSITIONS = 256
 """Tokens of the passage that are compared."""
@@ -45,40 +46,40 @@ class LoadedExport(ABC):
 
     @abstractmethod
     def ids(self, prompt: str) -> list[int]:
-        """Of the message of a user in the chat template; without one, of the plain text."""
+        """Return the token ids of a user's message in the chat template; without one, of the plain text."""
 
     @abstractmethod
     def logits(self, ids: list[int]) -> Any:
-        """``[tokens, vocabulary]`` float32, of all positions."""
+        """Return the logits of all positions, ``[tokens, vocabulary]`` float32."""
 
     def text_ids(self, text: str) -> list[int] | None:
-        """Of a plain text, with the tokens that its tokenizer puts around any text; None: it has no tokenizer."""
+        """Return the token ids of a plain text, as its tokenizer encodes any text; None if there is no tokenizer."""
         return None
 
     def special_ids(self) -> dict[str, int]:
-        """Ids of ``bos``, ``eos``, ``pad`` and ``unk``, of those that the export says."""
+        """Return the ids of ``bos``, ``eos``, ``pad`` and ``unk``, as far as the export has them."""
         return {}
 
     def chat_template(self) -> str | None:
-        """Its text; None where the export holds none."""
+        """Return the chat template; None if the export has none."""
         return None
 
 
 def answers(
     reading: LoadedExport, prompts: list[str], passage: list[int], tokens: int, report: Report = no_report
 ) -> dict[str, Any]:
-    """Ids and logits of every prompt, logits of the passage, greedy tokens after the last prompt, and its texts.
+    """Compute ids and logits of every prompt, logits of the passage, and greedy tokens after the last prompt.
 
     Args:
         reading: The loaded export.
         prompts: Short texts.
-        passage: Token ids, which are read as they are.
-        tokens: How many are written after the last prompt.
+        passage: Token ids, which are used as they are.
+        tokens: How many are generated after the last prompt.
         report: Gets how many forwards are done.
 
     Returns:
         ``ids.N`` ``[length]`` int64 and ``logits.N`` ``[length, vocabulary]`` float32 for each prompt,
-        ``logits.passage`` and ``greedy``; where the reading has them, ``ids.passage`` (the whole passage by its own
+        ``logits.passage`` and ``greedy``; if the export has them, ``ids.passage`` (the whole passage by its own
         tokenizer), ``special.NAME`` ``[1]`` and ``template`` (bytes, uint8).
     """
     import torch
@@ -101,7 +102,7 @@ def answers(
 
 
 def _texts(reading: LoadedExport) -> dict[str, Any]:
-    """What the tokenizer does beyond the prompts."""
+    """Return the results of the tokenizer in addition to the prompts' ids."""
     import torch
 
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Who made a global version, as ``gym-server model`` notes it in the model's folder."""
+"""The contributors of a global version, as ``gym-server model`` records them in the model's folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.core.json_files import read_object
 
 FILE = "contributors.json"
 MAX_SHOWN = 100
-"""Contributors that a card names; a card is for people."""
+"""Most contributors that a card names."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Contributor:
 
     Attributes:
         contributor: The id.
-        name: As agreed to be published; empty for those who are shown by id alone.
+        name: The name for publication; empty for contributors who are shown by id only.
         share: Its share of what the version's contributors get for its use, 0 to 1.
     """
 
@@ -31,7 +31,7 @@ class Contributor:
 
 
 def contributors_in(folder: Path) -> list[Contributor]:
-    """The contributors noted in a model folder, the largest share first; empty where there are none.
+    """Read the contributors recorded in a model folder, the largest share first; empty if there are none.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a file that cannot be read.

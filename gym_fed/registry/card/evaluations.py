@@ -1,4 +1,4 @@
-"""Figures of evaluations for a card: read from records in Every Eval Ever's JSON, which are foreign input."""
+"""Evaluation figures for a card, read from untrusted records in Every Eval Ever's JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_RECORDS = 64
 EVALS = "evals"
 """The folder of records in a version."""
 NO_DELTA = "none"
-"""What a record has for the delta of a model without one."""
+"""The digest of the delta in records of a model without one."""
 
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 
@@ -31,15 +31,15 @@ class CardFigure:
     """One metric of one task, as a card shows it.
 
     Attributes:
-        task: Name of the task.
-        metric: Name of the metric.
-        value: Mean over the samples.
-        stderr: Its standard error; None where it has none.
-        num_samples: How many samples it is of; None where the record does not say.
-        date: When it was measured, ISO 8601; empty where the record does not say.
-        engine: What measured it.
-        record: Name of the record's file.
-        num_fewshot: Examples in the prompt; None where the record does not say.
+        task: The name of the task.
+        metric: The name of the metric.
+        value: The mean over the samples.
+        stderr: Its standard error; None if unknown.
+        num_samples: The number of samples; None if the record does not say.
+        date: When it was measured, ISO 8601; empty if the record does not say.
+        engine: The program that measured it.
+        record: The name of the record's file.
+        num_fewshot: Examples in the prompt; None if the record does not say.
     """
 
     task: str
@@ -54,7 +54,7 @@ class CardFigure:
 
 
 class _CardField(BaseModel):
-    """The fields that are read here; the schema has more."""
+    """The base of the schemas here, which read only some of the fields."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -107,7 +107,7 @@ class _EvalDocument(_CardField):
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Digests of model and delta, as ``gym eval`` keys its records; empty texts in records of others."""
+        """The digests of model and delta in ``gym eval``'s records; empty strings in those of other programs."""
         details = self.model_info.additional_details
         return details.get("identity.model", ""), details.get("identity.delta", "")
 
@@ -115,24 +115,24 @@ class _EvalDocument(_CardField):
 def read_evaluations(
     places: Sequence[Path], identities: Sequence[tuple[str, str]]
 ) -> tuple[list[CardFigure], list[Path]]:
-    """The figures of some records.
+    """Read the figures of some records.
 
     Args:
-        places: Files of records, which must be of this model; and folders, of which its records are taken.
-        identities: Digests of model and delta that a record of it may name; empty where they are not known: then every
+        places: Files of records, which must be of this model; and folders, from which its records are taken.
+        identities: Digests of model and delta that its records may name; empty if they are not known: then every
             record must name the same model.
 
     Returns:
         The figures, and the files that they are from.
 
     Raises:
-        GymError: ``DATA_INVALID`` for what is no record, one of another model, and a folder without one of this model;
+        GymError: ``DATA_INVALID`` for an invalid record, one of another model, and a folder without one of this model;
             ``USAGE`` for too many; ``FILE_NOT_FOUND``.
     """
     found: dict[str, tuple[Path, _EvalDocument]] = {}
     for place in places:
         documents = [(file, _read(file)) for file in (records_in(place) if place.is_dir() else [place])]
-        of_others = [] if place.is_dir() else [("", "")]  # records of other programs name no digest
+        of_others = [] if place.is_dir() else [("", "")]  # records of other programs have no digest
         wanted = [*identities, *of_others]
         of_it = [one for one in documents if not identities or one[1].identity in wanted]
         if len(of_it) < len(documents) and (not place.is_dir() or not of_it):
@@ -163,18 +163,18 @@ def read_evaluations(
 
 
 def figures_in(records: Iterable[Path]) -> list[CardFigure]:
-    """The figures of records that were taken for this model's before. Raises as ``read_evaluations``."""
+    """Read the figures of records that were accepted for this model before. Raises as ``read_evaluations``."""
     return [figure for file in records for figure in _figures(file, _read(file))]
 
 
 def records_in(folder: Path) -> list[Path]:
-    """The records below a folder such as ``evals/``, sorted; files of samples are none."""
+    """Return the records in a folder such as ``evals/``, sorted, without files of samples."""
     kept = folder / "data" if (folder / "data").is_dir() else folder
     return sorted(file for file in kept.rglob("*.json") if file.is_file() and not file.is_symlink())
 
 
 def published_record(file: Path, name: str) -> bytes:
-    """A record that names the model as the registry does, without paths of this machine."""
+    """Return a record with the registry's name of the model, and without paths of this machine."""
     values: dict[str, Any] = read_object(file, ErrorCode.DATA_INVALID)
     values["model_info"]["name"] = name
     details = values["eval_library"].get("additional_details")
@@ -192,7 +192,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return {}  # of another program, which may keep a sentence there
+        return {}  # of another program, which may have a sentence there
     return found if isinstance(found, dict) else {}
 
 

@@ -1,7 +1,7 @@
-"""``README.md`` of a model: YAML as the Hub reads it, then what a person wants to know.
+"""The ``README.md`` of a model: YAML for the Hub, then what a person wants to know.
 
-Every text in it came from somewhere: names, descriptions, figures of others. YAML is written by a YAML library; in the
-body each text is one line without control characters, in which Markdown and HTML mean nothing.
+All texts in it are untrusted: names, descriptions, figures of others. YAML is written by a YAML library; in the
+body each text is one line without control characters, in which Markdown and HTML are escaped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _HUB_LICENCES = {
     "Unlicense": "unlicense",
     "etalab-2.0": "etalab-2.0",
 }
-"""The Hub's word for a licence, by SPDX's."""
+"""The Hub's name of a licence, by SPDX identifier."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)
 _MARKDOWN = re.compile(
     r"([\\`*_{}\[\]|~<>&$@!]|:(?=//)|(?<=www)\.|^[#+=-]|(?<=^\d)[.)]|(?<=^\d\d)[.)])", re.IGNORECASE
@@ -68,7 +68,7 @@ _RELATIONS = {"adapter": "adapter", "delta": "finetune", "weights": "finetune"}
 
 
 def spdx(name: str) -> str:
-    """The SPDX name of a licence that a card of the Hub names; any other name as it is."""
+    """Return the SPDX name of a licence on the Hub; any other name unchanged."""
     found = (ours for ours, hub in _HUB_LICENCES.items() if name.lower() in (hub, ours.lower()))
     return next(found, name)
 
@@ -81,14 +81,14 @@ def card_of(
     library: str | None = None,
     relation: str | None = None,
 ) -> str:
-    """The text of the card.
+    """Write the text of the card.
 
     Args:
         manifest: The manifest of the version; its number and its files are not in the card.
         figures: The figures of its evaluations.
-        folder: Where the records of its run are.
+        folder: The folder with the records of its run.
         library: The Hub's name of the library that loads it; by default transformers or PEFT.
-        relation: To the base, in the Hub's words; by default adapter or finetune.
+        relation: The relation to the base in the Hub's terms; by default adapter or finetune.
     """
     values = front_matter(manifest, figures)
     if library is not None:
@@ -111,7 +111,7 @@ def card_of(
 
 
 def front_matter(manifest: ModelManifest, figures: Sequence[CardFigure]) -> dict[str, Any]:
-    """The metadata of the card, as the Hub names it."""
+    """Return the metadata of the card under the Hub's names."""
     found: dict[str, Any] = {"license": _HUB_LICENCES.get(manifest.licence, "other")}
     if manifest.licence == NOT_STATED:
         found["license"] = "unknown"
@@ -267,7 +267,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _md(text: object, limit: int = 300) -> str:
-    """A text as Markdown that shows it: nothing in it is markup, a link or a tag."""
+    """Escape a text for Markdown, so that nothing in it is markup, a link or a tag."""
     return _MARKDOWN.sub(r"\\\1", plain(str(text).strip(), limit))
 
 
@@ -277,7 +277,11 @@ _SHARE_ALIKE = re.compile(r"-sa-|-sa\b|^a?gpl|^lgpl|^odbl|^eupl|sharing", re.IGN
 
 
 def conflicts(manifest: ModelManifest) -> list[str]:
-    """One sentence for each, naming both sides; empty where nothing is known to conflict."""
+    """Return a sentence for each conflict of the licences of model, base and data; empty if none is known.
+
+    This is not legal advice. It quotes the licences' own terms, so that a person decides knowingly: whether the licence
+    of rows binds a model that learned from them differs between countries.
+    """
     found = []
     own = manifest.licence
     for what, licence in _parts(manifest):

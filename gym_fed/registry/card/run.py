@@ -1,4 +1,4 @@
-"""What the records of a run, or of a delta, say of where a model comes from. No path of this machine is kept."""
+"""The lineage in the records of a run or a delta, without paths of this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gym_fed.data.registry import CARD_NAME, DatasetManifest
 from gym_fed.registry.manifest import DataUsed, Lineage
 
 OWN_FILES = "files of the trainer"
-"""Stands for rows of local files, whose names are nobody else's business."""
+"""Replaces the names of local files, which are not published."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def lineage_of(folder: Path | None, delta: Path | None = None) -> Lineage:
-    """Of the run whose output ``folder`` is, or of a ``.gymdelta``; empty for a folder without a run's records.
+    """Return the lineage of the run whose output ``folder`` is, or of a ``.gymdelta``; empty without a run's records.
 
     Raises:
         GymError: ``MODEL_INVALID`` or ``CONFIG_INVALID`` for records that cannot be read.
@@ -48,14 +48,14 @@ def lineage_of(folder: Path | None, delta: Path | None = None) -> Lineage:
 
 
 def environment(folder: Path) -> dict[str, Any]:
-    """The ``environment`` of a run's ``environment.json``; empty where it has none."""
+    """Return ``environment`` of a run's ``environment.json``; empty if it has none."""
     file = folder / "environment.json"
     found = read_object(file).get("environment") if file.is_file() else None
     return found if isinstance(found, dict) else {}
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """A run's ``result.json``; empty where it has none."""
+    """Return a run's ``result.json``; empty if it has none."""
     file = folder / "result.json"
     return read_object(file) if file.is_file() else {}
 
@@ -76,7 +76,7 @@ def _data_of(sources: Iterable[DataConfig]) -> Iterable[DataUsed]:
 
 
 def _of_path(path: str) -> DataUsed:
-    """A pulled data set of the registry by its manifest, and anything else without a name."""
+    """Return a pulled data set of the registry by its manifest, and anything else without a name."""
     card = Path(path).expanduser() / CARD_NAME
     if "://" in path or not card.is_file():
         return DataUsed(name=OWN_FILES)

@@ -148,7 +148,7 @@ class ChatSession:
 
         Raises:
             GymError: ``USAGE`` if there are no messages; ``FILE_EXISTS`` for any other file; ``FILE_NOT_FOUND`` if no
-                    file can be written.
+                file can be written.
         """
         if not self.messages:
             raise GymError(ErrorCode.USAGE, "nothing was said that could be saved")

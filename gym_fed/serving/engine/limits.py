@@ -39,7 +39,7 @@ class Limits:
 
         Raises:
             GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE``
-                    where no token of an answer would fit.
+                where no token of an answer would fit.
         """
         if not ids:
             raise GymError(ErrorCode.USAGE, "the prompt is empty", "give at least one token")

@@ -38,7 +38,7 @@ class Classifier:
 
     Raises:
         GymError: ``CONFIG_INVALID`` if both answers begin with the same token, or if a test question cannot be
-                answered.
+            answered.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Classifier:
 
         Raises:
             GymError: ``TOO_LARGE`` for a text that leaves no room for the question; ``BUSY``; ``UNAVAILABLE`` if the
-                    model cannot answer.
+                model cannot answer.
         """
         with _errors():
             return self._ask(text, user)

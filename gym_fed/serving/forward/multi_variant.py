@@ -44,9 +44,9 @@ class MultiVariantModel:
     Args:
         model: A transformers causal LM in float32 or bfloat16.
         kernel: How sign deltas are multiplied: ``exact`` (float32), or by tables of 8 or 16 bits, ``lookup`` and
-                ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``servable.kernel_for``.
+            ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``servable.kernel_for``.
         base_format: The format of the linear layers: one of ``gym_quant.linear``, which frees the model's own weights,
-                also after ``close``; ``auto``: see ``servable.base_format_for``. None: the model's own weights.
+            also after ``close``; ``auto``: see ``servable.base_format_for``. None: the model's own weights.
         kv_dtype: The type of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
         packed_base: The file of the layers in ``base_format``.
 
@@ -55,8 +55,8 @@ class MultiVariantModel:
         packed: Whether the layers are packed, so that the model's own weights are gone.
         forwards: Steps by what computed them.
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
-                ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
-                deltas are decoded for a dense product.
+            ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
+            deltas are decoded for a dense product.
         attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, as of the last step.
         pool: The blocks of ``new_cache``; it grows as needed.
 
@@ -160,7 +160,7 @@ class MultiVariantModel:
         Args:
             chunks: The chunks, each with its own cache.
             merge: Multiply base and delta at once (``MergedWeights``) where all chunks are of one variant. Not for
-                    serving: the last bits of an answer would depend on the other requests.
+                serving: the last bits of an answer would depend on the other requests.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant

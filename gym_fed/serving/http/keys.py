@@ -58,7 +58,7 @@ class Gate:
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for a missing or wrong key; ``PERMISSION_DENIED`` for a page of another site;
-                    ``UNAVAILABLE`` if the key file cannot be used.
+                ``UNAVAILABLE`` if the key file cannot be used.
         """
         if self._keys is None:
             require_local(headers)

@@ -73,7 +73,7 @@ def run_server(
 
     Raises:
         GymError: If the model cannot be loaded; as ``require_usable`` for TLS; ``ADDRESS_IN_USE``; ``USAGE`` for an
-                address that cannot be bound.
+            address that cannot be bound.
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:

@@ -104,7 +104,7 @@ class Catalogue:
 
         Raises:
             GymError: ``NOT_FOUND``, both for a name that does not exist and for another user's; ``BASE_MISMATCH`` for
-                    the caller's variant of another base.
+                the caller's variant of another base.
         """
         base, colon, variant = name.partition(":")
         if base != self.served_name:

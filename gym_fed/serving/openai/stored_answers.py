@@ -118,7 +118,7 @@ class StoredAnswers:
 
         Raises:
             RequestError: For an unknown id and for another caller's alike. ``NOT_FOUND``; for a field ``USAGE``, as in
-                    OpenAI's API.
+                OpenAI's API.
         """
         with self._lock:
             self._forget_old()

@@ -64,7 +64,7 @@ class PictureEncoder:
 
         Raises:
             GymError: ``BUSY`` if the owner's requests have too many; ``INTERNAL`` if the model gives another
-                    number of features than its processor has places.
+                number of features than its processor has places.
         """
         key = owner, picture.digest
         with self._lock:
