@@ -30,17 +30,17 @@ def lineage(source: Source) -> tuple[Lineage, list[str]]:
 
     Method and digests are those of the nearest run; the data are those of all runs.
     """
-    found, notes = Lineage(), list[str]()
+    lineage_found, notes = Lineage(), list[str]()
     data: list[DataUsed] = []
     for number, place in enumerate(_run_folders(source)):
         try:
-            one = lineage_of(place, source.delta if number == 0 else None)
+            run_lineage = lineage_of(place, source.delta if number == 0 else None)
         except GymError as error:
             notes.append(f"the model card lacks what {place.name} records: {error.message}")
             continue
-        found = one if found == Lineage() else found
-        data += [used for used in one.data if used not in data]
-    return found.model_copy(update={"data": data}), notes
+        lineage_found = run_lineage if lineage_found == Lineage() else lineage_found
+        data += [used for used in run_lineage.data if used not in data]
+    return lineage_found.model_copy(update={"data": data}), notes
 
 
 def card_text(source: Source, chosen: ExportFormat, options: Options, name: str) -> tuple[str, list[str]]:
@@ -55,7 +55,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
     Returns:
         The text, and notes for the user.
     """
-    found, notes = lineage(source)
+    origin, notes = lineage(source)
     quantization = chosen.quantization(options)
     written = f"{chosen.name} ({quantization})" if quantization else chosen.name
     own = licence_name(source)
@@ -67,7 +67,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
         description=f"{source.shown_name}, exported as {written}.",
         base=_base(source),
         files=[],
-        lineage=found,
+        lineage=origin,
         created_at=0,
     )
     folder = next(iter(_run_folders(source)), None)
@@ -80,8 +80,8 @@ def _base(source: Source) -> BaseUsed | None:
     named = source.base or (source.name if is_hub_name(source.name) else None)
     if named is None:
         return None
-    found = licence_of(Path(resolve(named))) if source.base is None else _licence_of_home(source.folders)
-    return BaseUsed(name=source.shown_base or named, licence=spdx(found) if found else NOT_STATED)
+    licence = licence_of(Path(resolve(named))) if source.base is None else _licence_of_home(source.folders)
+    return BaseUsed(name=source.shown_base or named, licence=spdx(licence) if licence else NOT_STATED)
 
 
 def _licence_of_home(folders: Sequence[Path]) -> str:

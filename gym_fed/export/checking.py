@@ -84,32 +84,32 @@ class ReadBack:
         """
         chosen, source, options = self._chosen, self._source, self._options
         begun = time.monotonic()
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "prompts": list(PROMPTS),
             "positions": len(self._passage),
             "read_by": _readers(chosen),
         }
-        wanted = chosen.expected(source, part, options)
-        found.update(chosen.stored(wanted, part, options))
-        if self._own is None and wanted is not source.model:
+        expected = chosen.expected(source, part, options)
+        result.update(chosen.stored(expected, part, options))
+        if self._own is None and expected is not source.model:
             self._own = self._answers(source.model, "answering as the source does")
-        ours = self._answers(wanted, "computing what it must answer")
+        ours = self._answers(expected, "computing what it must answer")
         if self._own is not None:
-            found["against_the_source"] = compared(self._own, ours)
+            result["against_the_source"] = compared(self._own, ours)
         parts = {"reading": chosen.reading, **chosen.parts(source, part)}
-        del wanted
+        del expected
         own, self._own = self._own or ours, None
         source.forget()
         gc.collect()
         there = _in_a_fresh_process(parts, self._passage, options, part.parent)
-        found["read_back"] = compared(ours, there)
+        result["read_back"] = compared(ours, there)
         limits = chosen.limits(options)
-        found["read_back"]["tolerance"] = asdict(limits)
+        result["read_back"]["tolerance"] = asdict(limits)
         if self._untuned is not None:
-            found["effect_kept"] = effect_kept(self._untuned, own, there)
-        _require_equal(found["read_back"], limits, f"{chosen.reader} reads back", chosen.remedy_of(options))
-        found["seconds"] = round(time.monotonic() - begun, 1)
-        return found
+            result["effect_kept"] = effect_kept(self._untuned, own, there)
+        _require_equal(result["read_back"], limits, f"{chosen.reader} reads back", chosen.remedy_of(options))
+        result["seconds"] = round(time.monotonic() - begun, 1)
+        return result
 
     def _answers(self, model: Any, stage: str, tokens: int = GREEDY_TOKENS) -> dict[str, Any]:
         """Compute answers in float32, like the other process."""
@@ -160,15 +160,15 @@ def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, A
         return {"same_token_ids": False}
     sums = {"distance": 0.0, "top1": 0.0, "kl": 0.0}
     most, largest, positions, width = 0.0, 0.0, 0, 1
-    for one, other in _rows(wanted, found):
-        distance = (one - other).abs()
+    for ours, other in _rows(wanted, found):
+        distance = (ours - other).abs()
         most = _larger(most, float(distance.max()))
-        largest = _larger(largest, float(one.abs().max()))
+        largest = _larger(largest, float(ours.abs().max()))
         sums["distance"] += float(distance.sum())
-        sums["top1"] += float((one.argmax(-1) == other.argmax(-1)).sum())
-        p, q = one.log_softmax(-1), other.log_softmax(-1)
+        sums["top1"] += float((ours.argmax(-1) == other.argmax(-1)).sum())
+        p, q = ours.log_softmax(-1), other.log_softmax(-1)
         sums["kl"] += float((p.exp() * (p - q)).sum())
-        positions, width = positions + len(one), one.shape[-1]
+        positions, width = positions + len(ours), ours.shape[-1]
     return {
         "max": most,
         "mean": sums["distance"] / (positions * width),
@@ -178,10 +178,10 @@ def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, A
         "same_token_ids": True,
         "same_greedy_tokens": bool(torch.equal(wanted["greedy"], found["greedy"])),
         **{
-            f"same_{what}": all(
+            f"same_{text}": all(
                 torch.equal(wanted[name], found[name]) for name in both if name.startswith(start)
             )
-            for what, start in _TEXTS.items()
+            for text, start in _TEXTS.items()
             if any(name.startswith(start) for name in both)
         },
     }
@@ -202,13 +202,13 @@ def effect_kept(
     """
     from gym_fed.delta.kept import KeptDelta
 
-    kept = KeptDelta()
+    ratio = KeptDelta()
     for name in tuned:
         if name.startswith("logits."):
             if base[name].shape != tuned[name].shape or written[name].shape != tuned[name].shape:
                 return None
-            kept.add(base[name], tuned[name], written[name])
-    return kept.share
+            ratio.add(base[name], tuned[name], written[name])
+    return ratio.share
 
 
 def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
@@ -216,7 +216,7 @@ def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple
     for name in wanted:
         if name.startswith("logits."):
             pairs = zip(wanted[name].split(_ROWS), found[name].split(_ROWS), strict=True)
-            yield from ((one.float(), other.float()) for one, other in pairs)
+            yield from ((ours.float(), other.float()) for ours, other in pairs)
 
 
 def _larger(one: float, other: float) -> float:
@@ -258,5 +258,5 @@ def _in_a_fresh_process(
                 f"what was written cannot be read back: {(last or ['no message'])[-1][:500]}; nothing was kept",
                 "report this with the model's name; --skip-check writes it all the same",
             )
-        found: dict[str, Any] = load_file(answer)
-        return found
+        tensors: dict[str, Any] = load_file(answer)
+        return tensors

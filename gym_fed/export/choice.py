@@ -72,16 +72,16 @@ def format_named(name: str) -> ExportFormat:
         GymError: ``USAGE`` for an unknown name.
     """
     plain = name.lower().replace("-", "_")
-    found = next(
+    alternative = next(
         (known for known in (name, plain, member("export format", plain)) if known in EXPORT_FORMATS), None
     )
-    if found is None:
+    if alternative is None:
         _refuse_for_formats_with(plain, f"{name} is no format, but a quantization of")
         there = ", ".join(EXPORT_FORMATS.names())
         raise GymError(ErrorCode.USAGE, f"format {name} is unknown", f"there are {there}: gym export --list")
-    if found not in (name, plain):
-        note(f"format {name}", f"`--format {found}`")
-    chosen: ExportFormat = EXPORT_FORMATS.new(found)
+    if alternative not in (name, plain):
+        note(f"format {name}", f"`--format {alternative}`")
+    chosen: ExportFormat = EXPORT_FORMATS.new(alternative)
     return chosen
 
 
@@ -133,14 +133,14 @@ def _quantization(chosen: ExportFormat, name: str) -> str:
     for known in (name, name.lower().replace("-", "_")):
         if not known or known in chosen.quantizations:
             return known
-    found = member(f"quantization of {chosen.name}", name.lower())
-    if found is None or (found and found not in chosen.quantizations):
+    own_name = member(f"quantization of {chosen.name}", name.lower())
+    if own_name is None or (own_name and own_name not in chosen.quantizations):
         return name
     note(
         f"quantization {name}",
-        f"`--quantization {found}`" if found else f"what format {chosen.name} is without it",
+        f"`--quantization {own_name}`" if own_name else f"what format {chosen.name} is without it",
     )
-    return found
+    return own_name
 
 
 def _require_quantization(chosen: ExportFormat, name: str) -> None:

@@ -68,8 +68,8 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
     key = f"lora.{rank}"
     if key not in source.found:
         source.found[key] = _factors(source, rank, report)
-    found: LoraFactors = source.found[key]
-    return found
+    factors: LoraFactors = source.found[key]
+    return factors
 
 
 def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
@@ -86,7 +86,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
         for name, module in source.model.named_modules()
         if isinstance(module, torch.nn.Linear)
     }
-    kept: dict[str, Factors] = {}
+    by_name: dict[str, Factors] = {}
     nearest: list[str] = []
     left_out: dict[str, float] = {}
     total = lost = 0.0
@@ -98,11 +98,11 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
             if name not in linear:
                 left_out[name] = square
                 continue
-            kept[name], off = _matrix(delta, name, rank)
+            by_name[name], off = _matrix(delta, name, rank)
             lost += off
             if off > 0.0:
                 nearest.append(name)
-    if not kept:
+    if not by_name:
         raise GymError(
             ErrorCode.USAGE,
             f"{source.name}: LoRA holds none of its {counted(len(left_out), 'changed tensor')}",
@@ -110,7 +110,7 @@ def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
         )
     lost += math.fsum(left_out.values())
     shares = {name: square / (total or 1.0) for name, square in left_out.items()}
-    return _of_one_rank(kept, 1.0 - lost / (total or 1.0), tuple(nearest), shares)
+    return _of_one_rank(by_name, 1.0 - lost / (total or 1.0), tuple(nearest), shares)
 
 
 def _matrix(delta: DeltaFile, name: str, rank: int | None) -> tuple[Factors, float]:
@@ -118,18 +118,18 @@ def _matrix(delta: DeltaFile, name: str, rank: int | None) -> tuple[Factors, flo
     record = delta.record(name)
     if record.codec == Lora.name:
         codec = Lora()
-        a, b = (one.float() for one in codec.factors(delta.payload(name), record.shape, record.params))
+        a, b = (factor.float() for factor in codec.factors(delta.payload(name), record.shape, record.params))
         scaling = codec.scaling(record.params)
         if rank is None or len(a) <= rank:
             return (a.clone(), b.clone(), scaling), 0.0
-        found = components_of_product(b * scaling, a)
-        first = found.first(rank)
-        off = float(found.values[rank:].square().sum())
+        components = components_of_product(b * scaling, a)
+        first = components.first(rank)
+        off = float(components.values[rank:].square().sum())
         return (first.right.float(), first.left.float(), 1.0), off
     dense = delta.decode(name)
-    found = largest_components(dense, _DEFAULT_RANK if rank is None else rank)
-    off = max(0.0, sum_of_squares(dense) - float(found.values.square().sum()))
-    return (found.right.float(), found.left.float(), 1.0), off
+    components = largest_components(dense, _DEFAULT_RANK if rank is None else rank)
+    off = max(0.0, sum_of_squares(dense) - float(components.values.square().sum()))
+    return (components.right.float(), components.left.float(), 1.0), off
 
 
 def largest_components(matrix: Tensor, rank: int) -> Components:
@@ -138,10 +138,10 @@ def largest_components(matrix: Tensor, rank: int) -> Components:
     The eigenvectors of the smaller Gram matrix span them; for a large matrix subspace iteration finds the span.
     """
     if min(matrix.shape) > LARGEST_EXACT:
-        found = components_of_matrix(matrix, rank)
+        components = components_of_matrix(matrix, rank)
         for _ in range(_ROUNDS - 1):
-            found = components_of_matrix(matrix, rank, found.left)
-        return found
+            components = components_of_matrix(matrix, rank, components.left)
+        return components
     wide = matrix.double()
     small = wide if wide.shape[0] <= wide.shape[1] else wide.T
     basis = torch.linalg.eigh(small @ small.T).eigenvectors.flip(1)[:, :rank]
@@ -177,18 +177,18 @@ def lora_model(source: Source, rank: int | None, report: Report) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
-    found = factors_of(source, rank, report)
+    lora = factors_of(source, rank, report)
     base = base_model(source)
     settings = LoraConfig(
-        r=found.rank,
-        lora_alpha=_whole(found.scaling * found.rank),
-        target_modules=_targets(base, [name.removesuffix(".weight") for name in found.factors]),
+        r=lora.rank,
+        lora_alpha=_whole(lora.scaling * lora.rank),
+        target_modules=_targets(base, [name.removesuffix(".weight") for name in lora.factors]),
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
     wrapped = get_peft_model(base, settings)
     with torch.no_grad():
-        for name, (a, b) in found.factors.items():
+        for name, (a, b) in lora.factors.items():
             layer: Any = wrapped.get_base_model().get_submodule(name.removesuffix(".weight"))
             layer.lora_A["default"].weight.copy_(a)
             layer.lora_B["default"].weight.copy_(b)
@@ -264,10 +264,10 @@ def kept_gain(source: Source, rank: int | None, rows: Sequence[dict[str, Any]], 
 
     losses = []
     beside = lora_model(source, rank, options.report)
-    for number, (what, model) in enumerate(
+    for number, (stage, model) in enumerate(
         (("base", None), ("variant", source.model), ("LoRA", beside)), start=1
     ):
-        options.report(f"measuring the loss of the {what}", number, 3)
+        options.report(f"measuring the loss of the {stage}", number, 3)
         if model is not None:
             losses.append(heldout_loss(model, source.tokenizer, rows))
             continue
@@ -291,19 +291,19 @@ def require_delta_options(source: Source, options: Options) -> None:
 
 def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     """Return the entries of ``export.json`` about a delta's factors: ``lora``, and ``notes`` for the user."""
-    found = factors_of(source, options.rank, options.report)
+    factors = factors_of(source, options.rank, options.report)
     lora: dict[str, Any] = {
-        "rank": found.rank,
-        "matrices": len(found.factors),
-        "exact": not found.nearest,
-        "squared_norm_kept": found.norm_kept,
-        "left_out": dict(found.left_out),
+        "rank": factors.rank,
+        "matrices": len(factors.factors),
+        "exact": not factors.nearest,
+        "squared_norm_kept": factors.norm_kept,
+        "left_out": dict(factors.left_out),
     }
-    notes = _left_out_notes(found)
+    notes = _left_out_notes(factors)
     if not options.rows:
-        if found.norm_kept < _LEAST_KEPT:
+        if factors.norm_kept < _LEAST_KEPT:
             notes.append(
-                f"LoRA of rank {found.rank} keeps {found.norm_kept:.1%} of the delta's squared norm; how much of "
+                f"LoRA of rank {factors.rank} keeps {factors.norm_kept:.1%} of the delta's squared norm; how much of "
                 "its gain is not known: measure it with --data FILE of held-out rows"
             )
         return {"lora": lora, "notes": notes}
@@ -316,7 +316,7 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     if gain.kept is None:
         notes.append(f"the variant gains nothing {where}, so there is no share of a gain to keep")
     elif gain.kept < _LEAST_KEPT:
-        notes.append(f"LoRA of rank {found.rank} keeps {gain.kept:.1%} of the gain {where}")
+        notes.append(f"LoRA of rank {factors.rank} keeps {gain.kept:.1%} of the gain {where}")
     return {"lora": lora, "notes": notes}
 
 

@@ -163,7 +163,7 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
             import_module(name)
     gc.freeze()
     gc.enable()
-    found: dict[str, Any] = json.loads(_next_line())
+    job: dict[str, Any] = json.loads(_next_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # libraries may print to standard output
@@ -172,7 +172,7 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
         own.write(json.dumps({"stage": stage, "done": done, "total": total}) + "\n")
 
     with own:
-        yield found, say
+        yield job, say
 
 
 def leave(status: int | None = 0) -> NoReturn:
@@ -211,7 +211,7 @@ def _keep_last(stream: Any, last: deque[str]) -> None:
 
 def _pass_on(line: str, report: Report) -> None:
     try:
-        said = json.loads(line)
-        report(str(said["stage"]), int(said["done"]), int(said["total"]))
+        message = json.loads(line)
+        report(str(message["stage"]), int(message["done"]), int(message["total"]))
     except (ValueError, KeyError, TypeError):
         return

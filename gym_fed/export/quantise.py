@@ -102,9 +102,9 @@ def _drop_tied_head(file: Path) -> None:
             os.replace(f"{weights}.new", weights)
     index = file.parent / "model.safetensors.index.json"
     if index.is_file():
-        found = json.loads(index.read_text(encoding="utf-8"))
-        found["weight_map"].pop("lm_head.weight", None)
-        index.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        values = json.loads(index.read_text(encoding="utf-8"))
+        values["weight_map"].pop("lm_head.weight", None)
+        index.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ def main() -> None:
         torch.set_num_threads(job["threads"])
         say("reading it back", 0, 0)
         reading = importlib.import_module(job["parts"]["reading"]).load(job["parts"])
-        found = answers(reading, job["prompts"], job["passage"], job["tokens"], say)
-        save_file(found, job["answer"])
+        tensors = answers(reading, job["prompts"], job["passage"], job["tokens"], say)
+        save_file(tensors, job["answer"])
 
 
 if __name__ == "__main__":

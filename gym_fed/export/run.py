@@ -165,14 +165,14 @@ def _note_kept(
 
 def _versions(modules: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of packages that are named like these modules."""
-    found = {}
+    versions = {}
     for module in modules:
         name = module.replace("_", "-")
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue  # a module with another name than its package
-    return found
+    return versions
 
 
 def _require_licences(source: Source, folder: Path) -> None:
@@ -194,8 +194,8 @@ def _written_beside(
     chosen: ExportFormat, source: Source, path: Path, record: dict[str, Any], card: str
 ) -> AbstractContextManager[None]:
     """Write a file's record, card, and licences (as ``NAME.LICENSE``); see ``written_beside``."""
-    found = licences_of(source) if chosen.merges else {}
-    texts = {beside(path, name).name: file.read_bytes() for name, file in found.items()}
+    licences = licences_of(source) if chosen.merges else {}
+    texts = {beside(path, name).name: file.read_bytes() for name, file in licences.items()}
     texts[beside(path, CARD_BESIDE).name] = card.encode("utf-8")
     sha256 = record["files"][path.name]
     record["files"] |= {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
@@ -236,15 +236,15 @@ def require_none_beside(path: Path, *, licences: bool) -> None:
     """
     record = beside(path, RECORD)
     left = _left(record, path)
-    found = [file for file in (record, beside(path, CARD_BESIDE)) if os.path.lexists(file)]
+    existing = [file for file in (record, beside(path, CARD_BESIDE)) if os.path.lexists(file)]
     for pattern in TRAVELS if licences else ():
-        found += sorted(path.parent.glob(f"{glob.escape(path.name)}.{pattern}"))
-    for file in found:
+        existing += sorted(path.parent.glob(f"{glob.escape(path.name)}.{pattern}"))
+    for file in existing:
         is_left = file == record and bool(left)
         if not is_left and not (_is_plain(file) and left.get(file.name) == file_sha256(file)):
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{file} exists, and belongs beside {path.name}",
+                f"{file} exists, and belongs to {path.name}",
                 "move it away, or choose another name",
             )
 

@@ -115,8 +115,8 @@ class Source:
             return None
         tuned = model_tensors(self.whole())
         here = folder_here(self.base)
-        found = None if here is None else mapped_base(here, tuned)
-        return share_kept(found or model_tensors(self.read_base()), tuned, dtype)
+        mapped = None if here is None else mapped_base(here, tuned)
+        return share_kept(mapped or model_tensors(self.read_base()), tuned, dtype)
 
     def forget(self) -> None:
         """Free the memory of ``whole``, and of the model if it is owned."""
@@ -158,8 +158,8 @@ def _name_no_code(folder: Path) -> None:
     for file in folder.glob("*config.json"):
         values = read_object(file)
         if not values.keys().isdisjoint(CODE_KEYS):
-            kept = {key: value for key, value in values.items() if key not in CODE_KEYS}
-            file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+            without_code = {key: value for key, value in values.items() if key not in CODE_KEYS}
+            file.write_text(json.dumps(without_code, indent=2) + "\n", encoding="utf-8")
 
 
 def licences_of(source: Source) -> dict[str, Path]:
@@ -168,7 +168,7 @@ def licences_of(source: Source) -> dict[str, Path]:
     Raises:
         GymError: ``MODEL_INVALID`` for a file larger than ``_MOST_LICENCE``, which cannot be a licence.
     """
-    found: dict[str, Path] = {}
+    licences: dict[str, Path] = {}
     for pattern in TRAVELS:
         for place in source.folders:
             for file in sorted(place.glob(pattern)):
@@ -179,8 +179,8 @@ def licences_of(source: Source) -> dict[str, Path]:
                             f"{file}: a licence of {readable_bytes(file.stat().st_size)}",
                             "look at what it is; licences travel with every export",
                         )
-                    found.setdefault(file.name, file)
-    return found
+                    licences.setdefault(file.name, file)
+    return licences
 
 
 def open_source(
@@ -207,10 +207,10 @@ def open_source(
     """
     from gym_fed.serving.store.naming import named_delta
 
-    found = named_delta(name, base=base, variant=variant, store=variants)
-    if found is not None:
+    named = named_delta(name, base=base, variant=variant, store=variants)
+    if named is not None:
         shown = name if variant is None else f"{name}:{variant}"
-        return _with_delta(shown, found.base, adapters, found.delta)
+        return _with_delta(shown, named.base, adapters, named.delta)
     home_name, chain = chain_on(name, adapters) if base is None else chain_on(base, [name, *adapters])
     home = Path(resolve(home_name))
     _require_unquantised(home_name, home, chain)
@@ -272,8 +272,8 @@ def _changes_base(chain: Sequence[Adapter]) -> bool:
 def stored_dtype(home: Path) -> str:
     """Return the dtype of a model folder's weights from its config, or else from its first tensor."""
     values = read_object(home / "config.json")
-    found = values.get("dtype") or values.get("torch_dtype") or _dtype_of_weights(home)
-    return found if found in DTYPES else "float32"
+    dtype = values.get("dtype") or values.get("torch_dtype") or _dtype_of_weights(home)
+    return dtype if dtype in DTYPES else "float32"
 
 
 def _dtype_of_weights(home: Path) -> str | None:

@@ -54,10 +54,10 @@ class Contents:
     @property
     def identities(self) -> list[tuple[str, str]]:
         """Return digests of model and delta that records of its evaluations may name; empty if they cannot be known."""
-        found = [] if self.digest is None else [(self.digest, NO_DELTA)]
+        digests = [] if self.digest is None else [(self.digest, NO_DELTA)]
         if self.kind == "delta" and self.base is not None and self.base.digest is not None:
-            found.append((self.base.digest, file_sha256(self.files[DELTA_FILE])))
-        return found
+            digests.append((self.base.digest, file_sha256(self.files[DELTA_FILE])))
+        return digests
 
 
 def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
@@ -135,8 +135,8 @@ def _delta(file: Path, base: str | None) -> Contents:
         loaded = base_model(named, digest)
         total = added(loaded, delta) if product_free(delta) else None
     licence = licence_of(Path(resolve(named))) or NOT_STATED
-    found = BaseUsed(name=model_name(named), digest=digest, licence=licence)
-    return Contents("delta", {DELTA_FILE: file}, found, total, None)
+    base_used = BaseUsed(name=model_name(named), digest=digest, licence=licence)
+    return Contents("delta", {DELTA_FILE: file}, base_used, total, None)
 
 
 def base_model(named: str, digest: str) -> LoadedModel:
@@ -148,11 +148,11 @@ def base_model(named: str, digest: str) -> LoadedModel:
     from gym_fed.delta.base import tensors_digest
 
     loaded = load_model(named)
-    found = tensors_digest(loaded.model)
-    if found != digest:
+    actual = tensors_digest(loaded.model)
+    if actual != digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{named}: has the digest {found}, and the base that is needed {digest}",
+            f"{named}: has the digest {actual}, and the base that is needed {digest}",
             "name the folder of the right base with --base",
         )
     return loaded
@@ -186,7 +186,7 @@ def _digest(folder: Path) -> str | None:
 
 def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]]:
     """Return the files of a folder to publish, and the names of the others."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     left_out = []
     for file in _walk(folder):
         path = file.relative_to(folder).as_posix()
@@ -201,8 +201,8 @@ def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]
                 f"{folder}: has {path} as a link to {file.resolve()}: only its own files are pushed",
                 "copy the file into the folder",
             )
-        found[path] = file
-    return found, left_out
+        files[path] = file
+    return files, left_out
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -213,7 +213,7 @@ def _walk(folder: Path) -> Iterator[Path]:
         if file.is_file():
             yield file
         elif file.name == "additional_chat_templates" and file.is_dir() and not file.is_symlink():
-            yield from sorted(one for one in file.iterdir() if one.is_file() and not one.is_symlink())
+            yield from sorted(path for path in file.iterdir() if path.is_file() and not path.is_symlink())
 
 
 def _without_a_path(file: Path, copy: Path, base: str | None) -> Path:
@@ -259,7 +259,7 @@ def product_free(delta: DeltaFile) -> bool:
     """Return whether decoding multiplies no factors, so that every machine computes the same bits."""
     from gym_quant import get_codec
 
-    return all(get_codec(one.codec).rank(one.params) is None for one in delta.manifest.tensors)
+    return all(get_codec(record.codec).rank(record.params) is None for record in delta.manifest.tensors)
 
 
 def added(base: LoadedModel, delta: DeltaFile) -> str:
@@ -282,11 +282,11 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
     """
     spec = BaseSpec.of(base.model, model_name(base.name))
     with DeltaFile.open(file, spec) as delta:
-        found = added(base, delta)
-    if digest is not None and found != digest:
+        actual = added(base, delta)
+    if digest is not None and actual != digest:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{file.name}: base and delta make a model of digest {found}, and {digest} was signed",
+            f"{file.name}: base and delta make a model of digest {actual}, and {digest} was signed",
             "the version is wrong: ask its author for another",
         )
     with quiet_loading():

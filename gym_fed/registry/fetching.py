@@ -108,17 +108,17 @@ def _is_there(part: Path, file: ModelFile) -> bool:
 
 def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
     """Check that a folder is a complete pull of this version."""
-    kept = folder / RECORD
-    if not kept.is_file() or kept.read_bytes() != record:
+    stored_record = folder / RECORD
+    if not stored_record.is_file() or stored_record.read_bytes() != record:
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: exists, and is no pull of {found.reference}",
+            f"{folder}: exists, and is not a pull of {found.reference}",
             "choose another folder with -o",
         )
-    wanted = {file.path: file.sha256 for file in found.manifest.files}
+    expected = {file.path: file.sha256 for file in found.manifest.files}
     if (folder / MADE).is_file():
-        wanted |= {str(path): str(sha256) for path, sha256 in read_object(folder / MADE).items()}
-    for path, sha256 in wanted.items():
+        expected |= {str(path): str(sha256) for path, sha256 in read_object(folder / MADE).items()}
+    for path, sha256 in expected.items():
         target = folder / path
         if not target.is_file() or file_sha256(target) != sha256:
             raise GymError(

@@ -47,8 +47,8 @@ class HubFolder:
     @property
     def files(self) -> list[str]:
         """The paths in the folder, sorted."""
-        found = (path for path in self.folder.rglob("*") if path.is_file())
-        return sorted(path.relative_to(self.folder).as_posix() for path in found)
+        paths = (path for path in self.folder.rglob("*") if path.is_file())
+        return sorted(path.relative_to(self.folder).as_posix() for path in paths)
 
 
 def hub_folder_of_model(
@@ -95,14 +95,14 @@ def hub_folder_of_version(
         GymError: ``FILE_EXISTS``; as ``ModelRegistry.pull``.
     """
     target = _free(folder)
-    found = registry.trusted(reference, confirm=confirm, signer=signer)
+    version = registry.trusted(reference, confirm=confirm, signer=signer)
     used = None
-    if found.manifest.kind == "delta" and not as_is:
-        used = registry.base_of(found, base, confirm)
+    if version.manifest.kind == "delta" and not as_is:
+        used = registry.base_of(version, base, confirm)
     with tempfile.TemporaryDirectory() as scratch:
-        pulled = registry.fetch(found.reference, Path(scratch) / "model", signer=signer, as_is=True).folder
-        files = {path: pulled / path for path in (RECORD, *(file.path for file in found.manifest.files))}
-        return _written(found.manifest, files, target, used)
+        pulled = registry.fetch(version.reference, Path(scratch) / "model", signer=signer, as_is=True).folder
+        files = {path: pulled / path for path in (RECORD, *(file.path for file in version.manifest.files))}
+        return _written(version.manifest, files, target, used)
 
 
 def _written(manifest: ModelManifest, files: Mapping[str, Path], target: Path, base: str | None) -> HubFolder:
@@ -137,7 +137,7 @@ def _free(folder: str | Path) -> Path:
     target = Path(folder).expanduser()
     if os.path.lexists(target) and (target.is_symlink() or not target.is_dir() or any(target.iterdir())):
         raise GymError(
-            ErrorCode.FILE_EXISTS, f"{target}: exists, and is no empty folder", "choose another with -o"
+            ErrorCode.FILE_EXISTS, f"{target}: exists, and is not an empty folder", "choose another with -o"
         )
     return target
 
@@ -153,28 +153,28 @@ def hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for tasks of the harness if it is not installed.
     """
-    found = {}
+    files = {}
     for record in dict.fromkeys(figure.record for figure in figures):
-        of_it = [one for one in figures if one.record == record and one.num_fewshot is not None]
+        of_it = [item for item in figures if item.record == record and item.num_fewshot is not None]
         tasks = _tasks(of_it)
         if datasets := hub_datasets(tasks):
             results = EvalResults("", {}, tasks, 0.0)
             text = eval_results_yaml(results, datasets, date=of_it[0].date or None)
-            found[f"{FOLDER}/{PurePath(record).stem}.yaml"] = text
-    return found
+            files[f"{FOLDER}/{PurePath(record).stem}.yaml"] = text
+    return files
 
 
 def hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
     """Return the data sets on the Hub of those tasks that are not ours."""
-    found, wanted = {}, list(tasks)
+    datasets, task_names = {}, list(tasks)
     for name, entry in listing().tasks.items():
         hub = None if entry.dataset is None else listing().datasets[entry.dataset].hub
-        if hub is None or not any(task.startswith(name) for task in wanted):
+        if hub is None or not any(task.startswith(name) for task in task_names):
             continue
         for task, (subset, _) in members(name).items():
-            if task in wanted:
-                found[task] = HubDataset(hub, subset or "default")
-    return found
+            if task in task_names:
+                datasets[task] = HubDataset(hub, subset or "default")
+    return datasets
 
 
 def _tasks(figures: Sequence[CardFigure]) -> Mapping[str, TaskResult]:
@@ -185,4 +185,4 @@ def _tasks(figures: Sequence[CardFigure]) -> Mapping[str, TaskResult]:
         figure = Figure(one.value, one.stderr, one.num_samples or 0, True)
         by_task.setdefault(one.task, {})[one.metric] = figure
         shots[one.task] = one.num_fewshot
-    return {task: TaskResult(task, "", shots[task], found, (), "") for task, found in by_task.items()}
+    return {task: TaskResult(task, "", shots[task], metrics, (), "") for task, metrics in by_task.items()}

@@ -30,7 +30,7 @@ def require_upload(repo: str, folder: Path) -> None:
     if not is_name_of_the_hub(repo):
         raise GymError(
             ErrorCode.USAGE,
-            f"--repo {plain(repo, 120)}: is no name of a repository",
+            f"--repo {plain(repo, 120)}: is not a valid repository name",
             "OWNER/NAME, as on the Hub",
         )
     if constants.HF_HUB_OFFLINE:

@@ -60,7 +60,7 @@ class ModelFile(StrictModel):
     @classmethod
     def _is_of_a_model(cls, value: str) -> str:
         if not is_safe_name(value) or not _FILE.fullmatch(value):
-            raise ValueError("is no file of a model that may travel")
+            raise ValueError("is not a file that a model may contain")
         return value
 
 
@@ -136,7 +136,7 @@ class ModelManifest(StrictModel):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if not is_model_name(value):
-            raise ValueError("is no name of a model")
+            raise ValueError("is not a valid model name")
         return value
 
     @field_validator("files")
@@ -278,26 +278,28 @@ def opened(data: bytes, kind: type[SignedT], where: str) -> tuple[SignedT, Signe
     except (ValueError, TypeError) as error:  # values that JSON has but canonical JSON has not
         raise _corrupt(where, plain(error)) from error
     try:
-        found = kind.model_validate(values)
+        value = kind.model_validate(values)
     except ValidationError as error:
         raise _corrupt(where, plain(first_problem(error))) from error
-    return found, Signer(key), canonical_digest(values)
+    return value, Signer(key), canonical_digest(values)
 
 
 def _document(data: bytes, where: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _corrupt(where, plain(error)) from error
-    if not isinstance(found, dict) or is_deeper(found, MAX_DEPTH):
+    if not isinstance(document, dict) or is_deeper(document, MAX_DEPTH):
         raise _corrupt(where, "is no JSON object of a few levels")
-    if found.keys() != {"manifest", "public_key", "signature"} or not isinstance(found["manifest"], dict):
+    if document.keys() != {"manifest", "public_key", "signature"} or not isinstance(
+        document["manifest"], dict
+    ):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"{where}: is not signed",
             "push the model again with this release, which signs what it pushes",
         )
-    return found
+    return document
 
 
 def _hex(value: object, num_bytes: int) -> bytes | None:

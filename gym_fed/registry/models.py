@@ -167,25 +167,25 @@ class ModelRegistry:
         as_is: bool = False,
     ) -> Pulled:
         """Pull like ``pull``, and return the details."""
-        found = self.trusted(reference, confirm=confirm, signer=signer)
-        record = self._objects.read(f"models/{found.name}/{found.version:06}.json", MAX_MANIFEST_BYTES)
-        kind = "as-is" if as_is and found.manifest.kind == "delta" else ""
-        folder = Path(dest) if dest is not None else _default_folder(found, kind)
+        version = self.trusted(reference, confirm=confirm, signer=signer)
+        record = self._objects.read(f"models/{version.name}/{version.version:06}.json", MAX_MANIFEST_BYTES)
+        kind = "as-is" if as_is and version.manifest.kind == "delta" else ""
+        folder = Path(dest) if dest is not None else _default_folder(version, kind)
         used: str | None = None
-        if found.manifest.kind == "delta" and not as_is and not folder.exists():
-            used = self.base_of(found, base, confirm)
-        elif found.manifest.base is not None:
-            used = base or _named_here(found.manifest.base.name)
+        if version.manifest.kind == "delta" and not as_is and not folder.exists():
+            used = self.base_of(version, base, confirm)
+        elif version.manifest.base is not None:
+            used = base or _named_here(version.manifest.base.name)
 
         def finish(part: Path) -> None:
-            if found.manifest.kind == "delta" and not as_is:
+            if version.manifest.kind == "delta" and not as_is:
                 assert used is not None
-                assert found.manifest.base is not None
-                digest = found.manifest.base.digest
+                assert version.manifest.base is not None
+                digest = version.manifest.base.digest
                 loaded = base_model(used, digest or "")
-                rebuild(loaded, part / DELTA_FILE, found.manifest.digest, part)
+                rebuild(loaded, part / DELTA_FILE, version.manifest.digest, part)
 
-        return Pulled(found, folder, fetch(self._objects, found, record, folder, finish), used)
+        return Pulled(version, folder, fetch(self._objects, version, record, folder, finish), used)
 
     def trusted(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
@@ -196,17 +196,17 @@ class ModelRegistry:
             GymError: As ``pull``.
         """
         name, number, move = self._versions.resolve(reference)
-        found = self._versions.read(name, number)
-        self._pins.require(name, found.reference, found.signer, confirm, signer)
+        version = self._versions.read(name, number)
+        self._pins.require(name, version.reference, version.signer, confirm, signer)
         if move is not None:
             self._pins.require(name, f"{name}:{move[0].tag}", move[1], confirm, None)
-            if move[0].manifest_sha256 != found.sha256:
+            if move[0].manifest_sha256 != version.sha256:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{reference}: the tag was put on another {found.reference}, of manifest {move[0].manifest_sha256}",
+                    f"{reference}: the tag is for another {version.reference}, of manifest {move[0].manifest_sha256}",
                     "the version was replaced after it was tagged: ask its author",
                 )
-        return found
+        return version
 
     def show(self, reference: str) -> ModelVersion:
         """Return a version with a valid signature, whose signer need not be trusted.
@@ -232,25 +232,25 @@ class ModelRegistry:
         Raises:
             GymError: As ``pull`` for the signature and the signer.
         """
-        found = self.trusted(reference, confirm=confirm, signer=signer)
+        version = self.trusted(reference, confirm=confirm, signer=signer)
         damaged = []
-        for file in found.manifest.files:
+        for file in version.manifest.files:
             digest = self._objects.digest(file.sha256, file.num_bytes)
             if digest is None:
                 damaged.append(Damage(file.path, f"object {file.sha256} is missing"))
             elif digest != file.sha256:
                 damaged.append(Damage(file.path, f"object {file.sha256} has other bytes"))
-        return found, damaged
+        return version, damaged
 
     def list(self) -> builtins.list[ModelVersion]:
         """Return the newest version of every model, by name; a damaged one causes a warning and hides no others."""
-        found = []
+        newest = []
         for name in self._versions.names():
             try:
-                found.append(self._versions.read(name, self._versions.numbers(name)[-1]))
+                newest.append(self._versions.read(name, self._versions.numbers(name)[-1]))
             except GymError as error:
                 warnings.warn(f"left out: {error}", DamagedWarning, stacklevel=2)
-        return found
+        return newest
 
     def require_there(self) -> None:
         """Refuse a store that does not exist.
@@ -286,11 +286,14 @@ class ModelRegistry:
             GymError: ``USAGE`` for an invalid tag and for ``latest``, which is always the newest; ``NOT_FOUND``.
         """
         _require_free(tag)
-        found = self.show(reference)
-        moves = self._versions.moves(found.name, tag)
-        if moves and (moves[-1][0].version, moves[-1][0].manifest_sha256) == (found.version, found.sha256):
+        version = self.show(reference)
+        moves = self._versions.moves(version.name, tag)
+        if moves and (moves[-1][0].version, moves[-1][0].manifest_sha256) == (
+            version.version,
+            version.sha256,
+        ):
             return moves[-1][0]
-        return self._move(found.name, tag, found, key or own_key())
+        return self._move(version.name, tag, version, key or own_key())
 
     def untag(self, name: str, tag: str, *, key: SigningKey | None = None) -> TagMove:
         """Remove a tag; its history is kept.
@@ -306,12 +309,12 @@ class ModelRegistry:
     def tags(self, name: str) -> dict[str, int]:
         """Return the tags of a model and their versions, including ``latest``."""
         numbers = self._versions.numbers(name)
-        found = {LATEST: numbers[-1]} if numbers else {}
+        tags_by_name = {LATEST: numbers[-1]} if numbers else {}
         for tag in self._versions.tags(name):
             version = self._versions.moves(name, tag)[-1][0].version
             if version is not None:
-                found[tag] = version
-        return found
+                tags_by_name[tag] = version
+        return tags_by_name
 
     def all_tags(self, name: str) -> builtins.list[str]:
         """Return every tag that a model ever had, without ``latest``."""
@@ -349,8 +352,8 @@ class ModelRegistry:
         return made[-1]
 
     def _parents(self, references: Sequence[str]) -> builtins.list[Parent]:
-        found = [self.show(reference) for reference in references]
-        return [Parent(version=one.reference, sha256=one.sha256) for one in found]
+        versions = [self.show(reference) for reference in references]
+        return [Parent(version=version.reference, sha256=version.sha256) for version in versions]
 
     def _known_base(self, base: BaseUsed) -> BaseUsed:
         """Return a base, with its version in this registry if there is one."""

@@ -106,25 +106,25 @@ def prepared(
         path = (
             Path(model).expanduser() if is_path else saved(name, model, tokenizer, _made(scratch / "model"))
         )
-        found = contents_of(path, _made(scratch / "changed"), stated.base)
+        contents = contents_of(path, _made(scratch / "changed"), stated.base)
         if config is not None and not is_path:
             _write_config(scratch / CONFIG_FILE, config)
-            found.files[CONFIG_FILE] = scratch / CONFIG_FILE
-        if is_path and found.left_out:
-            note(f"not pushed: {plain(', '.join(found.left_out), 500)}")
-        if found.base is not None and found.base.digest is not None:
-            found.base = known_base(found.base)
-        figures, records = read_evaluations(stated.evaluations, found.identities)
+            contents.files[CONFIG_FILE] = scratch / CONFIG_FILE
+        if is_path and contents.left_out:
+            note(f"not pushed: {plain(', '.join(contents.left_out), 500)}")
+        if contents.base is not None and contents.base.digest is not None:
+            contents.base = known_base(contents.base)
+        figures, records = read_evaluations(stated.evaluations, contents.identities)
         for record in records:
             copy = scratch / "evals" / record.name
             copy.parent.mkdir(exist_ok=True)
             copy.write_bytes(published_record(record, name))
-            found.files[f"{EVALS}/{record.name}"] = copy
-        lineage = lineage_of(found.folder, path if found.kind == "delta" else None)
+            contents.files[f"{EVALS}/{record.name}"] = copy
+        lineage = lineage_of(contents.folder, path if contents.kind == "delta" else None)
         changes = {"parents": list(stated.parents), "data": [*lineage.data, *stated.data]}
-        draft = _draft(path, name, found, licence, stated.description, lineage.model_copy(update=changes))
-        write_atomically(scratch / CARD, card_of(draft, figures, found.folder).encode("utf-8"))
-        yield PreparedModel(draft, {**found.files, CARD: scratch / CARD})
+        draft = _draft(path, name, contents, licence, stated.description, lineage.model_copy(update=changes))
+        write_atomically(scratch / CARD, card_of(draft, figures, contents.folder).encode("utf-8"))
+        yield PreparedModel(draft, {**contents.files, CARD: scratch / CARD})
 
 
 def _draft(

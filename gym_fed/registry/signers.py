@@ -49,10 +49,10 @@ def parsed_fingerprint(text: str) -> str:
     Raises:
         GymError: ``USAGE``.
     """
-    found = _FINGERPRINT.fullmatch(text.strip().lower())
-    if found is None:
-        raise GymError(ErrorCode.USAGE, f"{text[:90]!r} is no fingerprint", "it is sha256: and 64 hex digits")
-    return f"sha256:{found[2]}"
+    match = _FINGERPRINT.fullmatch(text.strip().lower())
+    if match is None:
+        raise GymError(ErrorCode.USAGE, f"{text[:90]!r} is not a fingerprint", "it is sha256: and 64 hex digits")
+    return f"sha256:{match[2]}"
 
 
 class Pins:

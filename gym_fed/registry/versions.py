@@ -43,12 +43,12 @@ class VersionStore:
 
     def names(self) -> list[str]:
         """Return the names of the models on the store, sorted."""
-        found = set()
+        names_found = set()
         for path in self._objects.tree("models"):
             name, _, file = path.rpartition("/")
             if _NUMBERED.fullmatch(file) and is_model_name(name):
-                found.add(name)
-        return sorted(found)
+                names_found.add(name)
+        return sorted(names_found)
 
     def numbers(self, name: str) -> list[int]:
         """Return the versions of a model in ascending order; empty if there is no such model."""
@@ -91,7 +91,7 @@ class VersionStore:
         """
         require_name(name)
         require_tag(tag)
-        found = []
+        moves = []
         for number in self._numbers(f"tags/{name}/{tag}"):
             path = f"tags/{name}/{tag}/{number:06}.json"
             where = f"{self._objects.url}/{path}"
@@ -100,8 +100,8 @@ class VersionStore:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT, f"{where}: is move {move.number} of {move.name}:{move.tag}"
                 )
-            found.append((move, signer))
-        return found
+            moves.append((move, signer))
+        return moves
 
     def move(self, name: str, tag: str, seal: Callable[[int], bytes]) -> int:
         """Add a move to a tag; ``seal`` returns its bytes for a number. Returns the move's number."""
@@ -113,12 +113,12 @@ class VersionStore:
     def tags(self, name: str) -> list[str]:
         """Return every tag that a model ever had, sorted."""
         require_name(name)
-        found = set()
+        tag_names = set()
         for path in self._objects.tree(f"tags/{name}"):
             tag, _, file = path.rpartition("/")
             if _NUMBERED.fullmatch(file) and is_tag(tag):
-                found.add(tag)
-        return sorted(found)
+                tag_names.add(tag)
+        return sorted(tag_names)
 
     def note_digest(self, digest: str, name: str, version: int) -> None:
         """Record which version has these tensors, as a hint for deltas; the first hint stays."""
@@ -133,8 +133,8 @@ class VersionStore:
             )
             name, number = str(hint["name"]), int(hint["version"])
             if is_model_name(name) and number in self.numbers(name):
-                found = self.read(name, number)
-                return found if found.manifest.digest == digest else None
+                version = self.read(name, number)
+                return version if version.manifest.digest == digest else None
         return None
 
     def resolve(self, reference: str) -> tuple[str, int, tuple[TagMove, Signer] | None]:
@@ -143,23 +143,23 @@ class VersionStore:
         Raises:
             GymError: ``USAGE``, ``NOT_FOUND``.
         """
-        name, mark, wanted = split_reference(reference)
+        name, mark, selector = split_reference(reference)
         numbers = self.numbers(name)
         if not numbers:
             raise GymError(ErrorCode.NOT_FOUND, f"{self._objects.url}: no model {name}", self._known(name))
         if mark == "@":
-            if int(wanted) not in numbers:
+            if int(selector) not in numbers:
                 raise GymError(
                     ErrorCode.NOT_FOUND, f"{self._objects.url}: no model {reference}", self._known(name)
                 )
-            return name, int(wanted), None
-        if mark == "" or wanted == LATEST:
+            return name, int(selector), None
+        if mark == "" or selector == LATEST:
             return name, numbers[-1], None
-        moves = self.moves(name, wanted)
+        moves = self.moves(name, selector)
         if not moves or moves[-1][0].version is None:
             tags = ", ".join([LATEST, *self.tags(name)])
             raise GymError(
-                ErrorCode.NOT_FOUND, f"{self._objects.url}: {name} has no tag {wanted}", f"there are {tags}"
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: {name} has no tag {selector}", f"there are {tags}"
             )
         return name, moves[-1][0].version, moves[-1]
 
@@ -179,19 +179,19 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     Raises:
         GymError: ``USAGE`` naming the problem.
     """
-    name, mark, wanted = reference.partition("@")
+    name, mark, selector = reference.partition("@")
     if not mark:
-        name, mark, wanted = reference.partition(":")
+        name, mark, selector = reference.partition(":")
     require_name(name)
-    if mark == "@" and not re.fullmatch(r"[1-9]\d{0,5}", wanted, re.ASCII):
+    if mark == "@" and not re.fullmatch(r"[1-9]\d{0,5}", selector, re.ASCII):
         raise GymError(
             ErrorCode.USAGE,
-            f"{plain(reference, 120)}: {plain(wanted, 40)!r} is no version",
+            f"{plain(reference, 120)}: {plain(selector, 40)!r} is no version",
             "a number, such as @1",
         )
     if mark == ":":
-        require_tag(wanted)
-    return name, mark, wanted
+        require_tag(selector)
+    return name, mark, selector
 
 
 def next_number(taken: Sequence[int], what: str) -> int:
@@ -215,7 +215,7 @@ def require_name(name: str) -> None:
     if not is_model_name(name):
         raise GymError(
             ErrorCode.USAGE,
-            f"{plain(name, 80)!r} is no name of a model in a registry",
+            f"{plain(name, 80)!r} is not a valid model name",
             "small letters, digits, dots and dashes, with at most one /, such as me/stories",
         )
 

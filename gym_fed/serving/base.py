@@ -131,7 +131,7 @@ def _named(model: Any, folder: Path) -> None:
 
 
 def _spec(model: nn.Module, digest: str, name: str) -> BaseSpec:
-    shapes = {key: tuple(one.shape) for key, one in model_tensors(model).items()}
+    shapes = {key: tuple(tensor.shape) for key, tensor in model_tensors(model).items()}
     return BaseSpec(model_name(name), digest, shapes)
 
 

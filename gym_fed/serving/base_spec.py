@@ -21,7 +21,7 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
     tensors = None if config is None else file_tensors(folder)
     if config is None or tensors is None or config.num_hidden_layers > len(tensors):
         return None
-    shapes = {key: one.shape for key, one in sorted(tensors.items())}
+    shapes = {key: tensor.shape for key, tensor in sorted(tensors.items())}
     if shapes != plain_shapes(config):
         return None
     return BaseSpec(name, float32_digest(tensors, shapes), shapes)

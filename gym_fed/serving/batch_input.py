@@ -181,24 +181,24 @@ def _parse(number: int, raw: bytes) -> BatchRequest:
     if len(raw) > MAX_LINE_BYTES:
         raise _LineProblem("line", f"is longer than {MAX_LINE_BYTES} bytes")
     try:
-        found = strict_json(raw)
+        value = strict_json(raw)
     except ValueError as error:
         raise _LineProblem("line", f"is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise _LineProblem("line", "is not a JSON object")
-    custom_id = found.get("custom_id")
+    custom_id = value.get("custom_id")
     for key in _KEYS:
-        if key not in found:
+        if key not in value:
             raise _LineProblem(key, "is missing", custom_id)
-    for key in found:
+    for key in value:
         if key not in _KEYS:
             raise _LineProblem(key, f"is unknown; a line has {', '.join(_KEYS)}", custom_id)
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
         raise _LineProblem("custom_id", f"must be a text of 1 to {MAX_ID_CHARACTERS} characters", custom_id)
-    if found["method"] != "POST":
-        raise _LineProblem("method", f"is {found['method']!r}, must be POST", custom_id)
-    if found["url"] not in URLS:
-        raise _LineProblem("url", f"is {found['url']!r}, must be one of {', '.join(URLS)}", custom_id)
-    if not isinstance(found["body"], dict):
+    if value["method"] != "POST":
+        raise _LineProblem("method", f"is {value['method']!r}, must be POST", custom_id)
+    if value["url"] not in URLS:
+        raise _LineProblem("url", f"is {value['url']!r}, must be one of {', '.join(URLS)}", custom_id)
+    if not isinstance(value["body"], dict):
         raise _LineProblem("body", "must be an object", custom_id)
-    return BatchRequest(number, custom_id, found["url"], found["body"])
+    return BatchRequest(number, custom_id, value["url"], value["body"])

@@ -342,10 +342,10 @@ class BatchOutput:
                         ErrorCode.STATE_CORRUPT, f"{path}: line {number} is not an answer", "remove that line"
                     ) from error
                 if custom_id not in custom_ids or custom_id in self.done:
-                    what = "is answered twice" if custom_id in self.done else "is not in the input"
+                    problem = "is answered twice" if custom_id in self.done else "is not in the input"
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
-                        f"{path}: line {number}: {custom_id!r} {what}",
+                        f"{path}: line {number}: {custom_id!r} {problem}",
                         "remove that line",
                     )
                 self.done.add(custom_id)

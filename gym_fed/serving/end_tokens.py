@@ -15,9 +15,9 @@ def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         GymError: ``MODEL_INVALID`` for a value that is not a token id of the model.
     """
     folder = Path(getattr(model, "name_or_path", None) or "")
-    found = _ids(model, model.config, folder / "config.json")  # transformers copies it into the other
-    found |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
-    return found if tokenizer.eos_token_id is None else found | {tokenizer.eos_token_id}
+    ids = _ids(model, model.config, folder / "config.json")  # transformers copies it into the other
+    ids |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
+    return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
 
 
 def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
@@ -26,11 +26,13 @@ def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
         return frozenset()
     ids = value if isinstance(value, list | tuple) else [value]
     most = _vocabulary(model)
-    if not all(type(one) is int and one >= 0 and (most is None or one < most) for one in ids):
-        what = "no token id" if most is None else f"no token id below {most:,}"
+    if not all(
+        type(token_id) is int and token_id >= 0 and (most is None or token_id < most) for token_id in ids
+    ):
+        problem = "no token id" if most is None else f"no token id below {most:,}"
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{file}: eos_token_id is {str(value)[:80]}, and that is {what}, and no list of such",
+            f"{file}: eos_token_id is {str(value)[:80]}, and that is {problem}, and no list of such",
             "correct it, or leave it out",
         )
     return frozenset(ids)

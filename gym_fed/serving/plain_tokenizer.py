@@ -92,13 +92,17 @@ class PlainTokenizer:
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
         """Return the vocabulary's text for each id."""
-        return [self.backend_tokenizer.id_to_token(one) for one in ids]
+        return [self.backend_tokenizer.id_to_token(token_id) for token_id in ids]
 
     def convert_tokens_to_ids(self, token: str | None) -> int | None:
         """Return the id of a token, or that of ``unk_token`` for an unknown one."""
-        found = None if token is None else self.backend_tokenizer.token_to_id(token)
+        token_id = None if token is None else self.backend_tokenizer.token_to_id(token)
         unknown = self.special_tokens_map.get("unk_token")
-        return found if found is not None or token in (None, unknown) else self.convert_tokens_to_ids(unknown)
+        return (
+            token_id
+            if token_id is not None or token in (None, unknown)
+            else self.convert_tokens_to_ids(unknown)
+        )
 
     def get_vocab(self) -> dict[str, int]:
         """Return all tokens and their ids."""
@@ -170,7 +174,7 @@ class PlainTokenizer:
         template = self.get_chat_template()
         if not conversation:
             raise ValueError("a conversation without a message")
-        rows: Any = [{key: one for key, one in row.items() if one is not None} for row in conversation]
+        rows: Any = [{key: value for key, value in row.items() if value is not None} for row in conversation]
         if sanitize_control_tokens:
             pattern, _ = theirs._get_control_token_patterns(self._control_tokens(template))
             rows, tools, variables = (
@@ -241,7 +245,7 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
     backend = _backend(folder / "tokenizer.json")
     if (
         backend is None
-        or not all(isinstance(one, str) for one in control)
+        or not all(isinstance(token, str) for token in control)
         or not _is_ordinary(backend, control)
     ):
         return None
@@ -263,10 +267,10 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
         if file.stat().st_size > _MOST_TEMPLATE_BYTES:
             raise ValueError("too large")
         return file.read_text(encoding="utf-8")
-    found = config.get("chat_template")
-    if found is not None and not isinstance(found, str):
+    template = config.get("chat_template")
+    if template is not None and not isinstance(template, str):
         raise ValueError("several")
-    return found
+    return template
 
 
 def _backend(file: Path) -> Tokenizer | None:

@@ -245,10 +245,10 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
     if file is None:
         return set_here
     written = read_object(file)
-    found = {name: written.get(name) for name in SamplingConfig.model_fields}
+    values = {name: written.get(name) for name in SamplingConfig.model_fields}
     if written.get("do_sample") is False:
-        found["temperature"] = 0.0
-    theirs = {name: value for name, value in found.items() if value is not None and name not in set_here}
+        values["temperature"] = 0.0
+    theirs = {name: value for name, value in values.items() if value is not None and name not in set_here}
     try:
         checked = SamplingConfig.model_validate(theirs)
     except ValidationError as error:

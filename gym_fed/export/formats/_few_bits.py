@@ -131,7 +131,7 @@ class FewBits(ExportFormat):
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         iterations = self._iterations(options)
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "bits": self._bits(options),
             "group_size": self.group_size(source, options),
             "symmetric": self.symmetric,
@@ -140,8 +140,8 @@ class FewBits(ExportFormat):
             else "to the nearest, uncalibrated",
         }
         if iterations:
-            found["calibration"] = _calibration(source, options).record()
-        return found
+            record["calibration"] = _calibration(source, options).record()
+        return record
 
     def _bits(self, options: Options) -> int:
         return int(self.quantization(options)[1])

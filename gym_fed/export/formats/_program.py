@@ -140,10 +140,10 @@ def program_of(model: Any) -> Iterator[None]:
 
     def program(input_ids: Any, attention_mask: Any) -> dict[str, Any]:
         positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
-        found = forward(
+        output = forward(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=positions, use_cache=False
         )
-        return {"logits": found.logits.float()}
+        return {"logits": output.logits.float()}
 
     model.set_attn_implementation("eager")
     if experts is not None:

@@ -67,20 +67,20 @@ class GgufAdapter(ExportFormat):
         from gym_fed.export.nearest import factors_of, require_delta_options
 
         require_delta_options(source, options)
-        found = factors_of(source, options.rank, options.report)
-        write_adapter(target, found, source.model.config, Path(source.shown_name).name)
+        factors = factors_of(source, options.rank, options.report)
+        write_adapter(target, factors, source.model.config, Path(source.shown_name).name)
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         from gym_fed.export.nearest import lora_facts
 
-        found = {} if source.delta is None else lora_facts(source, options)
+        record = {} if source.delta is None else lora_facts(source, options)
         if source.tokenizer.chat_template != load_tokenizer(str(source.base)).chat_template:
-            found["notes"] = [
-                *found.get("notes", []),
+            record["notes"] = [
+                *record.get("notes", []),
                 "its chat template is not the base's, and an adapter's file has none: give it to llama-server with "
                 "--chat-template-file",
             ]
-        return found
+        return record
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         if source.delta is None:

@@ -107,7 +107,7 @@ def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
     kind = read.get_field(_KIND)
     alpha = read.get_field(_ALPHA)
     if kind is None or kind.contents() != "lora" or alpha is None:
-        raise ValueError(f"{file.name} is no GGUF adapter")
+        raise ValueError(f"{file.name} is not a GGUF adapter")
     known = _ARCHITECTURES[config.model_type]
     ours = {}
     for weight in _weights(config):

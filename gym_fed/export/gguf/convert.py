@@ -58,10 +58,10 @@ def main() -> int:
 
 def _converter() -> Path:
     """Return the folder in auto-round that contains the converter; auto-round itself is not imported."""
-    found = find_spec("auto_round")
-    assert found is not None
-    assert found.submodule_search_locations
-    return Path(found.submodule_search_locations[0]) / "export" / "export_to_gguf"
+    spec = find_spec("auto_round")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "export" / "export_to_gguf"
 
 
 def _convert(job: dict[str, Any], say: Report) -> int:
@@ -113,10 +113,10 @@ def _skip_auto_round() -> None:
 def _model_class(conversion: Any, architecture: str) -> Any:
     """Return the converter class of an architecture; None if it needs a later gguf than the installed one."""
     try:
-        found = conversion.get_model_class(architecture)
+        model_class = conversion.get_model_class(architecture)
     except (AttributeError, KeyError):  # a tensor or a class that this gguf does not name
         return None
-    return None if found.model_arch is None else found
+    return None if model_class.model_arch is None else model_class
 
 
 def _trust_no_code() -> None:
@@ -171,7 +171,7 @@ def _mix(gguf: Any, model_class: Any, quantization: str) -> None:
         row = rows.get(name)
         if n_dims < 2 or row is None:
             return False
-        found = tensor_type(
+        type_name = tensor_type(
             quantization,
             new_name,
             row,
@@ -180,7 +180,7 @@ def _mix(gguf: Any, model_class: Any, quantization: str) -> None:
             tied=bool(self.hparams.get("tie_word_embeddings")),
             experts=int(self.hparams.get("num_local_experts") or self.hparams.get("num_experts") or 0),
         )
-        return False if found is None else getattr(gguf.GGMLQuantizationType, found)
+        return False if type_name is None else getattr(gguf.GGMLQuantizationType, type_name)
 
     rows: dict[str, int] = {}
     modify = model_class.modify_tensors

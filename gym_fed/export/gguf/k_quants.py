@@ -108,9 +108,9 @@ def _scales_and_minima(
             above = new_low > 0
             new_scale = np.where(above, product / twice, new_scale)
             new_low = np.where(above, 0, new_low)
-            found = loss(new_scale, new_low, levels)
-        better = (determinant > 0) & (found < best)
-        best = np.where(better, found, best)
+            new_loss = loss(new_scale, new_low, levels)
+        better = (determinant > 0) & (new_loss < best)
+        best = np.where(better, new_loss, best)
         scale, low = np.where(better, new_scale, scale), np.where(better, new_low, low)
     return np.where(flat, 0, scale), -low
 
@@ -158,7 +158,7 @@ def _signed_scales(parts: np.ndarray) -> np.ndarray:
     """Return ``[blocks, 16]`` scales of ``[blocks, 16, 16]`` values: the best of 19, weighted by squares."""
     largest = np.take_along_axis(parts, np.abs(parts).argmax(axis=2)[:, :, None], axis=2)
     best = np.full(parts.shape[:2], -1.0, dtype=np.float32)
-    found = np.zeros(parts.shape[:2], dtype=np.float32)
+    scales = np.zeros(parts.shape[:2], dtype=np.float32)
     weights = parts * parts
     for tried in (0, *range(-9, 0), *range(1, 10)):  # the plain one first: another must be better
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -168,10 +168,10 @@ def _signed_scales(parts: np.ndarray) -> np.ndarray:
         square = (weights * levels * levels).sum(axis=2)
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = np.where(square > 0, product / square, 0)
-        kept = scale * product  # the part of the weighted sum of squares that the rounding keeps
-        better = kept > best
-        best, found = np.where(better, kept, best), np.where(better, scale, found)
-    return np.where(np.abs(largest[:, :, 0]) < 1e-15, 0, found)
+        kept_squares = scale * product  # the part of the weighted sum of squares that the rounding keeps
+        better = kept_squares > best
+        best, scales = np.where(better, kept_squares, best), np.where(better, scale, scales)
+    return np.where(np.abs(largest[:, :, 0]) < 1e-15, 0, scales)
 
 
 _KINDS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q4_K": _q4, "Q5_K": _q5, "Q6_K": _q6}

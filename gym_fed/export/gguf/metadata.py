@@ -29,7 +29,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
     from gym_fed.registry.card.readme import is_name_of_the_hub
 
     tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
-    found: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "general.name": Path(source.shown_name).name,
         "general.file_type": file_type,
         "general.quantization_version": 2,
@@ -39,22 +39,22 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
     if isinstance(template, dict):  # of several by name, this one answers without tools
         template = template.get("default")
     if isinstance(template, str):
-        found["tokenizer.chat_template"] = without_training_marks(template)
+        metadata["tokenizer.chat_template"] = without_training_marks(template)
     if source.shown_base is not None:
-        found["general.base_model.count"] = 1
-        found["general.base_model.0.name"] = Path(source.shown_base).name
+        metadata["general.base_model.count"] = 1
+        metadata["general.base_model.0.name"] = Path(source.shown_base).name
         if is_name_of_the_hub(source.shown_base):
-            found["general.base_model.0.organization"] = source.shown_base.partition("/")[0]
-            found["general.base_model.0.repo_url"] = f"https://huggingface.co/{source.shown_base}"
+            metadata["general.base_model.0.organization"] = source.shown_base.partition("/")[0]
+            metadata["general.base_model.0.repo_url"] = f"https://huggingface.co/{source.shown_base}"
     if name := licence_name(source):
-        found["general.license"] = name
+        metadata["general.license"] = name
     data = lineage(source)[0].data
     if data:
-        found["general.dataset.count"] = len(data)
-        found |= {f"general.dataset.{number}.name": one.name for number, one in enumerate(data)}
+        metadata["general.dataset.count"] = len(data)
+        metadata |= {f"general.dataset.{number}.name": used.name for number, used in enumerate(data)}
     if text := _license_text(source):
-        found[LICENSE_TEXT] = text
-    return found
+        metadata[LICENSE_TEXT] = text
+    return metadata
 
 
 def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
@@ -67,11 +67,11 @@ def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
 
     fields = gguf.GGUFReader(file).fields
     for key, value in wanted.items():
-        found = fields[key].contents() if key in fields else None
-        if found != value or type(found) is not type(value):
+        written = fields[key].contents() if key in fields else None
+        if written != value or type(written) is not type(value):
             raise GymError(
                 ErrorCode.EXPORT_DIFFERS,
-                f"the file says {key} is {str(found)[:80]!r}, not {str(value)[:80]!r}; nothing was kept",
+                f"the file says {key} is {str(written)[:80]!r}, not {str(value)[:80]!r}; nothing was kept",
                 "report this with the model's name",
             )
 
@@ -94,10 +94,10 @@ def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
         "padding_token_id": tokenizer.pad_token_id,
         "unknown_token_id": tokenizer.unk_token_id,
     }
-    found: dict[str, Any] = {name: int(number) for name, number in numbers.items() if number is not None}
-    found["add_bos_token"] = around and ids[0] == tokenizer.bos_token_id
-    found["add_eos_token"] = around and ids[-1] == tokenizer.eos_token_id
-    return {f"tokenizer.ggml.{name}": value for name, value in found.items()}
+    special: dict[str, Any] = {name: int(number) for name, number in numbers.items() if number is not None}
+    special["add_bos_token"] = around and ids[0] == tokenizer.bos_token_id
+    special["add_eos_token"] = around and ids[-1] == tokenizer.eos_token_id
+    return {f"tokenizer.ggml.{name}": value for name, value in special.items()}
 
 
 def _license_text(source: Source) -> str:

@@ -53,11 +53,11 @@ def matching(tokenizer: Any, first: str = "") -> Match:
         PATTERNS,
         key=lambda name: (name != first, not _cuts(name, texts, cut), (name in WHOLE_WORDS) != whole),
     )
-    wanted = [found.ids for found in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    expected = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
     furthest, nearest, text = -1, "", ""
     for name in names:
         other = _under(values, PATTERNS[name], whole_words=name in WHOLE_WORDS)
-        at = _first_difference(other, texts, wanted)
+        at = _first_difference(other, texts, expected)
         if at is None:
             return Match(name)
         if at > furthest:
@@ -69,9 +69,9 @@ def _first_difference(tokenizer: Any, texts: list[str], wanted: list[list[int]])
     """Return the position of the first difference; a few texts show it for most patterns."""
     step = 250
     for first in range(0, len(texts), step):
-        found = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)
-        for number, one in enumerate(found, first):
-            if one.ids != wanted[number]:
+        encodings = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)
+        for number, encoding in enumerate(encodings, first):
+            if encoding.ids != wanted[number]:
                 return number
     return None
 

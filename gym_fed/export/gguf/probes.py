@@ -218,15 +218,15 @@ def probes() -> tuple[str, ...]:
     """Return each part alone, each character class, and then parts joined with and without spaces."""
     draw = random.Random(_SEED)
     parts = (*_WORDS, *_CONTRACTIONS, *_NUMBERS, *_SPACES, *_SIGNS, *_CODE)
-    found = [*parts, *(f"{one}{two}" for one in _SPACES for two in ("a", "1", ".", "\n", "é"))]
-    found += [
+    texts = [*parts, *(f"{space}{two}" for space in _SPACES for two in ("a", "1", ".", "\n", "é"))]
+    texts += [
         f"{before}{chars[:4]}{after}"
         for chars in _CLASSES
         for before in ("", " ", "a")
         for after in ("", "1", "b")
     ]
     kinds = (_WORDS, _CONTRACTIONS, _NUMBERS, _SPACES, _SIGNS, _CODE)
-    while len(found) < COUNT:
+    while len(texts) < COUNT:
         text = ""
         for _ in range(draw.randint(1, 7)):
             if draw.random() < 0.15:
@@ -235,5 +235,5 @@ def probes() -> tuple[str, ...]:
                 text += draw.choice(kinds[draw.choices(range(6), (6, 2, 3, 5, 4, 1))[0]])
             if draw.random() < 0.4:
                 text += " "
-        found.append(text)
-    return tuple(found[:COUNT])
+        texts.append(text)
+    return tuple(texts[:COUNT])

@@ -59,12 +59,14 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
         raise _differs(error.message) from error
     parameters = model.state_dict()
     largest: dict[str, float] = {}
-    for done, one in enumerate(mapped):
+    for done, tensor in enumerate(mapped):
         report("comparing tensors", done, len(mapped))
-        kind = GGMLQuantizationType(one.stored.type).name
-        wanted = parameters[one.name].detach().float() + offset_of(one, config)
-        found = largest_error(f"tensor {one.stored.name}", kind, wanted, stored_values(one, config))
-        largest[kind] = max(largest.get(kind, 0.0), found)
+        kind = GGMLQuantizationType(tensor.stored.type).name
+        expected = parameters[tensor.name].detach().float() + offset_of(tensor, config)
+        tensor_error = largest_error(
+            f"tensor {tensor.stored.name}", kind, expected, stored_values(tensor, config)
+        )
+        largest[kind] = max(largest.get(kind, 0.0), tensor_error)
     report("comparing tensors", len(mapped), len(mapped))
     return {"compared": len(mapped), "largest_error": largest}
 
@@ -85,9 +87,9 @@ def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tenso
     parts = rounding.block // (rounding.part or rounding.block)
     ours, theirs = (values.reshape(-1, parts, rounding.block // parts) for values in (wanted, found))
     for first in range(0, len(ours), step):
-        one, other = ours[first : first + step], theirs[first : first + step]
-        error = (other - one).abs().amax(dim=2).double()
-        of_part = one.abs().amax(dim=2).double()
+        our_part, other = ours[first : first + step], theirs[first : first + step]
+        error = (other - our_part).abs().amax(dim=2).double()
+        of_part = our_part.abs().amax(dim=2).double()
         size = of_part.amax(dim=1, keepdim=True).expand_as(of_part)
         excess = error - rounding.least
         allowed = rounding.share * size + rounding.share_of_part * of_part
@@ -98,8 +100,8 @@ def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tenso
                 f"{float(size[beyond][0]):.3g}, more than its type rounds by"
             )
         largest = max(largest, float((excess.clamp(min=0) / size.clamp(min=1e-30)).max()))
-        product += float((one * other).sum(dtype=torch.float64))
-        square += float((one * one).sum(dtype=torch.float64))
+        product += float((our_part * other).sum(dtype=torch.float64))
+        square += float((our_part * our_part).sum(dtype=torch.float64))
     if square and not abs(product / square - 1) <= rounding.scale + rounding.least:
         raise _differs(f"{name} ({kind}) is {product / square:.4f} times the source's")
     return largest
@@ -112,10 +114,10 @@ def _require_settings(header: Header, config: Any) -> None:
         GymError: ``EXPORT_DIFFERS`` naming the setting.
     """
     prefix = str(header.values.get("general.architecture"))
-    for key, (wanted, default) in _settings(config).items():
-        found = header.values.get(f"{prefix}.{key}", default)
-        if not isinstance(found, int | float) or np.float32(found) != np.float32(wanted):
-            raise _differs(f"{prefix}.{key} is {found} in the file, {wanted} in the source")
+    for key, (expected, default) in _settings(config).items():
+        value = header.values.get(f"{prefix}.{key}", default)
+        if not isinstance(value, int | float) or np.float32(value) != np.float32(expected):
+            raise _differs(f"{prefix}.{key} is {value} in the file, {expected} in the source")
     rope = _rope(config)
     if rope.get("rope_type") == "llama3":
         _require_frequencies(header, config)
@@ -127,7 +129,7 @@ def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = _rope(config)
     is_gemma3 = config.model_type == "gemma3_text"
-    found: dict[str, tuple[float, float | None]] = {
+    settings: dict[str, tuple[float, float | None]] = {
         "block_count": (config.num_hidden_layers, None),
         "context_length": (config.max_position_embeddings, None),
         "embedding_length": (config.hidden_size, None),
@@ -141,14 +143,14 @@ def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
         "rope.dimension_count": (int(head * (rope.get("partial_rotary_factor") or 1)), head),
     }
     if rope.get("rope_type") in ("linear", "yarn"):
-        found["rope.scaling.factor"] = (rope["factor"], 1.0)
-    return found
+        settings["rope.scaling.factor"] = (rope["factor"], 1.0)
+    return settings
 
 
 def _rope(config: Any) -> Mapping[str, Any]:
     """Return the rotary parameters; for Gemma 3 those of the global layers."""
-    found: Mapping[str, Any] = config.rope_parameters
-    return found.get("full_attention") or found
+    parameters: Mapping[str, Any] = config.rope_parameters
+    return parameters.get("full_attention") or parameters
 
 
 def _require_frequencies(header: Header, config: Any) -> None:
@@ -166,9 +168,9 @@ def _require_frequencies(header: Header, config: Any) -> None:
     width = 2 * len(stretched)
     plain = 1.0 / _rope(config)["rope_theta"] ** (np.arange(0, width, 2) / width)
     stored = header.tensors.get("rope_freqs.weight")
-    wanted = plain / stretched.numpy()
-    found = None if stored is None else values_of(stored).reshape(-1)
-    if found is None or found.shape != wanted.shape or not np.allclose(found, wanted, rtol=1e-4):
+    divisors = plain / stretched.numpy()
+    written = None if stored is None else values_of(stored).reshape(-1)
+    if written is None or written.shape != divisors.shape or not np.allclose(written, divisors, rtol=1e-4):
         raise _differs("tensor rope_freqs.weight is not the source's stretching")
 
 

@@ -44,15 +44,15 @@ def teach(model_class: Any) -> None:
             known = str(by_hash(self, tokenizer))
         if known and known not in PATTERNS:
             return known
-        found = matching(tokenizer.backend_tokenizer, known)
-        if not found.name and known:
+        match = matching(tokenizer.backend_tokenizer, known)
+        if not match.name and known:
             return known
-        if not found.name:
+        if not match.name:
             raise UnknownTokenizerError(
-                f"its tokenizer splits {found.text!r} as no pre-tokenizer of llama.cpp does; "
-                f"the nearest is {found.nearest}"
+                f"its tokenizer splits {match.text!r} as no pre-tokenizer of llama.cpp does; "
+                f"the nearest is {match.nearest}"
             )
-        return found.name
+        return match.name
 
     def pieces(self: Any, *arguments: Any, **named: Any) -> None:
         try:
@@ -98,7 +98,7 @@ def _write_pieces(self: Any) -> None:
     if model["type"] != "BPE" or not model.get("byte_fallback"):
         raise FileNotFoundError("no tokenizer of pieces")
     texts = {index: piece for piece, index in model["vocab"].items()}
-    added = {one["id"]: one for one in values["added_tokens"]}
+    added = {token["id"]: token for token in values["added_tokens"]}
     scores: dict[str, float] = {}
     for rank, merge in enumerate(model["merges"]):
         left, right = merge if isinstance(merge, list) else merge.split(" ")
@@ -106,13 +106,13 @@ def _write_pieces(self: Any) -> None:
     size = max(self.hparams.get("vocab_size", 0), max(texts) + 1, max(added, default=0) + 1)
     tokens, kinds, placed = [], [], []
     for index in range(size):
-        one = added.get(index)
-        text = one["content"] if one else texts.get(index, f"[PAD{index}]")
+        token = added.get(index)
+        text = token["content"] if token else texts.get(index, f"[PAD{index}]")
         if text == model.get("unk_token"):
             kind = gguf.TokenType.UNKNOWN
-        elif one:
-            kind = gguf.TokenType.CONTROL if one["special"] else gguf.TokenType.USER_DEFINED
-            text = text if one["special"] else text.replace("▁", " ")
+        elif token:
+            kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
+            text = text if token["special"] else text.replace("▁", " ")
         elif index not in texts:
             kind = gguf.TokenType.UNUSED
         else:

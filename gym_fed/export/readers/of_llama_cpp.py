@@ -74,10 +74,10 @@ class OfLlamaCpp(LoadedExport):
 
     def special_ids(self) -> dict[str, int]:
         names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
-        found = {
+        ids = {
             name: self._model.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()
         }
-        return {name: int(number) for name, number in found.items() if number is not None}
+        return {name: int(number) for name, number in ids.items() if number is not None}
 
     def _plain_ids(self, text: str) -> list[int]:
         return list(self._model.tokenize(text.encode(), add_bos=True, special=True))

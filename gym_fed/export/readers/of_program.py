@@ -62,8 +62,8 @@ class OfProgram(LoadedExport):
         rows, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         rows[:-1, :length], mask[:-1, :length] = ids, 1
         rows[-1, shape[1] - length :], mask[-1, shape[1] - length :] = ids, 1
-        found = self.run(rows, mask)[-1, shape[1] - length :]
-        return torch.tensor(found, dtype=torch.float32)
+        output = self.run(rows, mask)[-1, shape[1] - length :]
+        return torch.tensor(output, dtype=torch.float32)
 
 
 class Tokens:
@@ -96,9 +96,9 @@ class Tokens:
 
     def special_ids(self) -> dict[str, int]:
         """See ``LoadedExport.special_ids``."""
-        found = {name: self._special().get(f"{name}_token") for name in SPECIAL}
+        texts = {name: self._special().get(f"{name}_token") for name in SPECIAL}
         numbers = {
-            name: self._tokenizer.token_to_id(text) for name, text in found.items() if text is not None
+            name: self._tokenizer.token_to_id(text) for name, text in texts.items() if text is not None
         }
         return {name: number for name, number in numbers.items() if number is not None}
 

@@ -33,5 +33,5 @@ class OfTorch(OfProgram):
         import torch
 
         with torch.inference_mode():
-            found = self._forward(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
-        return found["logits"].numpy()
+            output = self._forward(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+        return output["logits"].numpy()

@@ -81,9 +81,9 @@ class OfTransformers(LoadedExport):
         return list(self._tokenizer(text)["input_ids"])
 
     def special_ids(self) -> dict[str, int]:
-        found = {name: getattr(self._tokenizer, f"{name}_token_id", None) for name in SPECIAL}
-        return {name: number for name, number in found.items() if number is not None}
+        ids = {name: getattr(self._tokenizer, f"{name}_token_id", None) for name in SPECIAL}
+        return {name: number for name, number in ids.items() if number is not None}
 
     def chat_template(self) -> str | None:
-        found = self._tokenizer.chat_template
-        return found if isinstance(found, str) else None
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else None

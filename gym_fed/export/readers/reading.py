@@ -84,32 +84,32 @@ def answers(
     """
     import torch
 
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     ids: list[int] = []
     total = len(prompts) + 1 + tokens
     for number, prompt in enumerate(prompts):
         ids = reading.ids(prompt)
-        found[f"ids.{number}"] = torch.tensor(ids)
-        found[f"logits.{number}"] = reading.logits(ids).clone()
+        tensors[f"ids.{number}"] = torch.tensor(ids)
+        tensors[f"logits.{number}"] = reading.logits(ids).clone()
         report("answering", number + 1, total)
-    found["logits.passage"] = reading.logits(passage).clone()
+    tensors["logits.passage"] = reading.logits(passage).clone()
     written: list[int] = []
     for number in range(tokens):
         written.append(int(reading.logits(ids + written)[-1].argmax()))
         report("answering", len(prompts) + 2 + number, total)
-    found["greedy"] = torch.tensor(written)
-    return {**found, **_texts(reading)}
+    tensors["greedy"] = torch.tensor(written)
+    return {**tensors, **_texts(reading)}
 
 
 def _texts(reading: LoadedExport) -> dict[str, Any]:
     """Return the results of the tokenizer in addition to the prompts' ids."""
     import torch
 
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     if (ids := reading.text_ids(PASSAGE)) is not None:
-        found["ids.passage"] = torch.tensor(ids)
+        tensors["ids.passage"] = torch.tensor(ids)
     for name, number in reading.special_ids().items():
-        found[f"special.{name}"] = torch.tensor([number])
+        tensors[f"special.{name}"] = torch.tensor([number])
     if (template := reading.chat_template()) is not None:
-        found["template"] = torch.tensor(list(template.encode()), dtype=torch.uint8)
-    return found
+        tensors["template"] = torch.tensor(list(template.encode()), dtype=torch.uint8)
+    return tensors

@@ -39,18 +39,20 @@ def contributors_in(folder: Path) -> list[Contributor]:
     path = folder / FILE
     if not path.is_file():
         return []
-    found = read_object(
+    document = read_object(
         path, ErrorCode.MODEL_INVALID, "delete it, or write the version again: gym-server model"
     )
-    lines = found.get("contributors")
+    lines = document.get("contributors")
     if not isinstance(lines, list) or not all(map(_is_line, lines)):
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{path} does not list contributors with their shares",
             "delete it, or write the version again: gym-server model",
         )
-    everybody = [Contributor(one["contributor"], one.get("name", ""), float(one["share"])) for one in lines]
-    return sorted(everybody, key=lambda one: -one.share)
+    everybody = [
+        Contributor(line["contributor"], line.get("name", ""), float(line["share"])) for line in lines
+    ]
+    return sorted(everybody, key=lambda line: -line.share)
 
 
 def _is_line(line: Any) -> bool:

@@ -129,12 +129,12 @@ def read_evaluations(
         GymError: ``DATA_INVALID`` for an invalid record, one of another model, and a folder without one of this model;
             ``USAGE`` for too many; ``FILE_NOT_FOUND``.
     """
-    found: dict[str, tuple[Path, _EvalDocument]] = {}
+    documents_by_digest: dict[str, tuple[Path, _EvalDocument]] = {}
     for place in places:
         documents = [(file, _read(file)) for file in (records_in(place) if place.is_dir() else [place])]
         of_others = [] if place.is_dir() else [("", "")]  # records of other programs have no digest
-        wanted = [*identities, *of_others]
-        of_it = [one for one in documents if not identities or one[1].identity in wanted]
+        accepted = [*identities, *of_others]
+        of_it = [one for one in documents if not identities or one[1].identity in accepted]
         if len(of_it) < len(documents) and (not place.is_dir() or not of_it):
             file, other = documents[0]
             raise GymError(
@@ -146,20 +146,26 @@ def read_evaluations(
         if not documents:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: has no record", "gym eval MODEL writes one")
         for file, document in of_it:
-            if found.setdefault(file.name, (file, document))[0] != file:
-                raise GymError(ErrorCode.DATA_INVALID, f"{file}: has the name of {found[file.name][0]}")
-    if len(found) > _MAX_RECORDS:
+            if documents_by_digest.setdefault(file.name, (file, document))[0] != file:
+                raise GymError(
+                    ErrorCode.DATA_INVALID, f"{file}: has the name of {documents_by_digest[file.name][0]}"
+                )
+    if len(documents_by_digest) > _MAX_RECORDS:
         raise GymError(
-            ErrorCode.USAGE, f"{len(found)} records of evaluations", f"at most {_MAX_RECORDS} go along"
+            ErrorCode.USAGE,
+            f"{len(documents_by_digest)} records of evaluations",
+            f"at most {_MAX_RECORDS} go along",
         )
-    if not identities and len({document.identity for _, document in found.values()}) > 1:
+    if not identities and len({document.identity for _, document in documents_by_digest.values()}) > 1:
         raise GymError(
             ErrorCode.DATA_INVALID,
             "the records of evaluations are of several models",
             "name the files of those that are of this model",
         )
-    figures = [figure for file, document in found.values() for figure in _figures(file, document)]
-    return figures, [file for file, _ in found.values()]
+    figures = [
+        figure for file, document in documents_by_digest.values() for figure in _figures(file, document)
+    ]
+    return figures, [file for file, _ in documents_by_digest.values()]
 
 
 def figures_in(records: Iterable[Path]) -> list[CardFigure]:
@@ -169,8 +175,8 @@ def figures_in(records: Iterable[Path]) -> list[CardFigure]:
 
 def records_in(folder: Path) -> list[Path]:
     """Return the records in a folder such as ``evals/``, sorted, without files of samples."""
-    kept = folder / "data" if (folder / "data").is_dir() else folder
-    return sorted(file for file in kept.rglob("*.json") if file.is_file() and not file.is_symlink())
+    root = folder / "data" if (folder / "data").is_dir() else folder
+    return sorted(file for file in root.rglob("*.json") if file.is_file() and not file.is_symlink())
 
 
 def published_record(file: Path, name: str) -> bytes:
@@ -182,7 +188,7 @@ def published_record(file: Path, name: str) -> bytes:
         facts = _object(details["facts"])
         benchmarks = facts.get("benchmarks")
         if isinstance(benchmarks, list):
-            facts["benchmarks"] = [PurePath(str(one)).name for one in benchmarks]
+            facts["benchmarks"] = [PurePath(str(benchmark)).name for benchmark in benchmarks]
         if facts:
             details["facts"] = json.dumps(facts, sort_keys=True)
     return json.dumps(values, indent=1).encode() + b"\n"
@@ -190,10 +196,10 @@ def published_record(file: Path, name: str) -> bytes:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}  # of another program, which may have a sentence there
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _read(file: Path) -> _EvalDocument:
@@ -206,25 +212,25 @@ def _read(file: Path) -> _EvalDocument:
     except ValidationError as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{file}: is no record of an evaluation: {first_problem(error)}",
+            f"{file}: is not a valid record of an evaluation: {first_problem(error)}",
             "give the JSON that gym eval writes",
         ) from error
 
 
 def _figures(file: Path, record: _EvalDocument) -> Iterable[CardFigure]:
-    for one in record.evaluation_results:
-        error_of = one.score_details.uncertainty
+    for result in record.evaluation_results:
+        error_of = result.score_details.uncertainty
         stderr = error_of.standard_error.value if error_of and error_of.standard_error else None
-        if not math.isfinite(one.score_details.score):
-            raise GymError(ErrorCode.DATA_INVALID, f"{file}: {one.evaluation_name} has no finite score")
+        if not math.isfinite(result.score_details.score):
+            raise GymError(ErrorCode.DATA_INVALID, f"{file}: {result.evaluation_name} has no finite score")
         yield CardFigure(
-            one.evaluation_name,
-            one.metric_config.metric_id,
-            one.score_details.score,
+            result.evaluation_name,
+            result.metric_config.metric_id,
+            result.score_details.score,
             stderr,
             error_of.num_samples if error_of else None,
             record.evaluation_timestamp,
             f"{record.eval_library.name} {record.eval_library.version}",
             file.name,
-            whole_number(one.source_data.additional_details.get("num_fewshot", ""), 4),
+            whole_number(result.source_data.additional_details.get("num_fewshot", ""), 4),
         )

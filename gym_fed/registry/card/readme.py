@@ -69,8 +69,8 @@ _RELATIONS = {"adapter": "adapter", "delta": "finetune", "weights": "finetune"}
 
 def spdx(name: str) -> str:
     """Return the SPDX name of a licence on the Hub; any other name unchanged."""
-    found = (ours for ours, hub in _HUB_LICENCES.items() if name.lower() in (hub, ours.lower()))
-    return next(found, name)
+    names = (ours for ours, hub in _HUB_LICENCES.items() if name.lower() in (hub, ours.lower()))
+    return next(names, name)
 
 
 def card_of(
@@ -112,23 +112,27 @@ def card_of(
 
 def front_matter(manifest: ModelManifest, figures: Sequence[CardFigure]) -> dict[str, Any]:
     """Return the metadata of the card under the Hub's names."""
-    found: dict[str, Any] = {"license": _HUB_LICENCES.get(manifest.licence, "other")}
+    metadata: dict[str, Any] = {"license": _HUB_LICENCES.get(manifest.licence, "other")}
     if manifest.licence == NOT_STATED:
-        found["license"] = "unknown"
-    elif found["license"] == "other":
-        found["license_name"] = plain(manifest.licence)
-    found["library_name"] = "peft" if manifest.kind == "adapter" else "transformers"
-    found["pipeline_tag"] = "text-generation"
+        metadata["license"] = "unknown"
+    elif metadata["license"] == "other":
+        metadata["license_name"] = plain(manifest.licence)
+    metadata["library_name"] = "peft" if manifest.kind == "adapter" else "transformers"
+    metadata["pipeline_tag"] = "text-generation"
     if manifest.base is not None and is_name_of_the_hub(manifest.base.name):
-        found["base_model"] = manifest.base.name
-        found["base_model_relation"] = _RELATIONS[manifest.kind]
-    hubs = [one.hub for one in manifest.lineage.data if one.hub is not None and is_name_of_the_hub(one.hub)]
+        metadata["base_model"] = manifest.base.name
+        metadata["base_model_relation"] = _RELATIONS[manifest.kind]
+    hubs = [
+        item.hub for item in manifest.lineage.data if item.hub is not None and is_name_of_the_hub(item.hub)
+    ]
     if hubs:
-        found["datasets"] = list(dict.fromkeys(hubs))
-    found["tags"] = ["gym-fed", manifest.kind]
+        metadata["datasets"] = list(dict.fromkeys(hubs))
+    metadata["tags"] = ["gym-fed", manifest.kind]
     if figures:
-        found["model-index"] = [{"name": plain(manifest.name), "results": [_index(one) for one in figures]}]
-    return found
+        metadata["model-index"] = [
+            {"name": plain(manifest.name), "results": [_index(item) for item in figures]}
+        ]
+    return metadata
 
 
 def is_name_of_the_hub(text: str) -> bool:
@@ -155,13 +159,13 @@ def _samples(figure: CardFigure) -> str:
 
 
 def _identity(manifest: ModelManifest) -> str:
-    what = {
+    kinds = {
         "weights": "whole weights",
         "adapter": "a PEFT adapter",
         "delta": "a delta on its base, `model.gymdelta`; weights that lie beside it are the sum of both",
     }[manifest.kind]
     base, lineage = manifest.base, manifest.lineage
-    rows = [("Kind", what)]
+    rows = [("Kind", kinds)]
     if manifest.digest is not None:
         rows.append(("Digest of the tensors", f"`{manifest.digest}`"))
     rows.append(("Base", UNKNOWN if base is None else _md(base.name)))
@@ -169,7 +173,7 @@ def _identity(manifest: ModelManifest) -> str:
         rows.append(("Digest of the base", UNKNOWN if base.digest is None else f"`{base.digest}`"))
         if base.version is not None:
             rows.append(("Base in the registry", _md(base.version)))
-    rows += [("Made from", f"{_md(one.version)} (`{one.sha256}`)") for one in lineage.parents]
+    rows += [("Made from", f"{_md(parent.version)} (`{parent.sha256}`)") for parent in lineage.parents]
     if lineage.global_version is not None:
         rows.append(("Global version of a hub", f"`{lineage.global_version}`"))
     if lineage.soups:
@@ -181,7 +185,7 @@ def _data(manifest: ModelManifest) -> str:
     lineage = manifest.lineage
     if not lineage.data:
         return f"## Data\n\n{UNKNOWN.capitalize()}."
-    rows = [(_md(one.name), _md(one.licence) if one.licence else UNKNOWN) for one in lineage.data]
+    rows = [(_md(data.name), _md(data.licence) if data.licence else UNKNOWN) for data in lineage.data]
     text = "## Data\n\n" + _table(("rows", "licence"), rows)
     if lineage.data_sha256 is not None:
         text += f"\n\nDigest of all rows: `{lineage.data_sha256}`."
@@ -214,14 +218,17 @@ def _training(folder: Path | None, manifest: ModelManifest) -> str:
 
 
 def _contributors(folder: Path | None) -> list[str]:
-    found = contributors_in(folder) if folder is not None else []
-    if not found:
+    contributors = contributors_in(folder) if folder is not None else []
+    if not contributors:
         return []
     rows = [
-        (_md(one.name) if one.name else f"`{_md(one.contributor, 64)}`", f"{one.share:.1%}")
-        for one in found[:MAX_SHOWN]
+        (
+            _md(contributor.name) if contributor.name else f"`{_md(contributor.contributor, 64)}`",
+            f"{contributor.share:.1%}",
+        )
+        for contributor in contributors[:MAX_SHOWN]
     ]
-    left = len(found) - len(rows)
+    left = len(contributors) - len(rows)
     more = f"\n\n{counted(left, 'contributor')} more." if left else ""
     text = "Shares follow the credits of the rounds. Names are of those who agreed to be named."
     return ["## Contributors\n\n" + text + "\n\n" + _table(("contributor", "share"), rows) + more]
@@ -231,16 +238,16 @@ def _evaluation(figures: Sequence[CardFigure]) -> str:
     if not figures:
         return f"## Evaluation\n\n{UNKNOWN.capitalize()}: no record of an evaluation came with it."
     rows = []
-    for one in figures:
-        error = UNKNOWN if one.stderr is None else f"{one.stderr:.2g}"
+    for figure in figures:
+        error = UNKNOWN if figure.stderr is None else f"{figure.stderr:.2g}"
         rows.append(
             (
-                _md(one.task),
-                _md(one.metric),
-                f"{one.value:.6g}",
+                _md(figure.task),
+                _md(figure.metric),
+                f"{figure.value:.6g}",
                 error,
-                UNKNOWN if one.num_samples is None else f"{one.num_samples:,}",
-                _md(one.engine),
+                UNKNOWN if figure.num_samples is None else f"{figure.num_samples:,}",
+                _md(figure.engine),
             )
         )
     head = ("task", "metric", "value", "standard error", "rows", "measured by")
@@ -253,10 +260,10 @@ def _licences(manifest: ModelManifest) -> str:
     if manifest.base is not None:
         of_base = manifest.base.licence
         text += f" Of the base: {UNKNOWN if of_base == NOT_STATED else _md(of_base)}."
-    found = conflicts(manifest)
-    if found:
+    problems = conflicts(manifest)
+    if problems:
         text += "\n\nTo be looked at before it is passed on:\n\n" + "\n".join(
-            f"- {_md(one, 500)}" for one in found
+            f"- {_md(problem, 500)}" for problem in problems
         )
     return text
 
@@ -282,26 +289,28 @@ def conflicts(manifest: ModelManifest) -> list[str]:
     This is not legal advice. It quotes the licences' own terms, so that a person decides knowingly: whether the licence
     of rows binds a model that learned from them differs between countries.
     """
-    found = []
+    problems = []
     own = manifest.licence
-    for what, licence in _parts(manifest):
+    for part_name, licence in _parts(manifest):
         if licence is None or licence == NOT_STATED:
-            found.append(f"{what}: licence not stated, so whether the model may be passed on is not known")
+            problems.append(
+                f"{part_name}: licence not stated, so whether the model may be passed on is not known"
+            )
             continue
         parts = re.split(r"\s+(?:AND|OR)\s+", licence)
         if any(_NO_DERIVATIVES.search(part) for part in parts):
-            found.append(f"{what}: {licence} allows no derivatives")
+            problems.append(f"{part_name}: {licence} allows no derivatives")
         if any(_NON_COMMERCIAL.search(part) for part in parts) and not _NON_COMMERCIAL.search(own):
-            found.append(
-                f"{what}: {licence} forbids commercial use, and the model's licence {_shown(own)} does not"
+            problems.append(
+                f"{part_name}: {licence} forbids commercial use, and the model's licence {_shown(own)} does not"
             )
         if any(_SHARE_ALIKE.search(part) for part in parts) and own.lower() != licence.lower():
-            found.append(
-                f"{what}: {licence} wants the same licence for what is made from it, and the model has {_shown(own)}"
+            problems.append(
+                f"{part_name}: {licence} requires the same licence for derived works, and the model has {_shown(own)}"
             )
     if own == NOT_STATED:
-        found.append("the model's own licence is not stated: nobody may use it")
-    return found
+        problems.append("the model's own licence is not stated: nobody may use it")
+    return problems
 
 
 def _parts(manifest: ModelManifest) -> Iterator[tuple[str, str | None]]:

@@ -50,8 +50,8 @@ def lineage_of(folder: Path | None, delta: Path | None = None) -> Lineage:
 def environment(folder: Path) -> dict[str, Any]:
     """Return ``environment`` of a run's ``environment.json``; empty if it has none."""
     file = folder / "environment.json"
-    found = read_object(file).get("environment") if file.is_file() else None
-    return found if isinstance(found, dict) else {}
+    value = read_object(file).get("environment") if file.is_file() else None
+    return value if isinstance(value, dict) else {}
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def _of_path(path: str) -> DataUsed:
     if "://" in path or not card.is_file():
         return DataUsed(name=OWN_FILES)
     try:
-        found = DatasetManifest.model_validate(json.loads(card.read_bytes()))
+        manifest = DatasetManifest.model_validate(json.loads(card.read_bytes()))
     except ValueError as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{card}: {error}", "pull the data set again") from error
-    return DataUsed(name=f"{found.name}@{found.version}", licence=found.licence)
+    return DataUsed(name=f"{manifest.name}@{manifest.version}", licence=manifest.licence)
 
 
 def _of_delta(file: Path) -> Lineage:

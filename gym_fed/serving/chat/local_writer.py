@@ -63,16 +63,16 @@ class LocalWriter:
         """Stream an answer; half of the context, or ``max_tokens`` if less, is kept for it. See ``Writer``."""
         from gym_fed.data.encoding import prompt_ids
 
-        wanted = body.get("max_tokens") or self._context
+        requested = body.get("max_tokens") or self._context
         length = len(prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"]))
-        room = self._context - min(wanted, self._context // 2)
+        room = self._context - min(requested, self._context // 2)
         if length > room:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"the message takes {counted(length, 'token')}, and the model has room for {room}",
                 "shorten it, or lower max_tokens",
             )
-        most = min(wanted, self._context - length)
+        most = min(requested, self._context - length)
         try:
             with closing(self._service.stream(url, {**body, "max_tokens": most}, LOCAL)) as chunks:
                 yield from chunks

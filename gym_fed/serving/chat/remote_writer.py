@@ -52,7 +52,7 @@ class RemoteWriter:
         import httpx
 
         if not url.startswith(("http://", "https://")):
-            raise GymError(ErrorCode.USAGE, f"{url!r} is no URL", "such as http://127.0.0.1:8000/v1")
+            raise GymError(ErrorCode.USAGE, f"{url!r} is not a URL", "such as http://127.0.0.1:8000/v1")
         root = url.rstrip("/")
         self._url = root if root.endswith("/v1") else f"{root}/v1"
         self._client = httpx.Client(
@@ -142,9 +142,11 @@ class RemoteWriter:
             return bases[0]
         if model is not None and model in self._names:
             return model
-        what = "serves no single base" if model is None else f"has no model {model!r}"
+        problem = "serves no single base" if model is None else f"has no model {model!r}"
         raise GymError(
-            ErrorCode.NOT_FOUND, f"{self._url} {what}", f"there are: {', '.join(self._names[:20]) or 'none'}"
+            ErrorCode.NOT_FOUND,
+            f"{self._url} {problem}",
+            f"there are: {', '.join(self._names[:20]) or 'none'}",
         )
 
 
@@ -153,8 +155,10 @@ def _whole(place: str, answer: httpx.Response) -> httpx.Response:
     import httpx
 
     parts = list(_parts(place, answer))
-    kept = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
-    return httpx.Response(answer.status_code, headers=kept, content=b"".join(parts))
+    headers = {
+        name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers
+    }
+    return httpx.Response(answer.status_code, headers=headers, content=b"".join(parts))
 
 
 def _lines(place: str, answer: httpx.Response) -> Iterator[str]:
@@ -200,7 +204,7 @@ def _chunk(place: str, data: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         chunk = None
     if not isinstance(chunk, dict):
-        raise GymError(ErrorCode.UNAVAILABLE, f"{place}: sent what is not JSON: {data[:80]!r}")
+        raise GymError(ErrorCode.UNAVAILABLE, f"{place}: sent invalid JSON: {data[:80]!r}")
     if "error" in chunk:
         raise GymError(ErrorCode.UNAVAILABLE, f"{place}: {_said(chunk)[0]}")
     return chunk

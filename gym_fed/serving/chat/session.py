@@ -117,17 +117,17 @@ class ChatSession:
             yield from self._texts("/v1/completions", {"prompt": text})
             return
         question: Message = {"role": "user", "content": text}
-        said: list[str] = []
+        pieces: list[str] = []
         whole = False
         try:
             with closing(self._chat([*self.messages, question])) as texts:
                 for part in texts:
-                    said.append(part)
+                    pieces.append(part)
                     yield part
             whole = True
         finally:
-            if said or whole:
-                self.messages += [question, {"role": "assistant", "content": "".join(said)}]
+            if pieces or whole:
+                self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
     def undo(self) -> str | None:
         """Remove the last question and its answer; returns the question, or None if there is none."""
@@ -151,7 +151,7 @@ class ChatSession:
                 file can be written.
         """
         if not self.messages:
-            raise GymError(ErrorCode.USAGE, "nothing was said that could be saved")
+            raise GymError(ErrorCode.USAGE, "there are no messages to save")
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         text = json.dumps([*system, *self.messages], ensure_ascii=False, indent=2) + "\n"
         place = path.resolve()
@@ -196,7 +196,7 @@ class ChatSession:
             try:
                 first = next(texts, None)
             except GymError as error:
-                later = [place for place, one in enumerate(sent) if one["role"] == "user"][1:]
+                later = [place for place, message in enumerate(sent) if message["role"] == "user"][1:]
                 if error.code is not ErrorCode.TOO_LARGE or not later:
                     raise
                 self.forgotten += later[0]
@@ -222,14 +222,14 @@ class ChatSession:
 def read_messages(path: Path) -> list[Message]:
     """Read a JSON list of ``{"role", "content"}``, with at most one system message, which is the first."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        messages = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}", "name another file") from error
     except ValueError as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{path}: not JSON: {error}") from error
-    if not isinstance(found, list):
+    if not isinstance(messages, list):
         raise GymError(ErrorCode.DATA_INVALID, f"{path}: not a list of messages")
-    for number, message in enumerate(found, start=1):
+    for number, message in enumerate(messages, start=1):
         if (
             not isinstance(message, dict)
             or message.keys() != {"role", "content"}
@@ -242,4 +242,4 @@ def read_messages(path: Path) -> list[Message]:
                 f"{path}: message {number} is not a role and a text",
                 'each is {"role": "user" or "assistant", "content": TEXT}; a system message can only be the first',
             )
-    return found
+    return messages

@@ -56,11 +56,11 @@ class TextDecoder:
 
     def token(self, token_id: int) -> str:
         """Decode one token as in the middle of a line (some tokenizers drop a first space), special tokens included."""
-        found = self._texts.get(token_id)
-        if found is None:
-            found = self.text([*self._anchor, token_id], special=True)[len(self._anchor_text) :]
-            self._texts[token_id] = found
-        return found
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self.text([*self._anchor, token_id], special=True)[len(self._anchor_text) :]
+            self._texts[token_id] = text
+        return text
 
     def stream(self, prompt_ids: Sequence[int], shown: Collection[int] = ()) -> TextStream:
         """Open a stream whose text continues the prompt's, as if all tokens were decoded together.
@@ -80,10 +80,10 @@ class TextStream:
     ) -> None:
         self._decoder = decoder
         self._special = frozenset(special)
-        for kept in range(_KEPT, _WINDOW):
-            self._window = list(prompt_ids[-kept:])
+        for overlap in range(_KEPT, _WINDOW):
+            self._window = list(prompt_ids[-overlap:])
             shown = decoder.text(self._window)
-            if not shown.startswith(_UNKNOWN) or kept >= len(
+            if not shown.startswith(_UNKNOWN) or overlap >= len(
                 prompt_ids
             ):  # it does not begin inside a character
                 break
@@ -130,10 +130,10 @@ class TextStream:
     def _settle(self, text: str) -> None:
         self._shown = text
         if len(self._window) > _WINDOW:
-            kept = self._window[-_KEPT:]
-            shown = self._decoder.text(kept)
+            overlap = self._window[-_KEPT:]
+            shown = self._decoder.text(overlap)
             if not shown.startswith(_UNKNOWN):
-                self._window, self._shown = kept, shown
+                self._window, self._shown = overlap, shown
 
 
 class StopTexts:

@@ -100,8 +100,8 @@ class Guide:
         return np.unpackbits(~ones, count=self._vocab_size, bitorder="little").view(bool)
 
     def _bitmask(self) -> bytes:
-        found: bytes = self._matcher.compute_bitmask()
-        return found
+        bitmask: bytes = self._matcher.compute_bitmask()
+        return bitmask
 
     def push(self, token_id: int) -> None:
         """Advance by the sampled token.
@@ -125,15 +125,15 @@ class Guide:
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
     """Return ``Guide.banned`` of each, or its ``GymError``, under the same key."""
-    found: dict[int, Any] = {}
+    masks: dict[int, Any] = {}
     for key, guide in guides.items():
         try:
-            found[key] = guide.banned()
+            masks[key] = guide.banned()
         except GymError as error:
-            found[key] = error
+            masks[key] = error
         except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
-            found[key] = _not_further("what the answer is held to", repr(error))
-    return found
+            masks[key] = _not_further("what the answer is held to", repr(error))
+    return masks
 
 
 def _of_llguidance(tokenizer: Any, n_vocab: int, end_ids: list[int]) -> Any:
@@ -207,10 +207,10 @@ def compiled(grammar: Grammar) -> str:
 def not_enforced(words: str, reason: str) -> GymError:
     """Return the error for what llguidance refuses. For a pattern it quotes the place first, then the fault."""
     lines = reason.splitlines() or ["no reason given"]
-    said = next((line for line in lines if line.startswith("error: ")), lines[0])
+    fault = next((line for line in lines if line.startswith("error: ")), lines[0])
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{words} cannot be enforced: {said.removeprefix('error: ')[:_MAX_REASON]}",
+        f"{words} cannot be enforced: {fault.removeprefix('error: ')[:_MAX_REASON]}",
         "leave what is named out, make it simpler, or ask for plain text",
     )
 
@@ -224,17 +224,17 @@ def _of_schema(text: str) -> str:
         raise GymError(ErrorCode.DATA_INVALID, f"the JSON schema is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema is an object, not {text[:40]!r}")
-    found: str = LLMatcher.grammar_from_json_schema(
+    compiled_grammar: str = LLMatcher.grammar_from_json_schema(
         text if value else '{"type": "object"}', overrides=_OPTIONS
     )
-    return found
+    return compiled_grammar
 
 
 def _of_pattern(text: str) -> str:
     from llguidance import LLMatcher
 
-    found: str = LLMatcher.grammar_from_regex(text)
-    return found
+    compiled_grammar: str = LLMatcher.grammar_from_regex(text)
+    return compiled_grammar
 
 
 def _of_choices(text: str) -> str:
@@ -242,8 +242,8 @@ def _of_choices(text: str) -> str:
     from llguidance import LLMatcher
 
     texts = " | ".join(map(json.dumps, json.loads(text)))
-    found: str = LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
-    return found
+    compiled_grammar: str = LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {texts}")
+    return compiled_grammar
 
 
 def _of_notation(text: str) -> str:
@@ -256,8 +256,8 @@ def _of_notation(text: str) -> str:
             text = gbnf_to_lark(_GBNF_PIECE.sub(_without_start, text))
         except Exception as error:  # the converter raises its own exceptions
             raise ValueError(str(error) or repr(error)) from error
-    found: str = LLMatcher.grammar_from_lark(text)
-    return found
+    compiled_grammar: str = LLMatcher.grammar_from_lark(text)
+    return compiled_grammar
 
 
 _LARK = re.compile(

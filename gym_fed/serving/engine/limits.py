@@ -69,10 +69,10 @@ class Limits:
             GymError: ``TOO_LARGE`` if prompt and answer need more KV cache than there is.
         """
         left = self.context - len(request.prompt_ids)
-        wanted = request.sampling.max_tokens
-        if wanted is None:
-            wanted = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
-        tokens = min(wanted, left)
+        answer = request.sampling.max_tokens
+        if answer is None:
+            answer = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
+        tokens = min(answer, left)
         self.check_kv_cache(len(request.prompt_ids), tokens)
         return tokens
 

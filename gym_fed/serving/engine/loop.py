@@ -130,7 +130,7 @@ class EngineLoop:
     # One step.
 
     def _run_step(self, step: ScheduledStep) -> None:
-        wanted = [
+        sampled_rows = [
             (row, chunk)
             for row, chunk in zip(step.rows, step.chunks, strict=True)
             if chunk.wants_logits and isinstance(row, GenerationSequence)
@@ -138,7 +138,7 @@ class EngineLoop:
         masks: Future[dict[int, Any]] | None = (
             None  # computed in parallel with the forward, which releases the GIL
         )
-        guides = {place: row.guide for place, (row, _) in enumerate(wanted) if row.guide is not None}
+        guides = {place: row.guide for place, (row, _) in enumerate(sampled_rows) if row.guide is not None}
         if guides:
             masks = self._guides.submit(banned_by, guides)
         counters = self._counters
@@ -160,9 +160,9 @@ class EngineLoop:
                 self._settle(row)
         if logits is not None:
             banned = {} if masks is None else masks.result()
-            found = sample_step(logits, wanted, banned, self._decoder.token, self._push)
-            counters.proposed_tokens += found[0]
-            counters.accepted_tokens += found[1]
+            verified = sample_step(logits, sampled_rows, banned, self._decoder.token, self._push)
+            counters.proposed_tokens += verified[0]
+            counters.accepted_tokens += verified[1]
         if not failures:
             self._scheduler.cost.observe(step.decode_tokens, step.prefill_tokens, time.monotonic() - started)
         counters.kv_bytes_used = self._kv.bytes_used
@@ -277,19 +277,19 @@ class ModelRunner:
         return logits, {}
 
     def _forward_alone(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
-        found: list[Any] = []
+        parts: list[Any] = []
         failures: dict[int, GymError] = {}
         for place, chunk in enumerate(chunks):
             logits, failed = self.forward([chunk])
             failures.update((place, error) for error in failed.values())
-            found.append(logits)
-        alike = next((one for one in found if one is not None and len(one)), None)
+            parts.append(logits)
+        alike = next((part for part in parts if part is not None and len(part)), None)
         if alike is None:
             return None, failures
         return torch.cat(
             [
-                alike.new_zeros(chunk.rows, alike.shape[1]) if one is None else one
-                for chunk, one in zip(chunks, found, strict=True)
+                alike.new_zeros(chunk.rows, alike.shape[1]) if part is None else part
+                for chunk, part in zip(chunks, parts, strict=True)
             ]
         ), failures
 
@@ -333,9 +333,11 @@ def sample_step(
         start += chunk.rows
     while active:
         places = [row.first + accepted for row in active]
-        found = _choose(logits if len(places) == len(logits) else logits[places], active, banned, token_text)
+        sampled_tokens = _choose(
+            logits if len(places) == len(logits) else logits[places], active, banned, token_text
+        )
         going: list[_VerifiedRow] = []
-        for row, sampled in zip(active, found, strict=True):
+        for row, sampled in zip(active, sampled_tokens, strict=True):
             sequence = row.sequence
             if sequence.ended:
                 continue

@@ -156,8 +156,8 @@ def _choose_specially(
             row.sampler.shape(scores[place])
             if row.banned is not None:
                 scores[place].masked_fill_(torch.from_numpy(row.banned).to(scores.device), -math.inf)
-        found, peaks = _best(scores)
-        for number, token_id, peak in zip(special, found, peaks, strict=True):
+        likeliest, peaks = _best(scores)
+        for number, token_id, peak in zip(special, likeliest, peaks, strict=True):
             ids[number] = token_id
             if not math.isfinite(peak):
                 errors[number] = _nothing_left()
@@ -223,7 +223,7 @@ def _logprobs(
     chosen = logprobs.gather(1, torch.tensor([[ids[number]] for number in reported], device=logits.device))
     most = max(rows[number].sampler.logprobs or 0 for number in reported)
     values, places = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    found: dict[int, TokenLogprob] = {}
+    by_row: dict[int, TokenLogprob] = {}
     lists = zip(reported, chosen.flatten().tolist(), values.tolist(), places.tolist(), strict=True)
     for number, own, top_values, top_ids in lists:
         count = rows[number].sampler.logprobs or 0
@@ -231,8 +231,8 @@ def _logprobs(
             (token_id, token_text(token_id), value)
             for token_id, value in zip(top_ids[:count], top_values[:count], strict=True)
         )
-        found[number] = TokenLogprob(ids[number], token_text(ids[number]), own, top)
-    return found
+        by_row[number] = TokenLogprob(ids[number], token_text(ids[number]), own, top)
+    return by_row
 
 
 def _not_numbers(peak: float) -> GymError:
@@ -262,23 +262,23 @@ Warper = Callable[[Tensor], Tensor]
 def warpers(settings: tuple[float, int, float, float]) -> tuple[Warper, ...]:
     """Return the warpers for temperature, top-k, top-p and min-p, in transformers' order."""
     temperature, top_k, top_p, min_p = settings
-    wanted: list[Warper] = []
+    chosen: list[Warper] = []
     if temperature != 1.0:
-        wanted.append(partial(_divided, temperature))
+        chosen.append(partial(_divided, temperature))
     if top_k:
-        wanted.append(partial(_top_k, top_k))
+        chosen.append(partial(_top_k, top_k))
     if top_p < 1.0:
-        wanted.append(partial(_top_p, top_p))
+        chosen.append(partial(_top_p, top_p))
     if min_p > 0.0:
-        wanted.append(partial(_min_p, min_p))
-    return tuple(wanted)
+        chosen.append(partial(_min_p, min_p))
+    return tuple(chosen)
 
 
 def repetition_penalty(penalty: float, ids: Tensor, scores: Tensor) -> Tensor:
     """Apply the penalty of Keskar et al. 2019, section 4.1, to ``scores [vocab]`` for ids ``[seen]``, each once."""
     ids = ids[ids < len(scores)]  # an embedding may have more rows than the head
-    found = scores[ids]
-    return scores.index_copy(0, ids, torch.where(found < 0, found * penalty, found / penalty))
+    seen = scores[ids]
+    return scores.index_copy(0, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
 
 
 def _divided(temperature: float, scores: Tensor) -> Tensor:
@@ -298,11 +298,11 @@ def _top_p(top_p: float, scores: Tensor) -> Tensor:
     sums = (values - scores.logsumexp(dim=-1, keepdim=True)).exp().cumsum(dim=-1)
     large = sums[:, -1] < top_p
     if bool(large.any()):
-        kept = scores.clone()
-        kept[large] = _top_p_of_all(top_p, scores[large])
+        masked = scores.clone()
+        masked[large] = _top_p_of_all(top_p, scores[large])
         if not bool(large.all()):
-            kept[~large] = _top_p(top_p, scores[~large])
-        return kept
+            masked[~large] = _top_p(top_p, scores[~large])
+        return masked
     # A token stays if the tokens before it have less than top_p together.
     values[:, 1:].masked_fill_(sums[:, :-1] >= top_p, -math.inf)
     return torch.full_like(scores, -math.inf).scatter_(1, places, values)

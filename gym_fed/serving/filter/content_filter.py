@@ -45,8 +45,8 @@ class ContentFilter:
     def __init__(self, config: FilterConfig) -> None:
         self.config = config
         rules = read_rules([*([PACKAGE_RULES] if config.package_rules else []), *config.rules])
-        wanted: tuple[tuple[Direction, Side], ...] = (("input", config.input), ("output", config.output))
-        self._on = {key: self._chosen(rules, side, key) for key, side in wanted if side}
+        sides: tuple[tuple[Direction, Side], ...] = (("input", config.input), ("output", config.output))
+        self._on = {key: self._chosen(rules, side, key) for key, side in sides if side}
         self._lock = threading.Lock()
         self._refused: Counter[tuple[Direction, str]] = Counter()
 
@@ -58,8 +58,8 @@ class ContentFilter:
         """Return the category of the rule that refuses one of these whole texts."""
         if direction not in self._on:
             return None
-        found = map(self._on[direction].rules.find, texts)
-        return next((category for category in found if category is not None), None)
+        categories = map(self._on[direction].rules.find, texts)
+        return next((category for category in categories if category is not None), None)
 
     def held_text(self, before: str = "") -> HeldText | None:
         """Return the ``HeldText`` of an answer that continues a text; None if answers are not filtered."""
@@ -155,11 +155,11 @@ class HeldText:
     def _take(self, text: str) -> None:
         folded, blank = [self._folded], self._folded.endswith(" ")
         for place, character in enumerate(text, len(self._text)):
-            for one in FOLDS[ord(character)]:
-                if one == " " and blank:
+            for letter in FOLDS[ord(character)]:
+                if letter == " " and blank:
                     continue
-                blank = one == " "
-                folded.append(one)
+                blank = letter == " "
+                folded.append(letter)
                 self._starts.append(place)
         self._text += text
         self._folded = "".join(folded)

@@ -36,16 +36,18 @@ class _Folds(dict[int, str]):
     """The folded text of each character, computed on first use; bounded by the size of Unicode."""
 
     def __missing__(self, code: int) -> str:
-        self[code] = found = _folded(chr(code))
-        return found
+        self[code] = folded = _folded(chr(code))
+        return folded
 
 
 def _folded(character: str) -> str:
     if character.isspace():
         return " "
     parts = unicodedata.normalize("NFKD", character).casefold()
-    kept = [one for one in unicodedata.normalize("NFKD", parts) if ord(one) not in _ACCENTS]
-    return "".join(" " if one.isspace() else one for one in kept if one.isspace() or is_visible(one))
+    characters = [part for part in unicodedata.normalize("NFKD", parts) if ord(part) not in _ACCENTS]
+    return "".join(
+        " " if part.isspace() else part for part in characters if part.isspace() or is_visible(part)
+    )
 
 
 FOLDS = _Folds()
@@ -81,11 +83,11 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"a pattern of {len(text)} characters; {MAX_CHARACTERS} at most")
-    plain = "".join(one if one.isascii() else re.escape(FOLDS[ord(one)]) for one in text)
+    plain = "".join(letter if letter.isascii() else re.escape(FOLDS[ord(letter)]) for letter in text)
     try:
         tree = parser.parse(plain)
         if tree.state.flags & ~re.UNICODE:
-            raise ValueError("flags such as (?i) are not allowed: case is ignored as it is")
+            raise ValueError("flags such as (?i) are not allowed: case is ignored anyway")
         least, most = tree.getwidth()
         if least == 0:
             raise ValueError("it matches the empty text")
@@ -100,7 +102,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
             )
         return re.compile(plain, re.IGNORECASE), int(most)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"it is no regular expression: {error}") from error
+        raise ValueError(f"it is not a regular expression: {error}") from error
 
 
 def _ways(tree: Iterable[tuple[Any, Any]]) -> int:
@@ -121,13 +123,13 @@ def _ways_of(kind: Any, value: Any) -> int:
     if kind is sre.SUBPATTERN:
         _, added, removed, inner = value
         if added or removed:
-            raise ValueError("flags such as (?i:...) are not allowed: case is ignored as it is")
+            raise ValueError("flags such as (?i:...) are not allowed: case is ignored anyway")
         return _ways(inner)
     if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
         least, most, inner = value
-        one, total = _ways(inner), 0
+        ways, total = _ways(inner), 0
         for times in range(int(least), int(most) + 1):
-            total += one**times
+            total += ways**times
             if total > MAX_WAYS:
                 break
         return total
@@ -195,10 +197,10 @@ class Rules:
         """Find a match in a folded text that begins at ``begins`` or later and ends in ``(ends_after, until]``."""
         for rule in self._rules:
             place = begins
-            while (found := rule.pattern.search(folded, place)) is not None:
-                if ends_after < found.end() <= until:
+            while (match := rule.pattern.search(folded, place)) is not None:
+                if ends_after < match.end() <= until:
                     return rule.category
-                place = found.start() + 1
+                place = match.start() + 1
         return None
 
 

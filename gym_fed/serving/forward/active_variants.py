@@ -86,8 +86,8 @@ class ActiveVariants:
         try:
             return self._plans[target.module]
         except KeyError:
-            found = self._plans[target.module] = self._make(target)
-            return found
+            plan = self._plans[target.module] = self._make(target)
+            return plan
 
     def _make(self, target: TargetModule) -> ModulePlan | None:
         weights = self._of(target.weight)
@@ -136,7 +136,7 @@ class ActiveVariants:
         for variant, weight in weights.items():
             if isinstance(weight, PackedWeight):
                 packed.setdefault((type(weight.held), weight.held.form), {})[variant] = weight.held
-        return tuple(self._packed(form, found) for (_, form), found in packed.items())
+        return tuple(self._packed(form, deltas) for (_, form), deltas in packed.items())
 
     def _packed(self, form: str, found: dict[int, Resident]) -> Packed:
         place = None

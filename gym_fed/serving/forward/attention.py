@@ -144,12 +144,12 @@ def attend(
             held, tokens.tables, _dense(query), _dense(key), _dense(value), into, scale=scale, window=window
         )
         return into.to(query.dtype) if out is None else out
-    found = [
+    parts = [
         attend_by_torch(held, cache, rows[0], rows[1], rows[2], scale, window, softcap, sinks, tokens.masks)
         for a, b, cache in tokens.spans
         for rows in [(query[a:b], key[a:b], value[a:b])]
     ]
-    return _into(out, torch.cat(found))
+    return _into(out, torch.cat(parts))
 
 
 def packed_attention(
@@ -193,7 +193,7 @@ def packed_attention(
         )
     if query.shape[0] != 1:
         raise GymError(ErrorCode.MODEL_INVALID, "the model's attention splits the packed sequence")
-    found = attend(
+    output = attend(
         tokens,
         int(module.layer_idx),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
@@ -204,7 +204,7 @@ def packed_attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return found[None], None
+    return output[None], None
 
 
 def _dense(part: Tensor) -> Tensor:
@@ -244,13 +244,13 @@ def attend_by_torch(
     if count > 1:
         mask = _mask(masks, count, length - start, grouped.shape[1] // count, window, query)
     if softcap is None and sinks is None:
-        found = functional.scaled_dot_product_attention(
+        output = functional.scaled_dot_product_attention(
             grouped[None], keys[None], values[None], attn_mask=mask, scale=scale
         )[0]
     else:
-        found = _by_hand(grouped, keys, values, mask, scale, softcap, sinks)
+        output = _by_hand(grouped, keys, values, mask, scale, softcap, sinks)
     # [kv_heads, heads / kv_heads * count, dim] to [count, heads, dim]
-    return found.reshape(-1, count, found.shape[-1]).transpose(0, 1)
+    return output.reshape(-1, count, output.shape[-1]).transpose(0, 1)
 
 
 def _mask(masks: Masks, count: int, length: int, groups: int, window: int | None, like: Tensor) -> Tensor:

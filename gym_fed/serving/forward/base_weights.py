@@ -137,9 +137,9 @@ class Projection:
             elif len(x) == 1 or isinstance(linear, TorchLinear):
                 linear.multiply(x, y[:, part])
             else:
-                found = torch.empty(len(x), part.stop - part.start)
-                linear.multiply(x, found)
-                y[:, part] = found
+                product = torch.empty(len(x), part.stop - part.start)
+                linear.multiply(x, product)
+                y[:, part] = product
         if self._bias is not None:
             y += self._bias
         if step is None:
@@ -216,17 +216,17 @@ class Projection:
             Bytes that a product with one row reads.
         """
         self._linears = []
-        found = 0
+        num_bytes = 0
         for start, stop in _runs(formats):
             weights = [module.weight.detach() for module in self._modules[start:stop]]
             packed = pack(f"{name}.{start}", formats[start], weights)
             part = slice(self._places[start].start, self._places[stop - 1].stop)
             self._linears.append((packed, part))
-            found += packed.nbytes
+            num_bytes += packed.nbytes
         for module in self._modules:
             release_pages(module.weight)  # the embedding may keep it, and needs few of its rows
             module.weight = nn.Parameter(module.weight.detach()[:0].clone(), requires_grad=False)
-        return found
+        return num_bytes
 
 
 def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
@@ -291,8 +291,8 @@ def bound_terms(active: ActiveVariants, targets: Targets, path: str) -> Bound | 
     key = targets[0][0].module, path
     if key not in active.bound:
         active.bound[key] = _bound(active, targets, path)
-    found: Bound | None = active.bound[key]
-    return found
+    bound: Bound | None = active.bound[key]
+    return bound
 
 
 def _bound(active: ActiveVariants, targets: Targets, path: str) -> Bound | None:
@@ -353,10 +353,10 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """
     rows, cols = weight.shape
     wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _WIDENED_AT_ONCE // cols)
-    found = torch.empty(len(wide), rows, device=weight.device)
+    product = torch.empty(len(wide), rows, device=weight.device)
     buffer = torch.empty(min(step, rows), cols, device=weight.device)
     for start in range(0, rows, step):
         block = weight[start : start + step]
-        torch.mm(wide, buffer[: len(block)].copy_(block).T, out=found[:, start : start + len(block)])
+        torch.mm(wide, buffer[: len(block)].copy_(block).T, out=product[:, start : start + len(block)])
     release_pages(weight)
-    return found.reshape(*x.shape[:-1], rows)
+    return product.reshape(*x.shape[:-1], rows)

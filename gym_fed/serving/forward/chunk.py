@@ -82,11 +82,11 @@ class HiddenMean:
 
     def add(self, states: Tensor) -> None:
         """Add the states of the next tokens: ``[tokens, hidden]``."""
-        found = states.float().sum(dim=0)
-        self._sum = found if self._sum is None else self._sum + found
+        total = states.float().sum(dim=0)
+        self._sum = total if self._sum is None else self._sum + total
 
     def unit(self) -> Tensor:
         """Return the mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
         assert self._sum is not None
-        found: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
-        return found
+        mean: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
+        return mean

@@ -92,10 +92,10 @@ class Decoder:
 
     def layers_in(self, format: str) -> Layers:
         """Return the matrices that ``pack`` makes."""
-        found: Layers = {}
+        layers: Layers = {}
         for projection, formats, name in self._packing(format):
-            found |= projection.layers(*formats, name=name)
-        return found
+            layers |= projection.layers(*formats, name=name)
+        return layers
 
     def pack(self, format: str, pack: Pack = packed_anew) -> int:
         """Pack the weights of all linear layers. The model's own are freed, so it can compute nothing any more.

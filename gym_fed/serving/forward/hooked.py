@@ -100,8 +100,8 @@ class HookedForward:
                 logits = torch.empty(0, self._vocabulary, device=self._device)
             else:
                 keep = torch.tensor(list(wanted), dtype=torch.int64, device=self._device)
-                found = self._model(**inputs, logits_to_keep=keep).logits
-                logits = found[0].to(torch.float32)
+                all_logits = self._model(**inputs, logits_to_keep=keep).logits
+                logits = all_logits[0].to(torch.float32)
         finally:
             self._layers.rows = None
             for hook in hooks:

@@ -102,7 +102,7 @@ class KVBlocks:
     @property
     def shapes(self) -> dict[int, LayerShape]:
         """The shape of every layer that was used."""
-        return {n: LayerShape(one.kv_heads, one.dim, one.value_dim) for n, one in self.layers.items()}
+        return {n: LayerShape(layer.kv_heads, layer.dim, layer.value_dim) for n, layer in self.layers.items()}
 
     @property
     def num_blocks(self) -> int:
@@ -113,8 +113,8 @@ class KVBlocks:
     def free_blocks(self) -> int:
         """The number of blocks that nobody uses, including those that a prefix cache keeps."""
         self._take_back()
-        kept = 0 if self.keeper is None else self.keeper.evictable
-        return len(self._free) + self._num_blocks - len(self._users) + kept
+        evictable = 0 if self.keeper is None else self.keeper.evictable
+        return len(self._free) + self._num_blocks - len(self._users) + evictable
 
     @property
     def block_bytes(self) -> int:
@@ -132,18 +132,18 @@ class KVBlocks:
         Raises:
             GymError: ``MODEL_INVALID`` when the layer had another shape before.
         """
-        found = self.layers.get(number)
-        if found is None:
-            found = PagedLayer(
+        paged = self.layers.get(number)
+        if paged is None:
+            paged = PagedLayer(
                 self.num_blocks, shape.kv_heads, shape.dim, shape.value_dim, self.dtype, self._device
             )
-            self.layers[number] = found
-        elif (found.kv_heads, found.dim, found.value_dim) != (shape.kv_heads, shape.dim, shape.value_dim):
+            self.layers[number] = paged
+        elif (paged.kv_heads, paged.dim, paged.value_dim) != (shape.kv_heads, shape.dim, shape.value_dim):
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"layer {number} gives {shape}, but {self.shapes[number]} before",
             )
-        return found
+        return paged
 
     # For caches and the prefix cache.
 
@@ -165,18 +165,18 @@ class KVBlocks:
             if self._limited:
                 return None
             self._grow(max(2 * self.num_blocks, self.num_blocks + lacking))
-        found = []
+        blocks = []
         for _ in range(count):
             if self._free:
-                found.append(self._free.pop())
+                blocks.append(self._free.pop())
             elif len(self._users) < self._num_blocks:
-                found.append(len(self._users))
+                blocks.append(len(self._users))
                 self._users.append(0)
             else:
                 assert self.keeper is not None  # free_blocks counted what it keeps
-                found.append(self.keeper.evict())
-            self._users[found[-1]] = 1
-        return found
+                blocks.append(self.keeper.evict())
+            self._users[blocks[-1]] = 1
+        return blocks
 
     def drop(self, blocks: Sequence[int]) -> None:
         """Count one user less of each block; the last block is the first that a prefix cache would evict."""
@@ -238,15 +238,15 @@ class KVCache:
             self.pool.keeper.written(self.blocks[at])
         if more <= 0 and not shared:
             return True
-        taken = self.pool.take(max(0, more) + shared)
-        if taken is None:
+        blocks = self.pool.take(max(0, more) + shared)
+        if blocks is None:
             return False
         if shared:
-            own = taken.pop()
+            own = blocks.pop()
             self.pool.copy(self.blocks[at], own)
             self.pool.drop(self.blocks[at : at + 1])
             self.blocks[at] = own
-        self.blocks.extend(taken)
+        self.blocks.extend(blocks)
         return True
 
     def advance(self, tokens: int) -> None:
@@ -261,9 +261,9 @@ class KVCache:
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"length {length} is not from 0 to {self.length}")
-        kept = -(-length // BLOCK_TOKENS)
-        self.pool.drop(self.blocks[kept:])
-        del self.blocks[kept:]
+        num_blocks = -(-length // BLOCK_TOKENS)
+        self.pool.drop(self.blocks[num_blocks:])
+        del self.blocks[num_blocks:]
         self.length = length
 
     def branch(self) -> KVCache:

@@ -173,16 +173,22 @@ class MultiVariantModel:
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
-        wanted = [at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)]
+        positions_wanted = [
+            at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)
+        ]
         rows = self._variants.rows([(c.variant, len(c.token_ids), c.rows) for c in chunks], merge)
         if self._hooked is not None and (self._decoder is None or (merge and not self.packed)):
             pooled = any(chunk.hidden is not None for chunk in chunks)
             with attention.packed(tokens):
-                logits, states = self._hooked.forward(ids, positions, rows, wanted, pooled, tokens.pictures)
+                logits, states = self._hooked.forward(
+                    ids, positions, rows, positions_wanted, pooled, tokens.pictures
+                )
             self.forwards["transformers"] += 1
         else:
             assert self._decoder is not None  # a model without hooks has a decoder
-            logits, states = self._decoder.forward(ids, positions, tokens, rows, wanted, dispatch.path())
+            logits, states = self._decoder.forward(
+                ids, positions, tokens, rows, positions_wanted, dispatch.path()
+            )
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain
         for chunk, end in zip(chunks, ends, strict=True):
@@ -216,8 +222,8 @@ class MultiVariantModel:
         """
         if self.packed or self._hooked is None:
             how = f"packed in {self.base_format}" if self.packed else "of a plain model"
-            what = f"the base's linear layers are {how}, which only step can compute"
-            raise GymError(ErrorCode.USAGE, what, "open a transformers model without base_format")
+            problem = f"the base's linear layers are {how}, which only step can compute"
+            raise GymError(ErrorCode.USAGE, problem, "open a transformers model without base_format")
         with attention.packed(attention.PackedTokens((), batch=batch)):
             logits, _ = self._hooked.forward(token_ids, positions, self._variants.rows(parts, merge), wanted)
         self.forwards["transformers"] += 1

@@ -106,20 +106,22 @@ class PackedBase:
         try:
             _require_safe(os.stat(self.path.parent))
             file = open_packed(self.path, _require_safe)
-            linears = {name: one for name, one in file.tensors.items() if isinstance(one, PackedLinear)}
+            linears = {
+                name: linear for name, linear in file.tensors.items() if isinstance(linear, PackedLinear)
+            }
             logits = file.tensors.get(_LOGITS)
             if file.metadata != self._labels or len(linears) + 1 != len(file.tensors):
                 raise CodecError("it is of another base, type, format or layout")
             if not isinstance(logits, Tensor):
                 raise CodecError("it has no logits of a trial")
-            found = {name: (one.format, one.rows, one.cols) for name, one in linears.items()}
-            for name in sorted(found.keys() | layers.keys()):
-                if found.get(name) != layers.get(name):
-                    raise CodecError(f"layer {name} is {found.get(name)}, not {layers.get(name)}")
+            stored = {name: (linear.format, linear.rows, linear.cols) for name, linear in linears.items()}
+            for name in sorted(stored.keys() | layers.keys()):
+                if stored.get(name) != layers.get(name):
+                    raise CodecError(f"layer {name} is {stored.get(name)}, not {layers.get(name)}")
         except FileNotFoundError:
             return False
         except (CodecError, OSError) as error:
-            _log.warning("%s: is packed anew: %s", self.path, error)
+            _log.warning("%s: is packed again: %s", self.path, error)
             return False
         with suppress(OSError):  # the folder cannot be written to, but the file can be read
             os.utime(self.path)
@@ -142,7 +144,9 @@ class PackedBase:
         if self.is_mapped:
             return
         folder = self.path.parent
-        num_bytes = sum(one.nbytes for layer in self._layers.values() for one in layer.tensors().values())
+        num_bytes = sum(
+            tensor.nbytes for layer in self._layers.values() for tensor in layer.tensors().values()
+        )
         try:
             make_folder(folder, 0o700)
             _require_safe(os.stat(folder))
@@ -191,10 +195,10 @@ def _require_safe(status: os.stat_result) -> None:
     Raises:
         CodecError: If another user can write the file or its folder.
     """
-    what = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
+    kind = "the folder" if stat.S_ISDIR(status.st_mode) else "the file"
     if (user := own_user()) is None:  # Windows, where the home folder is the user's own
         return
     if status.st_uid != user:
-        raise CodecError(f"{what} belongs to user {status.st_uid}, not to {user}")
+        raise CodecError(f"{kind} belongs to user {status.st_uid}, not to {user}")
     if status.st_mode & 0o022:
-        raise CodecError(f"{what} may be written by others (mode {status.st_mode & 0o777:o}); take that away")
+        raise CodecError(f"{kind} may be written by others (mode {status.st_mode & 0o777:o}); take that away")

@@ -41,9 +41,9 @@ class _Padded:
 
     def attended(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
         """Attend packed queries to padded keys, and pack the result: ``[tokens, heads, dim]``."""
-        found = _grouped(self.fill(query), keys, values, mask, scale)
-        heads, dim = found.shape[1], found.shape[3]
-        return found.transpose(1, 2).reshape(-1, heads, dim)[self.places]
+        output = _grouped(self.fill(query), keys, values, mask, scale)
+        heads, dim = output.shape[1], output.shape[3]
+        return output.transpose(1, 2).reshape(-1, heads, dim)[self.places]
 
 
 class BatchCache:
@@ -133,10 +133,10 @@ def _grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: f
     batch, heads, tokens, dim = query.shape
     groups = heads // keys.shape[1]
     stacked = query.reshape(batch, keys.shape[1], groups * tokens, dim)
-    found = functional.scaled_dot_product_attention(
+    output = functional.scaled_dot_product_attention(
         stacked, keys, values, attn_mask=mask.repeat(1, 1, groups, 1), scale=scale
     )
-    return found.reshape(batch, heads, tokens, found.shape[-1])
+    return output.reshape(batch, heads, tokens, output.shape[-1])
 
 
 def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:

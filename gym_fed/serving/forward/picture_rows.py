@@ -73,11 +73,11 @@ def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> Em
 
 def rows_of_step(parts: Sequence[tuple[int, EmbeddedRows | None]]) -> EmbeddedRows | None:
     """Join the features of a step's chunks, each given with its first token."""
-    found = [(at, part) for at, part in parts if part is not None]
-    if not found:
+    present = [(at, part) for at, part in parts if part is not None]
+    if not present:
         return None
-    rows = [at + row for at, part in found for row in part.rows]
-    return EmbeddedRows(rows, torch.cat([part.features for _, part in found]))
+    rows = [at + row for at, part in present for row in part.rows]
+    return EmbeddedRows(rows, torch.cat([part.features for _, part in present]))
 
 
 def block_key(token_ids: Sequence[int], pictures: Sequence[PlacedPicture], start: int, stop: int) -> Hashable:

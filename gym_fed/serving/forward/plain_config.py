@@ -65,24 +65,24 @@ def plain_config(folder: Path) -> PlainConfig | None:
     if (folder / "adapter_config.json").exists():
         return None
     try:
-        found = read_object(folder / "config.json")
+        values = read_object(folder / "config.json")
     except (OSError, GymError):  # loading the model reports it
         return None
-    kind = found.get("model_type")
-    if not isinstance(kind, str) or found.get("architectures") != [_CLASSES.get(kind)]:
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or values.get("architectures") != [_CLASSES.get(kind)]:
         return None
-    theta, eps, tied = _rope_theta(found), found.get("rms_norm_eps"), found.get("tie_word_embeddings")
-    sizes = {key: size for key in SIZES if type(size := found.get(key)) is int and 0 < size < 1 << 31}
+    theta, eps, tied = _rope_theta(values), values.get("rms_norm_eps"), values.get("tie_word_embeddings")
+    sizes = {key: size for key in SIZES if type(size := values.get(key)) is int and 0 < size < 1 << 31}
     if theta is None or not isinstance(eps, float) or not isinstance(tied, bool):
         return None
     if len(sizes) < len(SIZES):
         return None
-    if found.get("hidden_act") != "silu" or any(found.get(key) is not None for key in _FOREIGN):
+    if values.get("hidden_act") != "silu" or any(values.get(key) is not None for key in _FOREIGN):
         return None
-    if not _attends_to_all(kind, found):
+    if not _attends_to_all(kind, values):
         return None
-    head_dim = _head_dim(kind, found)
-    bias = found.get("attention_bias") is True
+    head_dim = _head_dim(kind, values)
+    bias = values.get("attention_bias") is True
     if head_dim is None or sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         return None
     return PlainConfig(
@@ -93,9 +93,9 @@ def plain_config(folder: Path) -> PlainConfig | None:
         tie_word_embeddings=tied,
         qkv_bias=kind == "qwen2" or (kind != "mistral" and bias),
         output_bias=kind in ("llama", "qwen3") and bias,
-        mlp_bias=kind == "llama" and found.get("mlp_bias") is True,
+        mlp_bias=kind == "llama" and values.get("mlp_bias") is True,
         head_norms=kind == "qwen3",
-        eos_token_id=found.get("eos_token_id"),
+        eos_token_id=values.get("eos_token_id"),
         **sizes,
     )
 
@@ -149,17 +149,17 @@ def plain_shapes(config: PlainConfig) -> dict[str, tuple[int, ...]]:
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.head_norms:
         norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
-    found: dict[str, tuple[int, ...]] = {
+    shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tie_word_embeddings:
-        found["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
     for number in range(config.num_hidden_layers):
         layer = f"model.layers.{number}"
-        found |= {f"{layer}.{name}.weight": (size,) for name, size in norms.items()}
+        shapes |= {f"{layer}.{name}.weight": (size,) for name, size in norms.items()}
         for name, (rows, cols, bias) in linears.items():
-            found[f"{layer}.{name}.weight"] = (rows, cols)
+            shapes[f"{layer}.{name}.weight"] = (rows, cols)
             if bias:
-                found[f"{layer}.{name}.bias"] = (rows,)
-    return found
+                shapes[f"{layer}.{name}.bias"] = (rows,)
+    return shapes

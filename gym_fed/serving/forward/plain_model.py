@@ -84,7 +84,7 @@ class PlainAttention(nn.Module):
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        found = functional.scaled_dot_product_attention(
+        output = functional.scaled_dot_product_attention(
             _rotated(query, cosine, sine),
             _rotated(key, cosine, sine),
             value,
@@ -92,7 +92,7 @@ class PlainAttention(nn.Module):
             scale=self.scaling,
             enable_gqa=True,
         )
-        return self.o_proj(found.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.o_proj(output.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ class PlainModel(nn.Module):
         """Create a model on these tensors without copying; None if they do not match its parameters one to one."""
         with torch.device("meta"):
             model = cls(config)
-        wanted = dict(model.named_parameters())
-        if {name: one.shape for name, one in wanted.items()} != {
-            name: one.shape for name, one in weights.items()
+        parameters = dict(model.named_parameters())
+        if {name: tensor.shape for name, tensor in parameters.items()} != {
+            name: tensor.shape for name, tensor in weights.items()
         }:
             return None
         model.load_state_dict(dict(weights), strict=False, assign=True)
@@ -218,6 +218,6 @@ def plain_layout(model: PlainModel, kernel: str) -> ModelLayout:
             kinds[bias] = "bias"
         target_modules.append(target)
     first = next(iter(parameters.values()))
-    targets = {name: TargetParameter(tuple(one.shape), kinds[name]) for name, one in parameters.items()}
+    targets = {name: TargetParameter(tuple(tensor.shape), kinds[name]) for name, tensor in parameters.items()}
     dtype = str(first.dtype).removeprefix("torch.")
     return ModelLayout(targets, tuple(target_modules), dtype, str(first.device), kernel)

@@ -67,17 +67,17 @@ class PrefixCache:
             token_ids: The prompt.
             pictures: The pictures in it.
         """
-        found: list[int] = []
+        blocks: list[int] = []
         parent: Hashable = (scope,)
         for start in range(0, (len(token_ids) - 1) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS):
             block = self._blocks.get((parent, block_key(token_ids, pictures, start, start + BLOCK_TOKENS)))
             if block is None:
                 break
-            found.append(block)
+            blocks.append(block)
             parent = self._entries[block].number
         self.tokens_asked += len(token_ids)
-        self.tokens_found += BLOCK_TOKENS * len(found)
-        return self._pool.new_cache(found)
+        self.tokens_found += BLOCK_TOKENS * len(blocks)
+        return self._pool.new_cache(blocks)
 
     def insert(
         self,

@@ -75,19 +75,19 @@ class Segments:
     @cached_property
     def owners(self) -> Tensor:
         """The variant of every row, -1 for the base: ``[total] int64``."""
-        found = torch.full((self.total,), -1, device=self.device)
+        owners = torch.full((self.total,), -1, device=self.device)
         for variant, start, stop in self.spans:
-            found[start:stop] = variant
-        return found
+            owners[start:stop] = variant
+        return owners
 
     @cached_property
     def few_owners(self) -> IndexArray:
         """The variant of every row, -1 for the base and for bulk spans: ``[total]``."""
-        found = np.full(self.total, -1, dtype=np.int64)
+        owners = np.full(self.total, -1, dtype=np.int64)
         for variant, start, stop in self.spans:
             if stop - start < self.bulk_rows:
-                found[start:stop] = variant
-        return found
+                owners[start:stop] = variant
+        return owners
 
     @cached_property
     def few_owners_at(self) -> int:
@@ -105,17 +105,17 @@ class Segments:
 
     def all_in(self, packed: Packed) -> IndexArray:
         """Return ``owners`` in the numbers of a layer's own batch."""
-        found: IndexArray = self.owners.numpy()
-        return found if packed.place is None else packed.place[found]
+        owners: IndexArray = self.owners.numpy()
+        return owners if packed.place is None else packed.place[owners]
 
     def foreign(self, owners: tuple[int, ...]) -> Tensor:
         """Return ``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
-        found = self._masks.get(owners)
-        if found is None:
+        mask = self._masks.get(owners)
+        if mask is None:
             ranks = torch.tensor(owners, device=self.device)
-            found = self.owner[:, None] != ranks[None, :]
-            self._masks[owners] = found
-        return found
+            mask = self.owner[:, None] != ranks[None, :]
+            self._masks[owners] = mask
+        return mask
 
     @staticmethod
     def _rows(spans: Sequence[tuple[int, int, int]]) -> tuple[IndexArray, IndexArray]:
@@ -222,8 +222,8 @@ class StepVariants:
 
     def packed_products(self) -> dict[str, int]:
         """Count the products of all other packed deltas by form, without factors."""
-        found = Counter({ResidentLevels.form: 0})
+        counts = Counter({ResidentLevels.form: 0})
         for (form, _), count in dict(self.products).items():
             if form not in (ResidentSigns.form, ResidentFactors.form):
-                found[form] += count
-        return dict(found)
+                counts[form] += count
+        return dict(counts)

@@ -71,8 +71,8 @@ def require_servable(model: nn.Module, kernel: str) -> None:
     if kinds:
         raise refuse(f"its layers are {', '.join(sorted(kinds))}", "use a model with ordinary attention")
     rope = getattr(config, "rope_parameters", None) or {}
-    found = [rope, *(v for v in rope.values() if isinstance(v, dict))]
-    stretching = {str(r.get("rope_type")) for r in found} & {"dynamic", "longrope"}
+    scalings = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+    stretching = {str(r.get("rope_type")) for r in scalings} & {"dynamic", "longrope"}
     if stretching:
         raise refuse(
             f"rope type {stretching.pop()} depends on the longest request of a step",

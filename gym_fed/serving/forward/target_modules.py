@@ -180,10 +180,10 @@ def _embedding(
     shown = f"{type(module).__name__} {name!r}"
     if given.numel() != _LONG or given.dtype.is_floating_point or module.max_norm is not None:
         return None, f"{shown} does not look up one row a token"
-    rows, found = module.weight[given].double(), output.double()
+    rows, given_output = module.weight[given].double(), output.double()
     square = float((rows * rows).sum())
-    multiplier = float((rows * found).sum()) / square if square else 1.0
-    if rows.shape != found.shape or not _close(found, rows * multiplier, output.dtype):
+    multiplier = float((rows * given_output).sum()) / square if square else 1.0
+    if rows.shape != given_output.shape or not _close(given_output, rows * multiplier, output.dtype):
         return None, f"{shown} does more than multiply its rows by one number"
     return TargetModule(
         name, "embedding", weight, None, multiplier=1.0 if abs(multiplier - 1) < 1e-6 else multiplier
@@ -205,8 +205,8 @@ def _norm(
     before = functional_call(module, own, (given,)).double()
     after = functional_call(module, {**own, "weight": own["weight"] + step}, (given,)).double()
     for kind in _FORMS:
-        wanted = before + step.double() * normal_form(given, kind, eps).double()
-        if _close(after, wanted, given.dtype):
+        expected = before + step.double() * normal_form(given, kind, eps).double()
+        if _close(after, expected, given.dtype):
             return TargetModule(name, "norm", weight, bias, axis, kind, eps), ""
     return None, f"{shown} is neither an RMS norm nor a layer norm"
 

@@ -67,9 +67,9 @@ class TreeAttention:
     def __init__(self, visible: Sequence[np.ndarray], dtype: torch.dtype, device: torch.device) -> None:
         runs: list[_Run] = []
         first = 0
-        for one in visible:
-            runs += [_run(one, start, stop, first) for start, stop in _cuts(one)]
-            first += len(one)
+        for mask in visible:
+            runs += [_run(mask, start, stop, first) for start, stop in _cuts(mask)]
+            first += len(mask)
         self._products: list[_Product] = []
         order = np.zeros(first, dtype=np.int64)
         done = 0
@@ -88,22 +88,22 @@ class TreeAttention:
         heads, tokens, dim = query.shape
         kv_heads, groups = len(key), heads // len(key)
         queries = query.transpose(0, 1).reshape(tokens, heads * dim)
-        held = [one.transpose(0, 1).reshape(tokens, -1) for one in (key, value)]
+        held = [run.transpose(0, 1).reshape(tokens, -1) for run in (key, value)]
         parts = []
-        for one in self._products:
-            runs, most = one.queries.shape
+        for run in self._products:
+            runs, most = run.queries.shape
             # Heads that share a key head are stacked along the tokens.
-            some = queries.index_select(0, one.queries.flatten()).view(runs, most, kv_heads, groups, dim)
+            some = queries.index_select(0, run.queries.flatten()).view(runs, most, kv_heads, groups, dim)
             stacked = some.permute(0, 2, 3, 1, 4).reshape(runs, kv_heads, groups * most, dim)
-            seen = one.keys.flatten()
+            seen = run.keys.flatten()
             keys, values = (
-                part.index_select(0, seen).view(*one.keys.shape, kv_heads, -1).transpose(1, 2)
+                part.index_select(0, seen).view(*run.keys.shape, kv_heads, -1).transpose(1, 2)
                 for part in held
             )
-            found = functional.scaled_dot_product_attention(
-                stacked, keys, values, attn_mask=one.mask_for(groups), scale=scale
+            output = functional.scaled_dot_product_attention(
+                stacked, keys, values, attn_mask=run.mask_for(groups), scale=scale
             )
-            apart = found.reshape(runs, kv_heads, groups, most, -1).permute(0, 3, 1, 2, 4)
+            apart = output.reshape(runs, kv_heads, groups, most, -1).permute(0, 3, 1, 2, 4)
             parts.append(apart.reshape(runs * most, -1))
         return torch.cat(parts).index_select(0, self._order).view(tokens, heads, -1)
 
@@ -112,15 +112,15 @@ def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
     """Cut a tree's tokens into runs, where a token does not follow the one before it and where a run is too long."""
     follows = np.diagonal(visible, -1)
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(visible)]
-    found: list[tuple[int, int]] = []
+    cuts: list[tuple[int, int]] = []
     for start, stop in pairwise(starts):
         count = -(-(stop - start) // _MOST_RUN)
         ends = [start + (stop - start) * part // count for part in range(count + 1)]
-        if found and stop - found[-1][0] <= _LEAST_RUN:
-            found[-1] = (found[-1][0], stop)
+        if cuts and stop - cuts[-1][0] <= _LEAST_RUN:
+            cuts[-1] = (cuts[-1][0], stop)
         else:
-            found += pairwise(ends)
-    return found
+            cuts += pairwise(ends)
+    return cuts
 
 
 def _run(visible: np.ndarray, start: int, stop: int, first: int) -> _Run:
@@ -140,12 +140,12 @@ def _groups(runs: Sequence[_Run]) -> list[list[_Run]]:
         pairs = most.prod(axis=1) * np.arange(stop, 0, -1) + _PRODUCT_PAIRS + np.array(least)
         begin.append(int(pairs.argmin()))
         least.append(float(pairs.min()))
-    found: list[list[_Run]] = []
+    groups: list[list[_Run]] = []
     stop = len(order)
     while stop:
-        found.append(order[begin[stop] : stop])
+        groups.append(order[begin[stop] : stop])
         stop = begin[stop]
-    return found
+    return groups
 
 
 def _product(runs: Sequence[_Run], dtype: torch.dtype, device: torch.device) -> _Product:

@@ -63,8 +63,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    found = wide_product(x, module.weight)
-    return found if module.bias is None else found + module.bias.float()
+    product = wide_product(x, module.weight)
+    return product if module.bias is None else product + module.bias.float()
 
 
 @torch.inference_mode()
@@ -80,10 +80,10 @@ def stock_logits(model: Any) -> Tensor:
 def step_logits(served: MultiVariantModel) -> Tensor:
     """Return packed steps' logits for the last three ``tokens``, as a prompt in chunks next to another request."""
     cache, other = served.new_cache(), served.new_cache()
-    found = []
+    logits = []
     for part in parts(served.vocabulary):
-        found.append(served.step([Chunk([1 % served.vocabulary], other), Chunk(part, cache)])[1])
-    return torch.stack(found)
+        logits.append(served.step([Chunk([1 % served.vocabulary], other), Chunk(part, cache)])[1])
+    return torch.stack(logits)
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
@@ -121,12 +121,12 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
         slides = size is not None and getattr(config, "use_sliding_window", True)
         kinds = ["sliding_attention" if slides else "full_attention"] * config.num_hidden_layers
     for layer, kind in enumerate(kinds):
-        wanted = size if kind == "sliding_attention" else None
-        if layer not in windows or windows[layer] != wanted:
+        expected = size if kind == "sliding_attention" else None
+        if layer not in windows or windows[layer] != expected:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"{type(model).__name__} cannot be served: layer {layer} should have a sliding window of "
-                f"{wanted}, but its attention uses {windows.get(layer, 'no keys at all')}",
+                f"{expected}, but its attention uses {windows.get(layer, 'no keys at all')}",
                 "use a model that passes its window to its attention, such as Mistral or Qwen3",
             )
 
@@ -168,22 +168,22 @@ def prepare(
     if format is None:
         return
     decoder.pack(format, Packer() if kept is None else kept.pack)
-    found = step_logits(served)
+    logits = step_logits(served)
     if kept is not None and kept.logits is not None:
         hint = f"delete {kept.path}: the next start packs the base anew, and compares it with its weights"
-        _require(found, kept.logits, SAME, f"packed {format}, from those that its file records,", hint)
+        _require(logits, kept.logits, SAME, f"packed {format}, from those that its file records,", hint)
     elif stock is not None and format == served.base_format:  # the weights' own dtype: nothing is lost
-        _require(found, stock[2:], SAME, f"packed {format}", _REPORT)
+        _require(logits, stock[2:], SAME, f"packed {format}", _REPORT)
     elif stock is not None:
         _require(
-            found, _decoded(served, decoder), SAME, f"packed {format}, from the decoded weights',", _REPORT
+            logits, _decoded(served, decoder), SAME, f"packed {format}, from the decoded weights',", _REPORT
         )
         limit = LOSS.get(format, MOST_LOSS)
-        _require(found, stock[2:], limit, f"packed {format}", "choose another base_format")
+        _require(logits, stock[2:], limit, f"packed {format}", "choose another base_format")
     for weight in served.model.parameters():
         release_pages(weight)  # of the embedding, which the comparisons read
     if kept is not None:
-        kept.save(found)
+        kept.save(logits)
 
 
 _REPORT = (

@@ -102,7 +102,7 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
         GymError: ``BASE_MISMATCH`` for a tensor that the base lacks or has in another shape; ``MODEL_INVALID`` for one
             that the multi-variant step cannot add to; ``DELTA_INVALID`` where its codec fails. All name the tensor.
     """
-    found: dict[str, VariantWeight] = {}
+    weights: dict[str, VariantWeight] = {}
     for record in delta.manifest.tensors:
         parameter = layout.parameters.get(record.name)
         if parameter is None or parameter.shape != record.shape:
@@ -119,13 +119,13 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
                 "leave this tensor out of the delta, or merge the delta and serve the merged model",
             )
         try:
-            found[record.name] = _variant_weight(delta, record, parameter, layout)
+            weights[record.name] = _variant_weight(delta, record, parameter, layout)
         except CodecError as error:
             raise GymError(
                 ErrorCode.DELTA_INVALID, f"{delta.path}: tensor {record.name!r}: {error}"
             ) from error
         delta.release(record.name)
-    return found
+    return weights
 
 
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
@@ -206,8 +206,8 @@ class MergedWeights:
         parts = [
             functional.linear(x, base[start:stop] + _decoded(delta, start, stop)) for start, stop in blocks
         ]
-        found = torch.cat(parts, dim=-1)
-        return found if bias is None else found.add_(bias)
+        joined = torch.cat(parts, dim=-1)
+        return joined if bias is None else joined.add_(bias)
 
 
 def _decoded(delta: PackedWeight | DenseWeight, start: int, stop: int) -> Tensor:

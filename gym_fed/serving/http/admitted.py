@@ -64,7 +64,7 @@ class Admitted:
         data: bytearray,
         work: Callable[[Any], T],
         *,
-        given_up: Callable[[T], None] = lambda found: None,
+        given_up: Callable[[T], None] = lambda result: None,
     ) -> T:
         """Parse the body and run ``work`` on it in one of few threads, without blocking the event loop.
 
@@ -84,9 +84,9 @@ class Admitted:
 
         try:
             async with self._gateway.parser_slot(self.caller):
-                pictures, body, found = await run_in_threadpool(begun)
+                pictures, body, result = await run_in_threadpool(begun)
             if not pictures:
-                return cast(T, found)
+                return cast(T, result)
             return await self._pictured(partial(work, body), pictures, given_up)
         finally:
             self._held.end()

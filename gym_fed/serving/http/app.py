@@ -83,8 +83,8 @@ def create_app(gateway: Gateway) -> Starlette:
     async def model(request: Request) -> Response:
         caller = gateway.gate.caller(request.headers)
         catalogue = gateway.open().service.catalogue
-        found = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
-        return JSONResponse(found.to_dict())
+        found_model = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
+        return JSONResponse(found_model.to_dict())
 
     for url in URLS:
         _route(app, "POST", url)(partial(_answer, gateway, url))
@@ -115,15 +115,15 @@ def _serve_stored(app: Starlette, gateway: Gateway, url: str) -> None:
         admitted = Admitted(gateway, request)
         _refuse_query(request)
         answer_id = request.path_params["answer_id"]
-        found = admitted.serving.service.stored_answer(url, answer_id, admitted.caller)
-        return Response(found.body, media_type="application/json", headers=admitted.shares)
+        answer = admitted.serving.service.stored_answer(url, answer_id, admitted.caller)
+        return Response(answer.body, media_type="application/json", headers=admitted.shares)
 
     @_route(app, "DELETE", f"{url}/{{answer_id}}")
     async def delete_stored(request: Request) -> Response:
         admitted = Admitted(gateway, request)
         answer_id = request.path_params["answer_id"]
-        found = admitted.serving.service.delete_stored(url, answer_id, admitted.caller)
-        return JSONResponse(found, headers=admitted.shares)
+        answer = admitted.serving.service.delete_stored(url, answer_id, admitted.caller)
+        return JSONResponse(answer, headers=admitted.shares)
 
 
 def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
@@ -136,8 +136,8 @@ def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
         stored = admitted.serving.service.stored_answer(RESPONSES, answer_id, admitted.caller)
 
         def page() -> Response:
-            found = page_of(input_items(answer_id, stored.conversation()), request.query_params)
-            return JSONResponse(found, headers=admitted.shares)
+            items_page = page_of(input_items(answer_id, stored.conversation()), request.query_params)
+            return JSONResponse(items_page, headers=admitted.shares)
 
         async with gateway.parser_slot(admitted.caller):
             return await run_in_threadpool(page)
@@ -153,20 +153,20 @@ def _refuse_query(request: Request) -> None:
 async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
     admitted = Admitted(gateway, request)
     tokenizing = admitted.serving.service.tokenizing
-    found = await admitted.parsed(
+    answer = await admitted.parsed(
         await admitted.body(), lambda body: tokenizing.answer(url, body, admitted.caller)
     )
-    return JSONResponse(found, headers=admitted.shares)
+    return JSONResponse(answer, headers=admitted.shares)
 
 
 async def _manage(gateway: Gateway, url: str, request: Request) -> Response:
     admitted = Admitted(gateway, request)
     serving = admitted.serving
     adapters = Adapters(serving.store, serving.config.adapters_folder, serving.service.catalogue)
-    said = await admitted.parsed(
+    message = await admitted.parsed(
         await admitted.body(), lambda body: adapters.answer(url, body, admitted.caller)
     )
-    return PlainTextResponse(said, headers=admitted.shares)
+    return PlainTextResponse(message, headers=admitted.shares)
 
 
 async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
@@ -178,9 +178,9 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
             return service.begin_vectors(body, caller), False
         return service.begin(url, body, caller), bool(body.get("stream"))
 
-    def given_up(found: tuple[Pending | PendingVectors, bool]) -> None:
-        found[0].end()
-        gateway.limits.spend(caller, found[0].used_tokens)
+    def given_up(answer: tuple[Pending | PendingVectors, bool]) -> None:
+        answer[0].end()
+        gateway.limits.spend(caller, answer[0].used_tokens)
 
     data = await admitted.body()
     timeout = RequestTimeout(request.receive, gateway.request_timeout_seconds, gateway.stopped)
@@ -195,10 +195,10 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
         response.headers.update(admitted.shares)
         return response
     try:
-        found = await timeout.wait(pending.arun())
+        answer = await timeout.wait(pending.arun())
     finally:
         end()
-    return await run_in_threadpool(JSONResponse, found, headers=admitted.shares)
+    return await run_in_threadpool(JSONResponse, answer, headers=admitted.shares)
 
 
 async def _stream(
@@ -243,12 +243,12 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
     def known() -> str:
         """List every route, such as ``GET /v1/models``."""
         routes = (route for route in app.routes if isinstance(route, Route))
-        found = [
+        described = [
             f"{method} {route.path.replace(':path', '')}"
             for route in routes
             for method in sorted((route.methods or set()) - {"HEAD"})
         ]
-        return ", ".join(sorted(found, key=lambda one: one.split()[::-1]))
+        return ", ".join(sorted(described, key=lambda one: one.split()[::-1]))
 
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"

@@ -72,7 +72,9 @@ class Connections:
         self._open[connection] = None
         self._by_address[address] += 1
         if self._by_address[address] > self._config.max_per_address:
-            self._make_room([one for one in self._open if one.address == address], "too many of one address")
+            self._make_room(
+                [other for other in self._open if other.address == address], "too many of one address"
+            )
         elif len(self._open) > self._most:
             self._make_room(list(self._open), "too many")
 
@@ -86,7 +88,7 @@ class Connections:
 
     def _make_room(self, among: list[Any], why: str) -> None:
         """Close the oldest connection that is not being answered, or the newest if all are."""
-        idle = [one for one in among[:-1] if not one.is_busy]
+        idle = [other for other in among[:-1] if not other.is_busy]
         self._close(idle[0] if idle else among[-1], why)
 
     def _close(self, connection: Any, why: str) -> None:

@@ -164,7 +164,7 @@ class PictureSlots:
         Raises:
             GymError: ``BUSY``.
         """
-        if sum(one.caller == caller for one in self._waiting) >= MOST_WAITING:
+        if sum(other.caller == caller for other in self._waiting) >= MOST_WAITING:
             raise GymError(
                 ErrorCode.BUSY,
                 f"{MOST_WAITING} requests of this user wait to have their pictures read",
@@ -197,7 +197,7 @@ class PictureSlots:
 
     def _next(self) -> None:
         while self._running.total() < SLOTS:
-            able = [one for one in self._waiting if self._running[one.caller] < PER_CALLER]
+            able = [waiter for waiter in self._waiting if self._running[waiter.caller] < PER_CALLER]
             if not able:
                 break
             first = min(able, key=self._used_then)  # of equals the oldest
@@ -206,7 +206,7 @@ class PictureSlots:
             self._least = max(self._least, self._seconds[first.caller])
             first.turn.set_result(None)
         self._running = +self._running
-        active = self._running.keys() | {one.caller for one in self._waiting}
+        active = self._running.keys() | {waiter.caller for waiter in self._waiting}
         self._seconds = {
             caller: seconds
             for caller, seconds in self._seconds.items()

@@ -210,14 +210,14 @@ class KeyFile:
         Raises:
             GymError: As ``keys``.
         """
-        found: ApiKey | None = None
+        match: ApiKey | None = None
         digest = hashed(key)
         for known in self.keys():
             if hmac.compare_digest(known.sha256, digest):
-                found = known
-        if found is None or (found.expires_at is not None and found.expires_at <= time.time()):
+                match = known
+        if match is None or (match.expires_at is not None and match.expires_at <= time.time()):
             return None
-        return found.caller()
+        return match.caller()
 
     def keys(self) -> tuple[ApiKey, ...]:
         """Read all keys from the file as it is now.
@@ -337,7 +337,7 @@ class KeyFile:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{self.path}: {first_problem(error, 'file')}",
-                "it is written by gym api keys alone; restore it",
+                "only gym api keys writes it; restore it",
             ) from error
 
 
@@ -346,8 +346,8 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 
 def bearer_token(header: str | None) -> str | None:
     """Return the key of an ``Authorization`` header; None if it has another form."""
-    found = _BEARER.fullmatch(header or "")
-    return found[1] if found else None
+    match = _BEARER.fullmatch(header or "")
+    return match[1] if match else None
 
 
 def _require_safe(path: Path, status: os.stat_result) -> None:

@@ -82,50 +82,54 @@ class RateLimits:
         Raises:
             RateLimited: If the bucket is empty; nothing is taken.
         """
-        found = self._of(caller)
-        for what, (limit, bucket) in found.items():
-            least = 1.0 if what == "requests" else math.ulp(0.0)
+        buckets = self._of(caller)
+        for name, (limit, bucket) in buckets.items():
+            least = 1.0 if name == "requests" else math.ulp(0.0)
             if bucket.left < least:
                 wait = max(1, math.ceil((least - bucket.left) * _MINUTE / limit))
-                message = f"this key may use {limit:,} {what} per minute"
-                raise RateLimited(message, wait, _headers(found))
-        if "requests" in found:
-            found["requests"][1].left -= 1
-        return _headers(found)
+                message = f"this key may use {limit:,} {name} per minute"
+                raise RateLimited(message, wait, _headers(buckets))
+        if "requests" in buckets:
+            buckets["requests"][1].left -= 1
+        return _headers(buckets)
 
     def spend(self, caller: Caller, tokens: int) -> None:
         """Take the tokens of a request that has ended, successfully or not."""
-        if "tokens" in (found := self._of(caller)):
-            found["tokens"][1].left -= tokens
+        if "tokens" in (buckets := self._of(caller)):
+            buckets["tokens"][1].left -= tokens
 
     def _of(self, caller: Caller) -> dict[str, tuple[int, _Bucket]]:
         """Return the caller's limits and buckets, refilled to now."""
         now = self._now()
-        found = {}
+        buckets = {}
         limits = {"requests": caller.requests_per_minute, "tokens": caller.tokens_per_minute}
         if len(self._buckets) > _TIDY_BEYOND:
             self._tidy(now)
-        for what, limit in limits.items():
+        for name, limit in limits.items():
             if limit is not None:
                 bucket = self._buckets.setdefault(
-                    (caller.name, caller.key_sha256, what), _Bucket(float(limit), now)
+                    (caller.name, caller.key_sha256, name), _Bucket(float(limit), now)
                 )
                 bucket.fill(limit, now)
-                found[what] = (limit, bucket)
-        return found
+                buckets[name] = (limit, bucket)
+        return buckets
 
     def _tidy(self, now: float) -> None:
         """Forget full buckets: unused for a minute, and owing nothing."""
-        kept = {key: one for key, one in self._buckets.items() if now - one.at < _MINUTE or one.left < 0}
-        self._buckets = kept
+        in_use = {
+            key: bucket
+            for key, bucket in self._buckets.items()
+            if now - bucket.at < _MINUTE or bucket.left < 0
+        }
+        self._buckets = in_use
 
 
 def _headers(found: dict[str, tuple[int, _Bucket]]) -> Headers:
     headers = {}
-    for what, (limit, bucket) in found.items():
-        headers[f"x-ratelimit-limit-{what}"] = str(limit)
-        headers[f"x-ratelimit-remaining-{what}"] = str(max(0, math.floor(bucket.left)))
-        headers[f"x-ratelimit-reset-{what}"] = _duration((limit - bucket.left) * _MINUTE / limit)
+    for name, (limit, bucket) in found.items():
+        headers[f"x-ratelimit-limit-{name}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.left)))
+        headers[f"x-ratelimit-reset-{name}"] = _duration((limit - bucket.left) * _MINUTE / limit)
     return headers
 
 

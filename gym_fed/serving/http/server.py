@@ -165,25 +165,25 @@ class _Life:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Serving] = loop.create_future()
 
-        def settle(found: Serving | None, error: BaseException | None) -> None:
+        def settle(serving: Serving | None, error: BaseException | None) -> None:
             if future.done():  # the server has stopped in the meantime
-                if found is not None:
-                    found.close()
+                if serving is not None:
+                    serving.close()
             elif error is not None:
                 future.set_exception(error)
-            elif found is not None:
-                future.set_result(found)
+            elif serving is not None:
+                future.set_result(serving)
 
         def load() -> None:
-            found, error = None, None
+            serving, error = None, None
             try:
-                found = open_serving(self._config)
+                serving = open_serving(self._config)
             except Exception as raised:  # noqa: BLE001  # set on the future
                 error = raised
             if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, found, error)
-            if found is not None and isinstance(found.tokenizer, PlainTokenizer):
-                found.tokenizer.warm()
+                loop.call_soon_threadsafe(settle, serving, error)
+            if serving is not None and isinstance(serving.tokenizer, PlainTokenizer):
+                serving.tokenizer.warm()
 
         threading.Thread(target=load, name="gym-api-load", daemon=True).start()
         return future
@@ -243,12 +243,12 @@ class _QuietServer(uvicorn.Server):
         self.servers = [
             await loop.create_server(
                 protocol,
-                sock=one,
+                sock=listener,
                 ssl=config.ssl,
                 backlog=config.backlog,
                 ssl_handshake_timeout=self._handshake_seconds,
             )
-            for one in sockets
+            for listener in sockets
         ]
         self.started = True
 
@@ -271,10 +271,10 @@ def require_usable(tls: TlsConfig) -> None:
     """
     from gym_fed.trust.identity.tls import validity
 
-    for what, path in (("certificate", tls.certificate), ("key", tls.key)):
+    for name, path in (("certificate", tls.certificate), ("key", tls.key)):
         if not path.is_file():
             raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"tls.{what}: no file at {path}", "name a PEM file in serving.yaml"
+                ErrorCode.FILE_NOT_FOUND, f"tls.{name}: no file at {path}", "name a PEM file in serving.yaml"
             )
     try:
         begins, ends = validity(_read(tls.certificate))
@@ -282,8 +282,8 @@ def require_usable(tls: TlsConfig) -> None:
         raise _invalid(f"tls.certificate: {tls.certificate} is no PEM certificate") from error
     now = datetime.datetime.now(datetime.UTC)
     if not begins <= now < ends:
-        said = f"ended at {ends:%Y-%m-%d %H:%M}" if now >= ends else f"begins at {begins:%Y-%m-%d %H:%M}"
-        raise _invalid(f"tls.certificate: {tls.certificate} {said} UTC", "renew it")
+        problem = f"ended at {ends:%Y-%m-%d %H:%M}" if now >= ends else f"begins at {begins:%Y-%m-%d %H:%M}"
+        raise _invalid(f"tls.certificate: {tls.certificate} {problem} UTC", "renew it")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(tls.certificate, tls.key, password=lambda: _no_passphrase(tls.key))

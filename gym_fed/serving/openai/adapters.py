@@ -70,7 +70,7 @@ class Adapters:
                 hint="make one that may: gym api keys add NAME --manage-variants",
             )
         if self._store is None:
-            raise RequestError("this server serves its base alone", hint="start it with variants")
+            raise RequestError("this server serves only its base", hint="start it with variants")
         if url == LOAD:
             return self._load(self._store, parse(LoadRequest, body, {}), caller)
         return self._unload(self._store, parse(UnloadRequest, body, {}), caller)
@@ -133,7 +133,7 @@ def _manifest_beside(delta: Path) -> SignedVariant | None:
     try:
         return SignedVariant.parse(data.decode().strip())
     except UnicodeDecodeError as error:
-        raise GymError(ErrorCode.SIGNATURE_INVALID, "the manifest beside the delta is no text") from error
+        raise GymError(ErrorCode.SIGNATURE_INVALID, "the manifest of the delta is not text") from error
 
 
 def manifest_path(delta: Path) -> Path:

@@ -134,9 +134,9 @@ class Answer(ABC):
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompts that needed no prefill for any of their choices."""
-        found = [choice.cached_tokens for choice in self.choices]
-        starts = range(0, len(found), self._per_prompt)
-        return sum(min(found[start : start + self._per_prompt]) for start in starts)
+        counts = [choice.cached_tokens for choice in self.choices]
+        starts = range(0, len(counts), self._per_prompt)
+        return sum(min(counts[start : start + self._per_prompt]) for start in starts)
 
     def usage(self) -> dict[str, Any]:
         prompt, completion = self.prompt_tokens, self.completion_tokens
@@ -221,8 +221,8 @@ class ChatAnswer(Answer):
         self._lost: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
-        found = {**super().body(), **self._lost}
-        return found if self._metadata is None else {**found, "metadata": self._metadata}
+        body = {**super().body(), **self._lost}
+        return body if self._metadata is None else {**body, "metadata": self._metadata}
 
     def closing(self) -> list[StreamChunk]:
         """Return the last chunks, which also report an answer that was too large to store."""
@@ -324,8 +324,10 @@ class CompletionAnswer(Answer):
         finish_reason: str | None = None,
     ) -> StreamChunk:
         shown = list(tokens)
-        found = logprobs_of_completion(shown, offset) if shown else None
-        return self._chunk({"index": index, "text": text, "logprobs": found, "finish_reason": finish_reason})
+        logprobs = logprobs_of_completion(shown, offset) if shown else None
+        return self._chunk(
+            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        )
 
     def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         return {

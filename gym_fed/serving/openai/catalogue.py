@@ -71,8 +71,8 @@ class Model:
 
     def to_dict(self) -> dict[str, Any]:
         """Return OpenAI's fields, and the input modalities if pictures are read."""
-        found = {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
-        return {**found, "input_modalities": ["text", "image"]} if self.reads_pictures else found
+        fields = {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
+        return {**fields, "input_modalities": ["text", "image"]} if self.reads_pictures else fields
 
 
 class Catalogue:
@@ -145,8 +145,8 @@ class Catalogue:
                 listed.add(record.name)
                 yield record
         for name in sorted(caller.variants - listed):
-            if (found := self._find(name)) is not None:
-                yield found
+            if (existing := self._find(name)) is not None:
+                yield existing
 
     def _find(self, variant: str) -> VariantRecord | None:
         if self._registry is None:

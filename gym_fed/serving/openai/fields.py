@@ -38,18 +38,18 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
     """
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
-    kept = {}
+    given = {}
     for key, value in body.items():
         _require_text(key, value)
         if key not in neutral or key in schema.model_fields:
-            kept[key] = value
+            given[key] = value
         elif value is not None and not any(_same(value, known) for known in neutral[key]):
             raise unsupported(key, neutral[key])
     try:
-        return schema.model_validate(kept)
+        return schema.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        param = _param(first["loc"], kept, missing=first["type"] == "missing")
+        param = _param(first["loc"], given, missing=first["type"] == "missing")
         if (field := first.get("ctx", {}).get("field")) is not None:
             param = f"{param}.{field}" if param else field
         if first["type"] == "extra_forbidden":
@@ -150,8 +150,8 @@ def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
     For a missing field, the last part of the location is the field's name and not in the body.
     """
     for end in range(len(loc), 0, -1):  # the last part may be the name of a union member
-        if (found := _path(loc[:end], body, missing=missing and end == len(loc))) is not None:
-            return found.removeprefix(".")
+        if (path := _path(loc[:end], body, missing=missing and end == len(loc))) is not None:
+            return path.removeprefix(".")
     return ""
 
 
@@ -163,13 +163,13 @@ def _path(loc: tuple[int | str, ...], value: Any, *, missing: bool) -> str | Non
     if not loc:
         return ""
     key, rest = loc[0], loc[1:]
-    found = None
+    path = None
     if isinstance(value, dict) and isinstance(key, str) and (key in value or (missing and not rest)):
-        found, step = _path(rest, value.get(key), missing=missing), f".{key}"
+        path, step = _path(rest, value.get(key), missing=missing), f".{key}"
     elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-        found, step = _path(rest, value[key], missing=missing), f"[{key}]"
-    if found is not None:
-        return f"{step}{found}"
+        path, step = _path(rest, value[key], missing=missing), f"[{key}]"
+    if path is not None:
+        return f"{step}{path}"
     return _path(rest, value, missing=missing) if rest else None
 
 
@@ -265,7 +265,7 @@ class SamplingFields(RequestModel):
         for key in self.logit_bias or {}:
             if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
                 shown = key if len(key) <= _MAX_DIGITS else f"{key[:_MAX_DIGITS]}..."
-                raise off("logit_bias", f"logit_bias has {shown!r}, which is no token id")
+                raise off("logit_bias", f"logit_bias has {shown!r}, which is not a token id")
         return self
 
     @model_validator(mode="after")

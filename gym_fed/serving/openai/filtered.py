@@ -60,7 +60,7 @@ class Screening:
         """Wrap the answers so that the classifier judges them, if it is configured for output."""
         if self._classifier is None or not self._filter.classifies("output"):
             return generations
-        return [JudgedGeneration(one, self._classifier, user) for one in generations]
+        return [JudgedGeneration(generation, self._classifier, user) for generation in generations]
 
 
 class FilteredChoice(AnswerChoice):

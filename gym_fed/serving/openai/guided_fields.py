@@ -67,14 +67,14 @@ class GuidedFields(ChoiceFields):
 
     @model_validator(mode="after")
     def _one_guide(self) -> GuidedFields:
-        found = self._given()
-        if len(found) > 1:
+        given = self._given()
+        if len(given) > 1:
             raise off(
-                found[1][0], f"{found[0][0]} and {found[1][0]} are given: an answer is held to one of them"
+                given[1][0], f"{given[0][0]} and {given[1][0]} are given: an answer is held to one of them"
             )
-        if self.structured_outputs is not None and not found:
+        if self.structured_outputs is not None and not given:
             raise off("structured_outputs", "one of json, json_object, regex, choice and grammar is needed")
-        if found and found[0][1].kind == "json_schema":
+        if given and given[0][1].kind == "json_schema":
             self.require_uncut()
         return self
 
@@ -87,8 +87,8 @@ class GuidedFields(ChoiceFields):
     @property
     def guided(self) -> tuple[str, Grammar] | None:
         """The grammar of the answer, and the field that gave it."""
-        found = self._given()
-        return found[0] if found else None
+        given = self._given()
+        return given[0] if given else None
 
     @property
     def guiding_field(self) -> str:
@@ -209,24 +209,24 @@ def _schemas(held_to: Grammar | None) -> list[Any]:
     """Return the JSON schemas in a grammar; invalid ones are left for the compiler to refuse."""
     if held_to is None or held_to.kind in ("regex", "choice"):
         return []
-    text, decoder, found = held_to.text, json.JSONDecoder(), []
+    text, decoder, schemas = held_to.text, json.JSONDecoder(), []
     starts = [0] if held_to.kind != "grammar" else _after(text, _INLINE)
     for start in starts:
         try:
-            found.append(decoder.raw_decode(text, start)[0])
+            schemas.append(decoder.raw_decode(text, start)[0])
         except (ValueError, RecursionError):
             continue
-    return found
+    return schemas
 
 
 def _after(text: str, word: str) -> list[int]:
     """Return the positions after each occurrence of a word."""
-    found, at = [], text.find(word)
+    positions, at = [], text.find(word)
     while at >= 0:
         start = at + len(word)
-        found.append(start + len(text[start:]) - len(text[start:].lstrip()))
+        positions.append(start + len(text[start:]) - len(text[start:].lstrip()))
         at = text.find(word, start)
-    return found
+    return positions
 
 
 def _multiples(left: list[Any]) -> Iterator[int]:

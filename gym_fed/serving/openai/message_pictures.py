@@ -79,12 +79,12 @@ class MessagePictures:
         )
 
     def _process(self, reader: PictureReader, picture: Picture, place: str) -> ProcessedPicture:
-        found = self._processed.get(picture.digest)
-        if found is None:
+        processed = self._processed.get(picture.digest)
+        if processed is None:
             require_wanted()
             with _refusals(place):
-                found = self._processed[picture.digest] = reader.processor.process(picture)
-        return found
+                processed = self._processed[picture.digest] = reader.processor.process(picture)
+        return processed
 
 
 def count_pictures(body: Any) -> int:

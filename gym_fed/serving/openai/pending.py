@@ -137,9 +137,9 @@ async def _interleaved(
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=waiting.__getitem__):
                 index = waiting.pop(task)
-                if (found := task.result()) is not None:
+                if (next_event := task.result()) is not None:
                     waiting[asyncio.ensure_future(_next(readers[index]))] = index
-                    yield index, found
+                    yield index, next_event
     finally:
         for task in waiting:
             task.cancel()

@@ -234,10 +234,10 @@ class Prompts:
             return
         length, most = self._context * _CHARACTERS_A_TOKEN, self._context + self._context // 4
         while length < len(text):
-            found = len(self._tokens(text[:length], special=False))
-            if found > most:
+            count = len(self._tokens(text[:length], special=False))
+            if count > most:
                 raise RequestError(
-                    f"the first {length:,} of {len(text):,} characters are {found:,} tokens already; the context has "
+                    f"the first {length:,} of {len(text):,} characters are {count:,} tokens already; the context has "
                     f"{self._context:,}, for the answer too",
                     param=param,
                     name="context_length_exceeded",
@@ -293,12 +293,12 @@ def _row(message: Message, content: str) -> dict[str, Any]:
 
 def _arguments(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError("arguments of a tool call are not JSON", param="messages") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise RequestError("arguments of a tool call are not a JSON object", param="messages")
-    return found
+    return value
 
 
 Row = dict[str, Any]
@@ -345,19 +345,19 @@ class ContentParts:
         return content
 
     def _parts(self, content: str) -> list[Row]:
-        found: list[Row] = []
+        parts: list[Row] = []
         for number, text in enumerate(content.split(self._picture)):
             if number:
-                found.append({"type": "image"})
+                parts.append({"type": "image"})
             if text:
-                found.append({"type": "text", "text": text})
-        return found or [{"type": "text", "text": ""}]
+                parts.append({"type": "text", "text": text})
+        return parts or [{"type": "text", "text": ""}]
 
     def _takes_parts(self, role: str) -> bool:
-        found = self._takes.get(role)
-        if found is None:
-            found = self._takes[role] = self._probe(role)
-        return found
+        takes = self._takes.get(role)
+        if takes is None:
+            takes = self._takes[role] = self._probe(role)
+        return takes
 
     def _probe(self, role: str) -> bool:
         """Return whether the template writes the text of a list of parts, and nothing else of the list."""

@@ -144,10 +144,10 @@ def input_items(answer_id: str, messages: list[dict[str, Any]]) -> list[dict[str
         answer_id: The id of the response; the ids of its items derive from it.
         messages: The stored conversation, whose last message is the answer.
     """
-    found = [item for message in messages[:-1] for item in _items(message)]
+    items = [item for message in messages[:-1] for item in _items(message)]
     name = answer_id.removeprefix("resp_")
     return [
-        {"id": f"item_{name}_{number}", **item, "status": "completed"} for number, item in enumerate(found)
+        {"id": f"item_{name}_{number}", **item, "status": "completed"} for number, item in enumerate(items)
     ]
 
 
@@ -261,7 +261,7 @@ class ResponsesAsChat:
     def _body(self) -> dict[str, Any]:
         request = self._request
         own = {name: getattr(request, name) for name in SamplingFields.model_fields}
-        found = {
+        body = {
             **own,
             "messages": [*self._instructions(), *self.messages],
             "max_completion_tokens": request.max_output_tokens,
@@ -275,7 +275,7 @@ class ResponsesAsChat:
             "tool_choice": self._choice(),
             "parallel_tool_calls": request.parallel_tool_calls if request.tools else None,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in body.items() if value is not None}
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -298,9 +298,9 @@ class ResponsesAsChat:
         return RequestError(message, param=param, name=error.name, code=error.code, hint=error.hint)
 
     def _param(self, param: str) -> str:
-        if (found := _MESSAGE.match(param)) is not None:
-            index = int(found[1]) - len(self._instructions())
-            part = _PART.match(param[found.end() :])
+        if (match := _MESSAGE.match(param)) is not None:
+            index = int(match[1]) - len(self._instructions())
+            part = _PART.match(param[match.end() :])
             where = part[0] if part else ""
             return "instructions" if index < 0 else f"{self._origins[index]}{where}"
         first, _, more = _TOOL_FUNCTION.sub(r"\1", param).partition(".")

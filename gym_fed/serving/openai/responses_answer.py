@@ -96,16 +96,16 @@ class ResponsesAnswer(Answer):
         return [self._event(f"response.{status}", response=streamed)]
 
     def failure(self, error: dict[str, Any]) -> StreamChunk:
-        found = error["error"]
+        fields = error["error"]
         number = self._number
         self._end_message("incomplete")
         self._end_call("incomplete")
         self._number = number  # the events of these ends are not sent
-        code = "rate_limit_exceeded" if found["type"] == "rate_limit_error" else "server_error"
+        code = "rate_limit_exceeded" if fields["type"] == "rate_limit_error" else "server_error"
         response = {
             **self._response("failed"),
             "output": self._items,
-            "error": {"code": code, "message": found["message"]},
+            "error": {"code": code, "message": fields["message"]},
         }
         return self._event("response.failed", response=response)
 
@@ -295,8 +295,8 @@ def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = logprobs_of_chat(tokens)["content"]
-    return found
+    content: list[dict[str, Any]] = logprobs_of_chat(tokens)["content"]
+    return content
 
 
 def _is_json(text: str) -> bool:

@@ -190,10 +190,10 @@ class ResponseStreamOptions(RequestModel):
 
 def _includable(value: Any) -> Any:
     if isinstance(value, list):
-        for one in value:
-            if isinstance(one, str) and one not in (LOGPROBS, _NOTHING_TO_INCLUDE):
+        for name in value:
+            if isinstance(name, str) and name not in (LOGPROBS, _NOTHING_TO_INCLUDE):
                 raise PydanticCustomError(
-                    "unsupported", "{one} is not supported here", {"one": repr(one[:80])}
+                    "unsupported", "{one} is not supported here", {"one": repr(name[:80])}
                 )
     return value
 

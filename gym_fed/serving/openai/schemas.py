@@ -87,10 +87,10 @@ AssistantContent = Annotated[Content, BeforeValidator(_refusals_as_text)]
 
 def _json_object(text: str) -> str:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PydanticCustomError("arguments", "arguments of a tool call are not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise PydanticCustomError("arguments", "arguments of a tool call are not a JSON object")
     return text
 
@@ -296,13 +296,13 @@ class ChatRequest(GuidedFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def _given(self) -> list[tuple[str, Grammar]]:
-        found = super()._given()
+        given = super()._given()
         if self.response_format is None or self.response_format.type == "text":
-            return found
+            return given
         schema = (
             self.response_format.json_schema.schema_ if isinstance(self.response_format, SchemaFormat) else {}
         )
-        return [("response_format", Grammar("json_schema", json.dumps(schema))), *found]
+        return [("response_format", Grammar("json_schema", json.dumps(schema))), *given]
 
 
 MAX_PROMPTS = 128

@@ -200,7 +200,7 @@ class OpenAIService:
         given = as_list(request.input)
         self._require_room_for(len(given), "texts in one request:", "input")
         self._require_dimensions(request.dimensions)
-        prompts = [self._prompts.of_input(one, "input") for one in given]
+        prompts = [self._prompts.of_input(item, "input") for item in given]
         refusals = EngineErrors(model, "input")
         started: list[PendingEmbedding] = []
         try:
@@ -274,7 +274,7 @@ class OpenAIService:
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
         given = as_list(request.prompt)
-        prompts = [self._prompts.of_input(one, "prompt") for one in given]
+        prompts = [self._prompts.of_input(item, "prompt") for item in given]
         sampling = request.sampling(
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
@@ -283,7 +283,9 @@ class OpenAIService:
         require_small_multiples(sampling.held_to, request.guiding_field, refusal_name(request.guiding_field))
         needed = request.echo or self._screening is not None
         times = request.n or 1
-        texts = [one if isinstance(one, str) else self._prompts.text(one) if needed else "" for one in given]
+        texts = [
+            item if isinstance(item, str) else self._prompts.text(item) if needed else "" for item in given
+        ]
         texts = [text for text in texts for _ in range(times)]
         answer = partial(
             CompletionAnswer,
@@ -336,7 +338,7 @@ class OpenAIService:
             for ids in prompts:
                 for number in range(request.n or 1):
                     seed = None if sampling.seed is None else sampling.seed + number
-                    wanted = GenerationRequest(
+                    generation_request = GenerationRequest(
                         list(ids),
                         replace(sampling, seed=seed),
                         model.variant,
@@ -346,7 +348,7 @@ class OpenAIService:
                         key_digest=caller.key_sha256,
                     )
                     with refusals:
-                        started.append(self._engine.submit(wanted))
+                        started.append(self._engine.submit(generation_request))
         except BaseException:
             for generation in started:
                 generation.cancel()

@@ -46,12 +46,12 @@ class StoredAnswer:
         return len(self.body) + len(self.messages) + _ENTRY_BYTES
 
     def to_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.body)
-        return found
+        body: dict[str, Any] = json.loads(self.body)
+        return body
 
     def conversation(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.messages)
-        return found
+        messages: list[dict[str, Any]] = json.loads(self.messages)
+        return messages
 
 
 class StoredAnswers:
@@ -122,10 +122,10 @@ class StoredAnswers:
         """
         with self._lock:
             self._forget_old()
-            found = self._owners.get(_owner(caller), OrderedDict()).get(answer_id)
-        if found is None or not answer_id.startswith(prefix):
+            answer = self._owners.get(_owner(caller), OrderedDict()).get(answer_id)
+        if answer is None or not answer_id.startswith(prefix):
             raise _not_stored(answer_id, param)
-        return found
+        return answer
 
     def delete(self, caller: Caller, answer_id: str, prefix: str) -> None:
         """Delete an answer; arguments and errors are those of ``get``."""
@@ -161,5 +161,5 @@ def _not_stored(answer_id: str, param: str | None) -> RequestError:
         param=param,
         name="not_found" if param is None else f"{param.removesuffix('_id')}_not_found",
         code=ErrorCode.NOT_FOUND if param is None else ErrorCode.USAGE,
-        hint="store: true keeps an answer for a while, in this process alone",
+        hint="store: true keeps an answer for a while, in this process only",
     )

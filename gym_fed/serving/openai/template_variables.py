@@ -59,14 +59,14 @@ class TemplateNames:
     @cached_property
     def _names(self) -> frozenset[str]:
         """The names, parsed when a request needs them, to keep the server's start fast."""
-        found = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
-        return frozenset(found) - _OWN - _ARGUMENTS
+        names = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
+        return frozenset(names) - _OWN - _ARGUMENTS
 
     @cached_property
     def thoughts(self) -> tuple[str, ...]:
         """The names of ``THOUGHTS`` that the template reads: Qwen3's reads ``reasoning_content``."""
-        found = {name for text in self._texts for name in _attributes(text)}
-        return tuple(name for name in THOUGHTS if name in found)
+        attributes = {name for text in self._texts for name in _attributes(text)}
+        return tuple(name for name in THOUGHTS if name in attributes)
 
     def of(self, request: ChatRequest) -> dict[str, Any]:
         """Return the template variables of a request.

@@ -134,7 +134,7 @@ def ids_that_fit(
         if turn == 0:
             return list(messages)
         first = starts[turn]
-        return [one for index, one in enumerate(messages) if index >= first or _stays(one)]
+        return [item for index, item in enumerate(messages) if index >= first or _stays(item)]
 
     def fitting(turn: int) -> PromptT | None:
         try:
@@ -145,16 +145,16 @@ def ids_that_fit(
             return None
         return ids if len(ids) <= most else None
 
-    if (found := fitting(0)) is not None:
-        return found
+    if (prompt := fitting(0)) is not None:
+        return prompt
     low, high = 1, len(starts)  # binary search for the first turn from which it fits
     while low < high:
         middle = (low + high) // 2
         if (ids := fitting(middle)) is not None:
-            found, high = ids, middle
+            prompt, high = ids, middle
         else:
             low = middle + 1
-    return found if found is not None else render(from_turn(max(len(starts) - 1, 0)))
+    return prompt if prompt is not None else render(from_turn(max(len(starts) - 1, 0)))
 
 
 def _stays(message: Message) -> bool:

@@ -81,23 +81,23 @@ class CallParser:
     def feed(self, text: str) -> list[AnswerPart]:
         """Add text; returns what is certain so far, in the order in which the model wrote it."""
         held, self._held = self._held + text, ""
-        found: list[AnswerPart] = []
+        parts: list[AnswerPart] = []
         while not self.is_over:
             if self._reader is None:
                 before, held = self._up_to_a_call(held)
-                found += [before] if before else []
+                parts += [before] if before else []
                 if self._reader is None:
                     self._held = held
                     break
             reading = self._reader.feed(held)
-            found += self._taken(reading.parts)
+            parts += self._taken(reading.parts)
             if reading.rest is None:
                 break
             self._reader, held = None, reading.rest
             ended = not any(isinstance(part, PlainText) for part in reading.parts)
-            found += [CallEnd()] if ended else []
+            parts += [CallEnd()] if ended else []
             self._may_begin = bool(self._form.bare) and ended
-        return found
+        return parts
 
     def end(self, *, cut: bool = False) -> list[AnswerPart]:
         """Return the rest at the answer's end: held-back text, and calls that were not closed.
@@ -105,12 +105,12 @@ class CallParser:
         Args:
             cut: Whether the answer was cut short. An incomplete call is not malformed then.
         """
-        found: list[AnswerPart] = []
+        parts: list[AnswerPart] = []
         if self._reader is not None and not self.is_over:
-            found = self._taken(self._reader.end(), cut=cut)
+            parts = self._taken(self._reader.end(), cut=cut)
             self._reader = None
         held, self._held = self._held, ""
-        return [*found, held] if held else found
+        return [*parts, held] if held else parts
 
     @property
     def is_over(self) -> bool:
@@ -123,16 +123,16 @@ class CallParser:
         if self._calls >= MAX_CALLS:
             return text, ""
         if self._may_begin:
-            kept = text.lstrip()
-            if not kept:
+            trimmed = text.lstrip()
+            if not trimmed:
                 return "", text
-            if kept.startswith(self._form.bare):
-                self._reader = self._new_reader(text[: len(text) - len(kept)])
-                return "", kept
+            if trimmed.startswith(self._form.bare):
+                self._reader = self._new_reader(text[: len(text) - len(trimmed)])
+                return "", trimmed
             self._may_begin = False
-        found = [(at, mark) for mark in self._form.marks if (at := text.find(mark)) >= 0]
-        if found:
-            at, mark = min(found)
+        marks = [(at, mark) for mark in self._form.marks if (at := text.find(mark)) >= 0]
+        if marks:
+            at, mark = min(marks)
             self._reader = self._new_reader(mark)
             return text[:at], text[at + len(mark) :]
         kept_back = max((_start_of(mark, text) for mark in self._form.marks), default=0)
@@ -142,20 +142,20 @@ class CallParser:
         return self._form.reader(mark, self._tools, fragments=self._fragments)
 
     def _taken(self, parts: Sequence[Part], *, cut: bool = False) -> list[AnswerPart]:
-        found: list[AnswerPart] = []
+        answer_parts: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, PlainText):
                 if part.malformed and not cut:
                     self._on_malformed()
-                found += [part.text] if part.text else []
+                answer_parts += [part.text] if part.text else []
             elif isinstance(part, MoreArguments):
                 if not (self._one and self._calls > 1):
-                    found.append(part)
+                    answer_parts.append(part)
             else:
                 self._calls += 1
                 if not (self._one and self._calls > 1):
-                    found.append(Call(part.name, part.arguments, self._form.call_id()))
-        return found
+                    answer_parts.append(Call(part.name, part.arguments, self._form.call_id()))
+        return answer_parts
 
 
 def _start_of(tag: str, text: str) -> int:

@@ -67,12 +67,10 @@ class ToolTemplate:
         Raises:
             RequestError: For a template that shows tools but writes calls in no known format.
         """
-        found = self._found
-        if isinstance(found, RequestError):
-            raise RequestError(
-                found.message, param=found.param, name=found.name, code=found.code, hint=found.hint
-            )
-        return found
+        form = self._found
+        if isinstance(form, RequestError):
+            raise RequestError(form.message, param=form.param, name=form.name, code=form.code, hint=form.hint)
+        return form
 
     @cached_property
     def _found(self) -> ToolFormat | RequestError:
@@ -116,12 +114,12 @@ class ToolTemplate:
         if not tools and not any("tool_calls" in row or row["role"] == "tool" for row in rows):
             return rows, tools
         form = self.format
-        found = form.prepare(rows, tools or (), system=self._takes_system)
+        prepared = form.prepare(rows, tools or (), system=self._takes_system)
         if form.describes:
-            return found, None
-        if any("tool_calls" in row for row in found):
-            self._require_calls_shown(found, tools)
-        return found, tools
+            return prepared, None
+        if any("tool_calls" in row for row in prepared):
+            self._require_calls_shown(prepared, tools)
+        return prepared, tools
 
     def shown_ids(self) -> tuple[int, ...]:
         """Return the control tokens that must be in an answer's text so that calls are found."""
@@ -160,7 +158,7 @@ class ToolTemplate:
             first = self.malformed == 1
         if first:
             log.warning(
-                "a text in an answer looked like a tool call of the form %s and is none: it is given as text "
+                "a text in an answer looked like a tool call in the format %s but is malformed: it is returned as text "
                 "(gym_api_malformed_tool_calls of /metrics counts them)",
                 type(self.format).__name__.lower(),
             )
@@ -216,8 +214,8 @@ class ToolTemplate:
 def _reads(form: ToolFormat, written: str) -> bool:
     """Return whether a format finds the call in the rendered text."""
     parser = CallParser(form, {"probe": None})
-    found = [*parser.feed(written), *parser.end()]
-    return [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)] == [
+    parts = [*parser.feed(written), *parser.end()]
+    return [(call.name, json.loads(call.arguments)) for call in parts if isinstance(call, Call)] == [
         ("probe", _ARGUMENTS)
     ]
 
@@ -256,14 +254,14 @@ class ToolUse:
         """
         if self.shown is None:
             return {}
-        found: dict[str, Any] = {"shown_token_ids": self._template.shown_ids()}
+        parameters: dict[str, Any] = {"shown_token_ids": self._template.shown_ids()}
         close = self._template.format.close
         if self.held:
             text = self._template.grammar(self._held_tools(), one=self._one, required=self.required)
-            found["grammar"] = Grammar("calls", text)
+            parameters["grammar"] = Grammar("calls", text)
         elif self._one and close:
-            found["also_stop"] = (close,)
-        return found
+            parameters["also_stop"] = (close,)
+        return parameters
 
     def parser(self, *, fragments: bool) -> CallParser | None:
         """Create a parser for an answer; None if it cannot have calls.

@@ -93,10 +93,10 @@ class Picture:
 
         try:
             with Image.open(BytesIO(self.data), formats=_FORMATS) as image:
-                found = image.convert("RGB")
+                picture = image.convert("RGB")
                 if self.orientation == 1:
-                    return found
-                return found.transpose(getattr(Image.Transpose, _TURNS[self.orientation]))
+                    return picture
+                return picture.transpose(getattr(Image.Transpose, _TURNS[self.orientation]))
         except (*_BROKEN, Image.DecompressionBombError) as error:
             raise _refused("is broken", "save it again, and send that") from error
 
@@ -150,20 +150,20 @@ def require_few(count: int, pixels: int) -> None:
 
 
 def _bytes_of(url: str) -> bytes:
-    found = _URL.match(url)
-    if found is None:
+    match = _URL.match(url)
+    if match is None:
         scheme = url[:40].partition(":")[0].lower()
         if scheme in ("http", "https"):
             raise _refused(
                 "is named by a web address, and this server fetches nothing: it would fetch for anybody",
                 f"fetch it, and {_DECODED}",
             )
-        raise _refused("is no data URL", _DECODED)
-    if found[1].lower() not in _KINDS:
-        raise _refused(f"is of type {found[1]!r}", _DECODED)
-    if (found[2] or "").lower() != ";base64":
+        raise _refused("is not a data URL", _DECODED)
+    if match[1].lower() not in _KINDS:
+        raise _refused(f"is of type {match[1]!r}", _DECODED)
+    if (match[2] or "").lower() != ";base64":
         raise _refused("is not in base64", _DECODED)
-    text = url[found.end() :]
+    text = url[match.end() :]
     if len(text) > MAX_PICTURE_BYTES // 3 * 4 + 4:
         raise _too_large(f"has more than {MAX_PICTURE_BYTES:,} bytes")
     try:
@@ -189,7 +189,7 @@ def _size_of(data: bytes) -> tuple[int, int]:
     except Image.DecompressionBombError as error:
         raise _too_large(f"has far more than {MAX_PIXELS:,} pixels") from error
     except _BROKEN as error:
-        raise _refused("is no PNG, JPEG, WebP or GIF, or is broken", _DECODED) from error
+        raise _refused("is not a PNG, JPEG, WebP or GIF, or is broken", _DECODED) from error
 
 
 def _size_of_webp(data: bytes) -> tuple[int, int]:
@@ -251,12 +251,12 @@ def pixels_alone(data: bytes) -> tuple[bytes, int]:
 
 
 def _jpeg(data: bytes) -> tuple[bytes, int]:
-    kept, orientation, scans, at = [data[:2]], 1, 0, 2
+    parts, orientation, scans, at = [data[:2]], 1, 0, 2
     for _ in range(MAX_PARTS):
-        found = _MARKER.search(data, at)
-        if found is None or found[1][0] == _EOI:
-            return b"".join((*kept, b"" if found is None else b"\xff\xd9")), orientation
-        kind, start = found[1][0], found.start(1) - 1
+        marker = _MARKER.search(data, at)
+        if marker is None or marker[1][0] == _EOI:
+            return b"".join((*parts, b"" if marker is None else b"\xff\xd9")), orientation
+        kind, start = marker[1][0], marker.start(1) - 1
         end = start + 2 + (0 if kind in (0x01, _SOI) else _number(data, start + 2, ">H"))
         if kind == _SOS:
             scans += 1
@@ -267,21 +267,21 @@ def _jpeg(data: bytes) -> tuple[bytes, int]:
         if kind == _EXIF and orientation == 1:
             orientation = _orientation(data[start + 4 : end])
         if kind in _OF_COLOURS or not (0xE0 <= kind <= 0xEF or kind == _COMMENT):
-            kept.append(data[start:end])
+            parts.append(data[start:end])
         at = end
     raise TooManyParts(f"more than {MAX_PARTS:,} segments")
 
 
 def _png(data: bytes) -> tuple[bytes, int]:
-    kept, orientation, at = [_PNG_SIGNATURE], 1, len(_PNG_SIGNATURE)
+    parts, orientation, at = [_PNG_SIGNATURE], 1, len(_PNG_SIGNATURE)
     for _ in range(MAX_PARTS):
         kind, end = data[at + 4 : at + 8], at + 12 + _number(data, at, ">I")
         if kind in _PNG_KEPT:
-            kept.append(data[at:end])
+            parts.append(data[at:end])
         elif kind == b"eXIf":
             orientation = _orientation(data[at + 8 : end - 4])
         if kind in (b"IEND", b""):
-            return b"".join(kept), orientation
+            return b"".join(parts), orientation
         at = end
     raise TooManyParts(f"more than {MAX_PARTS:,} chunks")
 
@@ -347,8 +347,8 @@ def _orientation(exif: bytes) -> int:
 def _number(data: bytes, at: int, form: str) -> int:
     """Unpack a number; 0 beyond the end."""
     size = struct.calcsize(form)
-    found: int = struct.unpack(form, data[at : at + size].ljust(size, b"\0"))[0]
-    return found
+    number: int = struct.unpack(form, data[at : at + size].ljust(size, b"\0"))[0]
+    return number
 
 
 _STRIPPERS: dict[bytes, Callable[[bytes], tuple[bytes, int]]] = {

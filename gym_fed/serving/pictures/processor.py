@@ -109,11 +109,11 @@ class PictureProcessor:
         self.image_token_id = image_token_id
         self.chat_template = processor.chat_template
         self._lock = threading.Lock()
-        found = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
-        if found != image_token_id:
+        token_id = processor.tokenizer.convert_tokens_to_ids(processor.image_token)
+        if token_id != image_token_id:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"the processor writes token {found} for pictures, and the model reads {image_token_id}",
+                f"the processor writes token {token_id} for pictures, and the model reads {image_token_id}",
                 "restore the model's config.json and processor_config.json",
             )
 

@@ -68,17 +68,17 @@ class PictureEncoder:
         """
         key = owner, picture.digest
         with self._lock:
-            if (found := self._kept.get(key)) is not None:
+            if (features := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
-                return found
-            if (found := self._used.get(key)) is None:
+                return features
+            if (features := self._used.get(key)) is None:
                 self._require_room(owner)
-                found = self._used[key] = self._compute(processed)
-            self._keep(key, found)
-            return found
+                features = self._used[key] = self._compute(processed)
+            self._keep(key, features)
+            return features
 
     def _require_room(self, owner: str) -> None:
-        used = [(key[0], one.nbytes) for key, one in self._used.items() if key not in self._kept]
+        used = [(key[0], features.nbytes) for key, features in self._used.items() if key not in self._kept]
         if sum(size for whose, size in used if whose == owner) >= self._owner_limit:
             raise GymError(
                 ErrorCode.BUSY,
@@ -97,15 +97,15 @@ class PictureEncoder:
         with torch.inference_mode():
             output = self._model.get_image_features(**inputs, return_dict=True).pooler_output
             parts = output if isinstance(output, list | tuple) else [output]
-            found = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
-        if len(found) != len(processed.places):
+            features = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+        if len(features) != len(processed.places):
             raise GymError(
                 ErrorCode.INTERNAL,
-                f"a picture has {len(found)} features for {len(processed.places)} tokens",
+                f"a picture has {len(features)} features for {len(processed.places)} tokens",
                 "the model's config.json and processor_config.json do not fit each other: restore them",
             )
         self.computed += 1
-        return found
+        return features
 
     def _keep(self, key: tuple[str, bytes], found: Tensor) -> None:
         self._kept[key] = found
@@ -192,8 +192,8 @@ class PictureReader:
     @property
     def chat_template(self) -> str | None:
         """The template of the processor, which may have one if the tokenizer has none."""
-        found = self.processor.chat_template
-        return found if isinstance(found, str) else None
+        template = self.processor.chat_template
+        return template if isinstance(template, str) else None
 
     def places(self, ids: Sequence[int]) -> int:
         """Count the pictures that a prompt has places for."""
@@ -203,17 +203,17 @@ class PictureReader:
         self, ids: Sequence[int], pictures: Sequence[tuple[Picture, ProcessedPicture]]
     ) -> ExpandedPrompt:
         """Expand a prompt with one token per picture, as the chat template writes it, to all of their tokens."""
-        found: list[int] = []
+        expanded: list[int] = []
         runs: list[PictureRun] = []
         left = iter(pictures)
         for token in ids:
             if token != self.processor.image_token_id:
-                found.append(token)
+                expanded.append(token)
                 continue
             picture, processed = next(left)
-            runs.append(PictureRun(len(found), picture, processed))
-            found += processed.run
-        return ExpandedPrompt(found, tuple(runs))
+            runs.append(PictureRun(len(expanded), picture, processed))
+            expanded += processed.run
+        return ExpandedPrompt(expanded, tuple(runs))
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
         """Return the pictures of a prompt for the engine; features are computed unless the owner has cached ones.

@@ -115,13 +115,13 @@ class BulkAddition:
 
     def _checked(self, variants: Sequence[IncomingVariant]) -> list[_CheckedFile]:
         faults = _Faults(len(variants))
-        found: list[_CheckedFile] = []
+        checked: list[_CheckedFile] = []
         for number, new in enumerate(variants, 1):
             with faults.collected(new):
-                found.append(self._check(new))
+                checked.append(self._check(new))
             self._progress("checking", number, len(variants))
         faults.raise_any()
-        return found
+        return checked
 
     def _check(self, new: IncomingVariant) -> _CheckedFile:
         validate_name(new.name)
@@ -162,13 +162,13 @@ class BulkAddition:
         """Return the future rows, if each may be added in the table's current state."""
         faults = _Faults(len(checked))
         rows: list[VariantRecord] = []
-        for one in checked:
-            with faults.collected(one.new):
-                before = transaction.get(one.record.name)
+        for file in checked:
+            with faults.collected(file.new):
+                before = transaction.get(file.record.name)
                 if before is not None:
-                    check_replaceable(before, one.record, self._replaces)
-                admit_key(transaction, one.record, one.signed)
-                rows.append(numbered(one.record, before, one.signed))
+                    check_replaceable(before, file.record, self._replaces)
+                admit_key(transaction, file.record, file.signed)
+                rows.append(numbered(file.record, before, file.signed))
         faults.raise_any()
         return rows
 

@@ -72,12 +72,12 @@ class VariantHistory:
             GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for a damaged row.
         """
         with self._registry.reading() as transaction:
-            found, newest = transaction.revisions(name), transaction.get(name)
+            revisions, newest = transaction.revisions(name), transaction.get(name)
         if newest is None:
             raise GymError(ErrorCode.NOT_FOUND, f"no variant {name[:80]!r}")
         return [
             VariantRevision(record, _figures(text), record.revision == newest.revision)
-            for record, text in found
+            for record, text in revisions
         ]
 
     def path(self, revision: VariantRevision) -> Path:
@@ -123,10 +123,10 @@ def as_text(figures: Mapping[str, Any] | None) -> str | None:
 def _figures(text: str | None) -> dict[str, Any]:
     """Parse the column of figures, which may contain anything."""
     try:
-        found = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except (TypeError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 _AGAIN = re.compile(r"revision \d+ again(: )?", re.ASCII)
@@ -150,23 +150,23 @@ def undo(
         GymError: ``NOT_FOUND`` for a revision that is not kept; what ``VariantHistory.verify`` and
             ``VariantStore.add`` refuse.
     """
-    found = store.history.of(name)
-    newest = next(one for one in found if one.is_newest).record
-    earlier = [one for one in found if not one.is_newest]
-    wanted = next((one for one in earlier if to is None or one.record.revision == to), None)
-    if wanted is None:
-        there = ", ".join(str(one.record.revision) for one in earlier) or "none"
-        what = "an earlier revision" if to is None else f"an earlier revision {to}"
+    revisions = store.history.of(name)
+    newest = next(revision for revision in revisions if revision.is_newest).record
+    earlier = [revision for revision in revisions if not revision.is_newest]
+    target = next((revision for revision in earlier if to is None or revision.record.revision == to), None)
+    if target is None:
+        there = ", ".join(str(revision.record.revision) for revision in earlier) or "none"
+        missing = "an earlier revision" if to is None else f"an earlier revision {to}"
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"variant {name!r}, at revision {newest.revision}, has not {what} here",
+            f"variant {name!r}, at revision {newest.revision}, has not {missing} here",
             f"earlier ones that are kept: {there}",
         )
-    store.history.verify(wanted)
-    old, path = wanted.record, store.history.path(wanted)
+    store.history.verify(target)
+    old, path = target.record, store.history.path(target)
     before = _AGAIN.sub("", old.note, count=1)
     note = f"revision {old.revision} again{': ' if before else ''}{before}"[:MAX_NOTE]
-    number = max(one.record.revision for one in found) + 1
+    number = max(revision.record.revision for revision in revisions) + 1
     signed = None if key is None else sign_variant(path, key, name=name, revision=number, note=note)
     if signed is not None and signed.manifest.delta_sha256 != old.sha256:
         raise GymError(ErrorCode.HASH_MISMATCH, f"{path} was changed while it was being signed")
@@ -177,6 +177,6 @@ def undo(
         owner=newest.owner,
         replace=True,
         note="" if signed else note,
-        figures=wanted.figures,
+        figures=target.figures,
     )
     return record, old.revision

@@ -74,20 +74,20 @@ class LoadQueue:
         """Return the next load whose file no other thread is loading; None if there is none."""
         for waiting in (self._urgent, self._later):
             passed: list[Load] = []
-            found = None
-            while waiting and found is None:
+            chosen = None
+            while waiting and chosen is None:
                 load = waiting.popleft()
                 if load.running or load.done:
                     continue
                 if load.record.sha256 in self._files:
                     passed.append(load)
                 else:
-                    found = load
+                    chosen = load
             waiting.extendleft(reversed(passed))
-            if found is not None:
-                found.running = True
-                self._files.add(found.record.sha256)
-                return found
+            if chosen is not None:
+                chosen.running = True
+                self._files.add(chosen.record.sha256)
+                return chosen
         return None
 
     def again(self, load: Load) -> None:

@@ -148,13 +148,13 @@ def base_of_store(folder: Path) -> str | None:
     if not names:
         return None
     if len(names) > 1:
-        found = ", ".join(
+        bases = ", ".join(
             f"{' or '.join(sorted(called))} ({digest[:19]}, {counted(called.total(), 'variant')})"
             for digest, called in sorted(names.items())
         )
         raise GymError(
             ErrorCode.USAGE,
-            f"the variants in {folder} have {len(names)} bases: {found}",
+            f"the variants in {folder} have {len(names)} bases: {bases}",
             "name the one to serve: --base MODEL",
         )
     called = next(iter(names.values()))

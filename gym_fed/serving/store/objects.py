@@ -162,11 +162,11 @@ class DeltaObjects:
             GymError: ``FILE_NOT_FOUND`` or ``HASH_MISMATCH``, naming the file.
         """
         path = self.path(sha256)
-        found = self.identity(sha256)
-        if found is not None and not again:
+        current = self.identity(sha256)
+        if current is not None and not again:
             with self._lock:
-                if self._hashed.get(sha256) == found:
-                    return found
+                if self._hashed.get(sha256) == current:
+                    return current
         actual, identity = _hash(path)
         if actual != sha256:
             with self._lock:
@@ -216,8 +216,8 @@ def _readable(path: Path, access: int = os.O_RDONLY) -> Iterator[int]:
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-            raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path} is {what}, not a .gymdelta")
+            problem = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path} is {problem}, not a .gymdelta")
         yield descriptor
     finally:
         os.close(descriptor)

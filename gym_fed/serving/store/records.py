@@ -86,15 +86,15 @@ class VariantRecord:
 
         ``signed_by`` is ``unreadable`` for an invalid manifest, which ``VariantStore.verify`` refuses.
         """
-        found = asdict(self)
-        found.pop("manifest")
+        values = asdict(self)
+        values.pop("manifest")
         try:
             signed = self.signed()
         except GymError:
-            found["signed_by"] = "unreadable"
+            values["signed_by"] = "unreadable"
         else:
-            found["signed_by"] = None if signed is None else signed.signed_by
-        return found
+            values["signed_by"] = None if signed is None else signed.signed_by
+        return values
 
 
 def _fault(record: VariantRecord) -> str:
@@ -138,7 +138,7 @@ def validate_name(name: str) -> None:
     except ValidationError as error:
         raise GymError(
             ErrorCode.USAGE,
-            f"{name[:80]!r} is no name for a variant",
+            f"{name[:80]!r} is not a valid variant name",
             "letters, digits, '.', '_' and '-', at most 64, beginning with a letter or digit",
         ) from error
 
@@ -152,6 +152,6 @@ def validate_owner(owner: str) -> None:
     if not _OWNER.fullmatch(owner):
         raise GymError(
             ErrorCode.USAGE,
-            f"{owner[:80]!r} is no user id",
+            f"{owner[:80]!r} is not a valid user id",
             "letters, digits and '._@+-', at most 128, beginning with a letter or digit",
         )

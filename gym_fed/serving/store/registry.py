@@ -218,11 +218,11 @@ class VariantRegistry:
             for statement in (*(_SCHEMA if before == 0 else ()), *(_HISTORY if before <= 1 else ())):
                 connection.execute(statement)
             connection.execute("COMMIT")
-        found = _version(connection)
-        if found != _SCHEMA_VERSION:
+        version = _version(connection)
+        if version != _SCHEMA_VERSION:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self.path} has schema {found}, this version reads {_SCHEMA_VERSION}",
+                f"{self.path} has schema {version}, this version reads {_SCHEMA_VERSION}",
                 "use the release of gym-fed that wrote it, or a newer one",
             )
 
@@ -230,7 +230,7 @@ class VariantRegistry:
         return GymError(
             ErrorCode.STATE_CORRUPT,
             f"{self.path} cannot be used: {error}",
-            "take it from a backup; the deltas beside it are whole",
+            "restore it from a backup; the deltas are intact",
         )
 
 
@@ -293,12 +293,12 @@ class Transaction:
 
     def delete(self, name: str) -> set[str]:
         """Delete a variant with all its revisions; returns their deltas."""
-        found = self._connection.execute("DELETE FROM variants WHERE name = ? RETURNING sha256", (name,))
-        return _digests(found) | self._delete("name = ?", (name,))
+        cursor = self._connection.execute("DELETE FROM variants WHERE name = ? RETURNING sha256", (name,))
+        return _digests(cursor) | self._delete("name = ?", (name,))
 
     def _delete(self, where: str, values: tuple[object, ...]) -> set[str]:
-        found = self._connection.execute(f"DELETE FROM revisions WHERE {where} RETURNING sha256", values)
-        return _digests(found)
+        cursor = self._connection.execute(f"DELETE FROM revisions WHERE {where} RETURNING sha256", values)
+        return _digests(cursor)
 
     def is_used(self, sha256: str) -> bool:
         """Return whether a revision of any variant has this delta."""
@@ -309,8 +309,8 @@ class Transaction:
 
     def has_keys(self, owner: str) -> bool:
         """Return whether the state of any key of an owner is known."""
-        found = self._connection.execute("SELECT 1 FROM keys WHERE owner = ? LIMIT 1", (owner,))
-        return found.fetchone() is not None
+        cursor = self._connection.execute("SELECT 1 FROM keys WHERE owner = ? LIMIT 1", (owner,))
+        return cursor.fetchone() is not None
 
     def key_state(self, owner: str, public_key: bytes) -> str | None:
         """Like ``VariantRegistry.key_state``."""

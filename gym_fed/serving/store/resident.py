@@ -63,43 +63,43 @@ class ResidentFiles:
     @property
     def names(self) -> list[str]:
         """The names of all rows, those of the least recently used file first."""
-        return [name for found in self._files.values() for name in found.rows]
+        return [name for file in self._files.values() for name in file.rows]
 
     @property
     def pinned(self) -> int:
         """The number of files in use."""
-        return sum(1 for found in self._files.values() if found.pins)
+        return sum(1 for file in self._files.values() if file.pins)
 
     def has(self, record: VariantRecord) -> bool:
         """Return whether a row can be used at once."""
-        found = self._files.get(record.sha256)
-        return found is not None and found.rows.get(record.name) == record
+        file = self._files.get(record.sha256)
+        return file is not None and file.rows.get(record.name) == record
 
     def claim(self, record: VariantRecord) -> LoadedVariant | None:
         """Pin the weights of a row; None if they are not in memory, or not verified for this row."""
         if not self.has(record):
             return None
         name = record.name
-        found = self._files[record.sha256]
+        file = self._files[record.sha256]
         self._files.move_to_end(record.sha256)
         self._uses.note(record.sha256, len(self._files))
-        if name in found.awaited:
+        if name in file.awaited:
             self.misses += 1
-            found.awaited.discard(name)
+            file.awaited.discard(name)
         else:
             self.hits += 1
-        if not found.awaited:
-            found.kept_until = 0.0
-        found.pins += 1
-        return found.variant
+        if not file.awaited:
+            file.kept_until = 0.0
+        file.pins += 1
+        return file.variant
 
     def pin(self, sha256: str) -> LoadedVariant | None:
         """Pin the weights of a file for a row that has yet to be verified."""
-        found = self._files.get(sha256)
-        if found is None:
+        file = self._files.get(sha256)
+        if file is None:
             return None
-        found.pins += 1
-        return found.variant
+        file.pins += 1
+        return file.variant
 
     def unpin(self, variant: LoadedVariant) -> bool:
         """End one use. Returns whether it was the last.
@@ -107,38 +107,38 @@ class ResidentFiles:
         Raises:
             GymError: ``USAGE`` if it is not in use.
         """
-        found = self._files.get(variant.delta_sha256)
-        if found is None or found.variant is not variant or not found.pins:
+        file = self._files.get(variant.delta_sha256)
+        if file is None or file.variant is not variant or not file.pins:
             raise GymError(ErrorCode.USAGE, f"variant {variant.name!r} is released more often than acquired")
-        found.pins -= 1
-        self._drop_unused(found)
-        return not found.pins
+        file.pins -= 1
+        self._drop_unused(file)
+        return not file.pins
 
     def put(self, record: VariantRecord, variant: LoadedVariant, *, awaited: bool) -> None:
         """Let a verified row use the weights of its file, which may be in memory already."""
         if self._digests.get(record.name) != record.sha256:
             self.retire(record.name)
-        found = self._files.get(record.sha256)
-        if found is None:
-            found = self._files[record.sha256] = ResidentFile(variant)
+        file = self._files.get(record.sha256)
+        if file is None:
+            file = self._files[record.sha256] = ResidentFile(variant)
             self.used_bytes += variant.resident_bytes
         self._files.move_to_end(record.sha256)
-        found.rows[record.name] = record
+        file.rows[record.name] = record
         self._digests[record.name] = record.sha256
-        found.awaited.discard(record.name)
+        file.awaited.discard(record.name)
         if awaited:
-            found.awaited.add(record.name)
-        found.kept_until = time.monotonic() + _KEPT_SECONDS
+            file.awaited.add(record.name)
+        file.kept_until = time.monotonic() + _KEPT_SECONDS
 
     def retire(self, name: str) -> bool:
         """Withdraw a name's weights. Returns whether that freed memory."""
         digest = self._digests.pop(name, None)
         if digest is None:
             return False
-        found = self._files[digest]
-        del found.rows[name]
-        found.awaited.discard(name)
-        return self._drop_unused(found)
+        file = self._files[digest]
+        del file.rows[name]
+        file.awaited.discard(name)
+        return self._drop_unused(file)
 
     def make_room(self, size: int, urgent: bool) -> bool:
         """Evict until ``size`` fits, or nothing; a load for a waiting request may evict prefetched files."""
@@ -147,16 +147,16 @@ class ResidentFiles:
             return True
         now, going = time.monotonic(), []
         for digest in sorted(self._files, key=self._uses.__getitem__):  # ties in the order of their last uses
-            found = self._files[digest]
-            if not found.pins and (found.kept_until <= now or (urgent and not found.awaited)):
-                going.append(found)
-                missing -= found.variant.resident_bytes
+            file = self._files[digest]
+            if not file.pins and (file.kept_until <= now or (urgent and not file.awaited)):
+                going.append(file)
+                missing -= file.variant.resident_bytes
                 if missing <= 0:
                     break
         if missing > 0:
             return False
-        for found in going:
-            for name in list(found.rows):
+        for file in going:
+            for name in list(file.rows):
                 self.retire(name)
             self.evictions += 1
         return True
@@ -220,4 +220,4 @@ class UseCounts:
         """Halve all counts, and forget those below one half."""
         self._since = 0
         part = 0.5 ** min(times, 64)
-        self._counts = {one: count * part for one, count in self._counts.items() if count * part >= 0.5}
+        self._counts = {digest: count * part for digest, count in self._counts.items() if count * part >= 0.5}

@@ -218,9 +218,9 @@ class VariantStore:
             GymError: ``NOT_FOUND``.
         """
         with self._registry.writing() as transaction:
-            found: list[VariantRecord] = []
+            records: list[VariantRecord] = []
             with unless_damaged():
-                found = [record for record, _ in transaction.revisions(name)]
+                records = [record for record, _ in transaction.revisions(name)]
             with unless_damaged():
                 if transaction.get(name) is None:
                     raise _unknown(name)
@@ -229,7 +229,7 @@ class VariantStore:
         shared = self._forget(digests)
         self._registry.forget_pages()
         self._cache.retire(name)
-        return RemovedVariant(name, tuple(found), tuple(sorted(digests - shared)), tuple(sorted(shared)))
+        return RemovedVariant(name, tuple(records), tuple(sorted(digests - shared)), tuple(sorted(shared)))
 
     def get(self, name: str) -> VariantRecord:
         """Return the row of a variant.
@@ -329,9 +329,9 @@ class VariantStore:
     def acquire(self, name: str) -> LoadedVariant:
         """Wait for the variant, pinned until ``release``. Raises as ``poll``."""
         while True:
-            found = self._cache.acquire(self._servable(name))
-            if found is not None:
-                return found
+            loaded = self._cache.acquire(self._servable(name))
+            if loaded is not None:
+                return loaded
 
     def release(self, variant: LoadedVariant) -> None:
         """End one use of a variant.

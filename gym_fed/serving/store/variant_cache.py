@@ -106,11 +106,11 @@ class VariantCache:
             GymError: If its last load failed, for some seconds after or until row or file change.
         """
         with self._changed:
-            found = self._claim(record)
-            if found is None:
+            variant = self._claim(record)
+            if variant is None:
                 self._failures.require_none(record)
                 self._begin(record, urgent=True)
-            return found
+            return variant
 
     def lacks_room(self, name: str) -> bool:
         """Return whether its load waits until variants that are in use are released."""
@@ -127,9 +127,9 @@ class VariantCache:
             GymError: If the load failed.
         """
         with self._changed:
-            found = self._claim(record)
-            if found is not None:
-                return found
+            variant = self._claim(record)
+            if variant is not None:
+                return variant
             self._failures.require_none(record)
             load = self._begin(record, urgent=True)
             while not load.done and not self._closed:
@@ -193,10 +193,10 @@ class VariantCache:
     def _claim(self, record: VariantRecord) -> LoadedVariant | None:
         if self._closed:
             raise _closed()
-        found = self._resident.claim(record)
-        if found is None:
+        variant = self._resident.claim(record)
+        if variant is None:
             self._retire(record.name)
-        return found
+        return variant
 
     def _retire(self, name: str) -> None:
         if self._resident.retire(name):
@@ -332,8 +332,8 @@ def _closed() -> GymError:
 def _unexpected(record: VariantRecord, error: Exception) -> GymError:
     """Return the error for an unexpected exception, and log its traceback. Call it in the ``except`` block."""
     _log.exception("variant %s could not be loaded", record.name)
-    what = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
-    return GymError(ErrorCode.INTERNAL, what)
+    message = f"variant {record.name!r} could not be loaded: {type(error).__name__}: {error}"
+    return GymError(ErrorCode.INTERNAL, message)
 
 
 def _too_large(record: VariantRecord, size: int, limit: int) -> GymError:

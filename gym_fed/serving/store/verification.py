@@ -264,9 +264,9 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
     }
     if is_account(record.owner):
         fields["owner"] = (record.owner, manifest.owner)
-    for what, (here, there) in fields.items():
+    for name, (here, there) in fields.items():
         if here != there:
-            raise _invalid(f"its {what} is {here!r} here, but its owner signed {there!r}")
+            raise _invalid(f"its {name} is {here!r} here, but its owner signed {there!r}")
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
@@ -291,11 +291,11 @@ def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, a
     identity = objects.verify(record.sha256, again=again)
     delta = DeltaFile.open(path, base)
     try:
-        found = (delta.size_bytes, delta.manifest.base_model, delta.manifest.base_digest)
-        if found != (record.size_bytes, record.base_model, record.base_digest):
+        actual = (delta.size_bytes, delta.manifest.base_model, delta.manifest.base_digest)
+        if actual != (record.size_bytes, record.base_model, record.base_digest):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{path} has size, base and digest {found}, but the store's row says "
+                f"{path} has size, base and digest {actual}, but the store's row says "
                 f"{(record.size_bytes, record.base_model, record.base_digest)}",
                 _AGAIN,
             )

@@ -64,7 +64,7 @@ def test_what_cannot_be_made_is_refused_with_nothing_written(tmp_path: Path, dat
         ((*create, "--codec", "zip"), "codec 'zip' is unknown"),
         (("create", "--data", tmp_path / "none.jsonl", "--user", "ada"), "none.jsonl"),
         ((*create, "--unsigned", "--key", data), "--unsigned: --key does not go with it"),
-        (("create", "--data", data, "--user", "a b"), "is no name for a variant"),
+        (("create", "--data", data, "--user", "a b"), "is not a valid variant name"),
         (("rebase", "nobody", "--onto", "gym-nano"), "no variant"),
     ):
         with pytest.raises(GymError, match=problem):

@@ -107,7 +107,7 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_trained(
     assert caught.value.code is ErrorCode.FILE_EXISTS
     with pytest.raises(GymError, match="is owned by ada, and this would be eve's"):
         maker.create_variant("eve", data=PAIRS, name="ada", replace=True)
-    with pytest.raises(GymError, match="is no name for a variant"):
+    with pytest.raises(GymError, match="is not a valid variant name"):
         maker.create_variant("a b", data=PAIRS)
 
 

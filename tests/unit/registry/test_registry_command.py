@@ -84,7 +84,7 @@ def test_what_a_push_says_to_fetch_it_with_names_the_registry(gym: Any, store: P
     [
         (("push", "me/tiny"), "no MODEL is given"),
         (("push", "me/tiny", "nowhere"), "nowhere: no such file or folder"),
-        (("push", "Me/Tiny", "MODEL"), "is no name of a model"),
+        (("push", "Me/Tiny", "MODEL"), "is not a valid model name"),
         (("push", "me/tiny", "MODEL", "--licence", "Free"), "Free"),
         (("push", "me/tiny", "MODEL", "--tag", "latest"), "always is the newest"),
         (("push", "me/tiny", "MODEL", "--tag", "3"), "is no tag"),
@@ -97,7 +97,7 @@ def test_what_a_push_says_to_fetch_it_with_names_the_registry(gym: Any, store: P
         (("push", "me/none", "--to", "hf", "-o", "hf"), "no model me/none"),
         (("push", "me/none", "--to", "hf", "-o", "hf", "--tag", "x"), "--tag goes with a MODEL"),
         (("push", "me/none", "--to", "hf", "-o", "hf", "--public"), "--public goes with --repo"),
-        (("push", "me/none", "--to", "hf", "-o", "hf", "--repo", "none"), "is no name of a repository"),
+        (("push", "me/none", "--to", "hf", "-o", "hf", "--repo", "none"), "is not a valid repository name"),
         (("pull", "me/none"), "no model me/none"),
         (("show", "me/none@0"), "'0' is no version"),
         (("verify", "me/none"), "no model me/none"),

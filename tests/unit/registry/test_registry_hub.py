@@ -204,7 +204,7 @@ def test_an_upload_that_the_hub_refuses_leaves_the_folder_and_says_what_to_do(
 def test_an_upload_that_cannot_be_is_refused_before_anything_is_sent(
     hub: UploadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(GymError, match="is no name of a repository"):
+    with pytest.raises(GymError, match="is not a valid repository name"):
         upload(tmp_path, "tiny")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(GymError, match="there is no token") as caught:

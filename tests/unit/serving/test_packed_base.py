@@ -121,7 +121,7 @@ def test_a_file_that_is_not_what_it_should_be_is_logged_and_written_anew(
     with caplog.at_level(logging.WARNING):
         found, again = started(folder, tmp_path / "home")
     assert not again.is_mapped
-    assert re.search(f"{re.escape(str(kept.path))}: is packed anew: .*{words}", caplog.text)
+    assert re.search(f"{re.escape(str(kept.path))}: is packed again: .*{words}", caplog.text)
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole
     assert kept.path.stat().st_mode & 0o777 == 0o600
@@ -138,7 +138,7 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(
     with caplog.at_level(logging.WARNING):
         found, again = started(folder, tmp_path / "home")
     assert not again.is_mapped
-    assert f"{kept.path}: is packed anew: the folder may be written by others (mode {mode:o})" in caplog.text
+    assert f"{kept.path}: is packed again: the folder may be written by others (mode {mode:o})" in caplog.text
     assert f"{kept.path}: the packed base is not kept" in caplog.text
     assert torch.equal(found, wanted)
     assert kept.path.read_bytes() == whole[:-1]

@@ -39,10 +39,10 @@ class JsonSpan:
             if self._escaped:
                 self._escaped, at = False, at + 1
                 continue
-            found = (_INSIDE if self._string else _OUTSIDE).search(text, at)
-            if found is None:
+            match = (_INSIDE if self._string else _OUTSIDE).search(text, at)
+            if match is None:
                 return None
-            mark, at = found[0], found.end()
+            mark, at = match[0], match.end()
             if mark == "\\":
                 self._escaped = True
             elif mark == '"':
@@ -121,11 +121,13 @@ class JsonCallReader(CallReader):
 
     def _after(self, text: str) -> ReadParts:
         """Wait for the rest of the tail where its beginning has come."""
-        kept = text.lstrip()
-        if self._tail and len(kept) < len(self._tail) and self._tail.startswith(kept):
+        trimmed = text.lstrip()
+        if self._tail and len(trimmed) < len(self._tail) and self._tail.startswith(trimmed):
             self._held = text[:MAX_LEAD_CHARACTERS]
             return ReadParts()
-        end = len(text) - len(kept) + len(self._tail) if kept.startswith(self._tail) and self._tail else 0
+        end = (
+            len(text) - len(trimmed) + len(self._tail) if trimmed.startswith(self._tail) and self._tail else 0
+        )
         return ReadParts([] if self._started else self._call(text[:end]), text[end:])
 
     def _passed_on(self, text: str) -> list[Part]:
@@ -156,9 +158,9 @@ class JsonCallReader(CallReader):
     def _is_other(self) -> bool:
         """Return whether an object's first key shows that it is not a call."""
         if not self._checked and self._name is None:
-            found = _FIRST_KEY.match("".join(self._pieces[1:]))
-            self._checked = found is not None or self._length > MAX_LEAD_CHARACTERS
-            self._other = self._checked and (found is None or found[1] not in _KEYS)
+            match = _FIRST_KEY.match("".join(self._pieces[1:]))
+            self._checked = match is not None or self._length > MAX_LEAD_CHARACTERS
+            self._other = self._checked and (match is None or match[1] not in _KEYS)
         return self._other
 
     def _call(self, tail: str = "") -> list[Part]:
@@ -174,14 +176,14 @@ class JsonCallReader(CallReader):
 def call_of(text: str, tools: Tools, name: str | None = None) -> NewCall | None:
     """Parse a JSON object of name and arguments, or (with a name) of arguments alone; None if it is not a call."""
     try:
-        found: Any = json.loads(text)
+        value: Any = json.loads(text)
         if name is None:
-            found = found.get("function", found) if found.get("type") == "function" else found
-            name, found = found["name"], next((found[key] for key in ARGUMENTS if key in found), {})
-        if isinstance(found, str):
-            found = json.loads(found)
+            value = value.get("function", value) if value.get("type") == "function" else value
+            name, value = value["name"], next((value[key] for key in ARGUMENTS if key in value), {})
+        if isinstance(value, str):
+            value = json.loads(value)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    if not isinstance(name, str) or name not in tools or not isinstance(found, dict):
+    if not isinstance(name, str) or name not in tools or not isinstance(value, dict):
         return None
-    return NewCall(name, json.dumps(found, ensure_ascii=False))
+    return NewCall(name, json.dumps(value, ensure_ascii=False))

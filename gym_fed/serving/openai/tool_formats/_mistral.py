@@ -75,20 +75,20 @@ class MistralReader(CallReader):
                 self._held, self._call, self._lead = reading.rest, None, ""
                 if not self._listed:
                     return ReadParts(parts, self._held)
-            kept = self._held.lstrip()
-            if not kept:
+            trimmed = self._held.lstrip()
+            if not trimmed:
                 return ReadParts(parts)
-            if kept[0] == "]" and self._listed:
-                end = [] if self._found else [PlainText(self._lead + self._held[: -len(kept[1:]) or None])]
-                return ReadParts([*parts, *end], kept[1:])
+            if trimmed[0] == "]" and self._listed:
+                end = [] if self._found else [PlainText(self._lead + self._held[: -len(trimmed[1:]) or None])]
+                return ReadParts([*parts, *end], trimmed[1:])
             if self._listed is None:
-                self._listed = kept[0] == "["
+                self._listed = trimmed[0] == "["
             if not self._listed:
                 self._call = self._reader(_NAMED)
-            elif kept[0] in "[,":
-                self._lead += self._held[: len(self._held) - len(kept) + 1]
-                self._held = kept[1:]
-            elif kept[0] == "{":
+            elif trimmed[0] in "[,":
+                self._lead += self._held[: len(self._held) - len(trimmed) + 1]
+                self._held = trimmed[1:]
+            elif trimmed[0] == "{":
                 self._call = self._reader()
             else:
                 return ReadParts([*parts, *self._unsaid()], self._held)

@@ -31,27 +31,27 @@ class Described(Hermes):
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
         """Write calls as text of the assistant, and results as text of the user, since the template knows neither."""
-        found: list[Row] = []
+        prepared: list[Row] = []
         for row in rows:
             if row["role"] == "tool":
                 text = f"<tool_response>\n{row['content']}\n</tool_response>"
-                if found and found[-1].get("results"):
-                    found[-1]["content"] += f"\n{text}"
+                if prepared and prepared[-1].get("results"):
+                    prepared[-1]["content"] += f"\n{text}"
                 else:
-                    found.append({"role": "user", "content": text, "results": True})
+                    prepared.append({"role": "user", "content": text, "results": True})
             elif row.get("tool_calls"):
                 calls = [
                     f"{OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{CLOSE}"
                     for call in row["tool_calls"]
                 ]
-                said = [row["content"]] if row["content"] else []
-                kept = {key: value for key, value in row.items() if key != "tool_calls"}
-                found.append({**kept, "content": "\n".join([*said, *calls])})
+                texts = [row["content"]] if row["content"] else []
+                rest = {key: value for key, value in row.items() if key != "tool_calls"}
+                prepared.append({**rest, "content": "\n".join([*texts, *calls])})
             else:
-                found.append(dict(row))
-        for row in found:
+                prepared.append(dict(row))
+        for row in prepared:
             row.pop("results", None)
-        return _with_instructions(found, tools, system) if tools else found
+        return _with_instructions(prepared, tools, system) if tools else prepared
 
 
 def _with_instructions(rows: list[Row], tools: Sequence[Row], system: bool) -> list[Row]:

@@ -70,8 +70,8 @@ class PythonicReader(CallReader):
             return ReadParts([PlainText(self._mark + self._text)], "")
         if stop is None:
             return ReadParts()
-        found = calls_of(self._text[:stop].strip(), self._tools)
-        self._calls = list(found) if found else [PlainText(self._mark + self._text[:stop])]
+        calls = calls_of(self._text[:stop].strip(), self._tools)
+        self._calls = list(calls) if calls else [PlainText(self._mark + self._text[:stop])]
         self._text = self._text[stop:]
         return self._after()
 
@@ -82,10 +82,10 @@ class PythonicReader(CallReader):
         assert self._calls is not None
         if isinstance(self._calls[0], PlainText):
             return ReadParts(self._calls, self._text)
-        kept = self._text.lstrip()
-        if self._mark == MARK and len(kept) < len(CLOSE) and CLOSE.startswith(kept):
+        trimmed = self._text.lstrip()
+        if self._mark == MARK and len(trimmed) < len(CLOSE) and CLOSE.startswith(trimmed):
             return ReadParts()
-        return ReadParts(self._calls, kept.removeprefix(CLOSE) if self._mark == MARK else self._text)
+        return ReadParts(self._calls, trimmed.removeprefix(CLOSE) if self._mark == MARK else self._text)
 
     def _span(self) -> int | None:
         """Return where the list ends."""
@@ -98,14 +98,14 @@ class PythonicReader(CallReader):
                 self._at += 2 if letter == "\\" else 1
                 self._quote = "" if letter == self._quote else self._quote
                 continue
-            found = _OUTSIDE.search(text, self._at)
-            if found is None:
+            match = _OUTSIDE.search(text, self._at)
+            if match is None:
                 self._at = len(text)
                 return None
-            self._at = found.end()
-            if found[0] in "\"'":
-                self._quote = found[0]
-            elif found[0] in "([{":
+            self._at = match.end()
+            if match[0] in "\"'":
+                self._quote = match[0]
+            elif match[0] in "([{":
                 self._depth += 1
             else:
                 self._depth -= 1
@@ -156,7 +156,7 @@ def _value(node: ast.expr) -> object:
     if isinstance(node, ast.Name) and node.id in _CONSTANTS:
         return _CONSTANTS[node.id]
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value(one) for one in node.elts]
+        return [_value(element) for element in node.elts]
     if isinstance(node, ast.Dict):
         if None in node.keys:
             raise ValueError("no name of a value")
@@ -165,7 +165,7 @@ def _value(node: ast.expr) -> object:
             for key, value in zip(node.keys, node.values, strict=True)
             if key is not None
         }
-    found = ast.literal_eval(node)
-    if not isinstance(found, str | int | float | bool | None):
+    literal = ast.literal_eval(node)
+    if not isinstance(literal, str | int | float | bool | None):
         raise ValueError("not a value of JSON")
-    return found
+    return literal

@@ -100,8 +100,11 @@ class XmlReader(CallReader):
         self._text += text
         if self._call is not None:
             return self._after()
-        kept = self._text.lstrip()
-        if not kept.startswith(_FUNCTION[: len(kept)]) or len(self._text) - len(kept) > MAX_LEAD_CHARACTERS:
+        trimmed = self._text.lstrip()
+        if (
+            not trimmed.startswith(_FUNCTION[: len(trimmed)])
+            or len(self._text) - len(trimmed) > MAX_LEAD_CHARACTERS
+        ):
             return ReadParts([PlainText(self._mark)], self._text)
         end = self._text.find(_FUNCTION_END, max(0, self._searched - len(_FUNCTION_END)))
         self._searched = len(self._text)
@@ -122,10 +125,10 @@ class XmlReader(CallReader):
         assert self._call is not None
         if isinstance(self._call[0], PlainText):
             return ReadParts(self._call, self._text)
-        kept = self._text.lstrip()
-        if len(kept) < len(CLOSE) and CLOSE.startswith(kept):
+        trimmed = self._text.lstrip()
+        if len(trimmed) < len(CLOSE) and CLOSE.startswith(trimmed):
             return ReadParts()
-        return ReadParts(self._call, kept.removeprefix(CLOSE) if kept.startswith(CLOSE) else self._text)
+        return ReadParts(self._call, trimmed.removeprefix(CLOSE) if trimmed.startswith(CLOSE) else self._text)
 
     def _no_call(self, text: str) -> list[Part]:
         return [PlainText(text if self._mark == _FUNCTION else self._mark + text)]
@@ -161,9 +164,9 @@ def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
     """Return the types that a value may have; text if none is given."""
     schema = _resolved(schema, root)
     if "anyOf" in schema:
-        return tuple(kind for one in _dicts(schema["anyOf"]) for kind in _types(one, root))
-    found = schema.get("type", _UNTYPED)
-    return (found,) if isinstance(found, str) else tuple(map(str, found))
+        return tuple(kind for option in _dicts(schema["anyOf"]) for kind in _types(option, root))
+    types = schema.get("type", _UNTYPED)
+    return (types,) if isinstance(types, str) else tuple(map(str, types))
 
 
 def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
@@ -174,10 +177,10 @@ def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
-        found: Any = root
+        target: Any = root
         for key in reference[2:].split("/"):
-            found = found.get(key) if isinstance(found, dict) else None
-        schema = found
+            target = target.get(key) if isinstance(target, dict) else None
+        schema = target
     return {}
 
 
@@ -199,7 +202,7 @@ def _parameters(name: str, root: dict[str, Any]) -> Iterator[tuple[str, bool, li
 def _values(place: str, schema: Any, root: dict[str, Any]) -> list[Any]:
     schema = _resolved(schema, root)
     if "anyOf" in schema:
-        return [value for one in _dicts(schema["anyOf"]) for value in _values(place, one, root)]
+        return [value for option in _dicts(schema["anyOf"]) for value in _values(place, option, root)]
     words = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         return words
@@ -214,4 +217,4 @@ def _values(place: str, schema: Any, root: dict[str, Any]) -> list[Any]:
 
 
 def _dicts(value: Any) -> list[Any]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
