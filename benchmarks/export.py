@@ -115,7 +115,7 @@ class Side:
     def go(self, formats: list[str]) -> None:
         """The source first, which is what the others are held against."""
         source = self.held_out(
-            {"reading": "gym_fed.export.readers.of_transformers", "model": resolve(self.model)}
+            {"reading": "gym_fed.export.readers.transformers", "model": resolve(self.model)}
         )
         self.reference = self.folder / "answer.json.safetensors"
         self.report.figure(f"{self.name} source loss", source["loss"])

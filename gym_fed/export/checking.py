@@ -15,8 +15,8 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options, Tolerance
-from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS, answers
+from gym_fed.export.readers.transformers import TransformersExport
 from gym_fed.export.source import Source, cast
 
 MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
@@ -122,7 +122,7 @@ class ReadBack:
         def report(_: str, done: int, total: int) -> None:
             self._options.report(stage, done, total)
 
-        reading = OfTransformers(model.eval(), self._source.tokenizer)
+        reading = TransformersExport(model.eval(), self._source.tokenizer)
         return answers(reading, list(PROMPTS), self._passage, tokens, report)
 
 

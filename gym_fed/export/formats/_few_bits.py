@@ -41,7 +41,7 @@ class FewBits(ExportFormat):
     takes_dtype = False
     requires = ("auto_round",)
     reader = "gym_fed"
-    reading = "gym_fed.export.readers.of_few_bits"
+    reading = "gym_fed.export.readers.few_bits"
     quantizations = of_bits(4)
     copies_on_disk = 1.0  # the folder that is packed
     bits = MappingProxyType(dict.fromkeys(of_bits(4, 8), 16.0))  # at most: embeddings stay float16

@@ -108,7 +108,7 @@ class ExportFormat(ABC):
     suffix: ClassVar[str] = ""
     """The suffix of the format's files."""
 
-    reading: ClassVar[str] = "gym_fed.export.readers.of_transformers"
+    reading: ClassVar[str] = "gym_fed.export.readers.transformers"
     """The module that reads it back: ``load(parts)`` returns a ``readers.reading.LoadedExport``."""
 
     reader_libraries: ClassVar[tuple[str, ...]] = ()
@@ -284,7 +284,7 @@ class ExportFormat(ABC):
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         """Return the argument of ``reading`` as JSON.
 
-        For ``of_transformers`` that is ``model`` (a folder), and the paths of ``adapters`` or ``delta`` to apply.
+        For ``transformers`` that is ``model`` (a folder), and the paths of ``adapters`` or ``delta`` to apply.
         """
 
 

@@ -66,7 +66,7 @@ class Gguf(ExportFormat):
     merges = True
     takes_dtype = False
     requires = ("gguf", "auto_round", "sentencepiece")
-    reading = f"gym_fed.export.readers.of_{'llama_cpp' if _LLAMA_CPP else 'gguf'}"
+    reading = f"gym_fed.export.readers.{'llama_cpp' if _LLAMA_CPP else 'gguf'}"
     reader = "llama_cpp_python" if _LLAMA_CPP else "transformers"
     quantizations = {  # noqa: RUF012 - never written to
         "f32": Tolerance(max=5e-4, kl=1e-6),

@@ -29,7 +29,7 @@ class GgufAdapter(ExportFormat):
     is_file = True
     takes_rank = True
     requires = ("gguf",)
-    reading = "gym_fed.export.readers.of_gguf_adapter"
+    reading = "gym_fed.export.readers.gguf_adapter"
     reader = "llama_cpp_python" if _LLAMA_CPP else "gguf"
     tolerance = Tolerance(max=5e-4) if _LLAMA_CPP else Tolerance()
     copies_on_disk = 2.0 if _LLAMA_CPP else 0.0  # the base, as a folder and as a file

@@ -22,7 +22,7 @@ class TorchExport(ProgramFormat):
     program = "model.pt2"
     suffix = ".pt2"
     reader = "torch"
-    reading = "gym_fed.export.readers.of_torch"
+    reading = "gym_fed.export.readers.torch"
     tried = "Qwen3, Llama, Mistral, a mixture of experts; sliding windows"
     untried = "Gemma; models larger than gym-nano"
 

@@ -41,7 +41,7 @@ class Admitted:
 
     def __init__(self, gateway: Gateway, request: Request) -> None:
         self._gateway, self._request = gateway, request
-        self.caller = gateway.gate.caller(request.headers)
+        self.caller = gateway.authenticator.caller(request.headers)
         self.serving = gateway.open()
         self.shares = gateway.limits.admit(self.caller)
         self._held = gateway.bodies.hold(self.caller.name)

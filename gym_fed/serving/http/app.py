@@ -60,7 +60,7 @@ def create_app(gateway: Gateway) -> Starlette:
 
     @_route(app, "GET", "/metrics")
     async def prometheus(request: Request) -> Response:
-        if not gateway.gate.caller(request.headers).metrics:
+        if not gateway.authenticator.caller(request.headers).metrics:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 "this key may not read the metrics, which cover everybody's requests",
@@ -71,7 +71,7 @@ def create_app(gateway: Gateway) -> Starlette:
 
     @_route(app, "GET", "/v1/models")
     async def models(request: Request) -> Response:
-        caller = gateway.gate.caller(request.headers)
+        caller = gateway.authenticator.caller(request.headers)
         catalogue = gateway.open().service.catalogue
 
         def data() -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def create_app(gateway: Gateway) -> Starlette:
 
     @_route(app, "GET", "/v1/models/{name:path}")
     async def model(request: Request) -> Response:
-        caller = gateway.gate.caller(request.headers)
+        caller = gateway.authenticator.caller(request.headers)
         catalogue = gateway.open().service.catalogue
         found_model = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
         return JSONResponse(found_model.to_dict())

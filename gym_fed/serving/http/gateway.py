@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.http.rate_limits import RateLimited, RateLimits
 from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError, error_body
@@ -34,7 +34,7 @@ class Gateway:
     """The state that all requests share; all methods but ``__init__`` are for the event loop's thread.
 
     Args:
-        gate: Authenticates callers.
+        authenticator: Authenticates callers.
         request_timeout_seconds: Timeout of one request, queueing and streaming included.
 
     Attributes:
@@ -48,8 +48,8 @@ class Gateway:
         bodies: Limits the bytes of bodies in memory.
     """
 
-    def __init__(self, gate: Gate, *, request_timeout_seconds: float) -> None:
-        self.gate = gate
+    def __init__(self, authenticator: Authenticator, *, request_timeout_seconds: float) -> None:
+        self.authenticator = authenticator
         self.request_timeout_seconds = request_timeout_seconds
         self.serving: Serving | None = None
         self.active = 0
@@ -111,7 +111,7 @@ class Gateway:
         """
         if not self.open().engine.stats().healthy:
             raise GymError(ErrorCode.UNAVAILABLE, "the engine fails", "see the server's log; restart it")
-        self.gate.require_usable()
+        self.authenticator.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
         """Return the seconds for the header ``Retry-After``, for errors that may pass."""

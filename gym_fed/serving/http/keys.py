@@ -39,7 +39,7 @@ from gym_fed.trust.identity.variant import Sha256, VariantName
 _log = logging.getLogger(__name__)
 
 
-class Gate:
+class Authenticator:
     """Authenticates callers.
 
     Args:

@@ -28,7 +28,7 @@ from gym_fed.core.portable import on_stop_signals
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.connections import Connections
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.keys import Gate, KeyFile
+from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 from gym_fed.serving.setup import Serving, open_serving
 
@@ -81,7 +81,9 @@ def run_server(
     if config.tls is not None:
         require_usable(config.tls)
     with listen(config) as listener:
-        life = _Life(config, Gate(keys), listener, drain_seconds, on_listening, on_ready, on_draining)
+        life = _Life(
+            config, Authenticator(keys), listener, drain_seconds, on_listening, on_ready, on_draining
+        )
         try:
             return asyncio.run(life.run())
         finally:
@@ -94,7 +96,7 @@ class _Life:
     def __init__(
         self,
         config: ServingConfig,
-        gate: Gate,
+        authenticator: Authenticator,
         listener: socket.socket,
         drain_seconds: float,
         on_listening: OnListening,
@@ -105,7 +107,7 @@ class _Life:
         self._listener = listener
         self._drain_seconds = drain_seconds
         self._on_listening, self._on_ready, self._on_draining = on_listening, on_ready, on_draining
-        self._gateway = Gateway(gate, request_timeout_seconds=config.request_timeout_seconds)
+        self._gateway = Gateway(authenticator, request_timeout_seconds=config.request_timeout_seconds)
         self._address = url_of(listener, "http" if config.tls is None else "https")
         self._draining: asyncio.Task[None] | None = None
         self._finished = True

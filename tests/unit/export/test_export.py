@@ -17,8 +17,8 @@ from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.checking import compared
 from gym_fed.export.formats.base import Options
-from gym_fed.export.readers.of_transformers import load, loaded
 from gym_fed.export.readers.reading import PROMPTS, answers
+from gym_fed.export.readers.transformers import load, loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
 from tests.support.adapters import logits, run, sibling

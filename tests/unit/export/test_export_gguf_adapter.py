@@ -14,8 +14,8 @@ from gym_fed.base.models import load_model
 from gym_fed.core.errors import GymError
 from gym_fed.export.choice import format_by_suffix, settled
 from gym_fed.export.formats.base import Options
-from gym_fed.export.readers.of_gguf_adapter import load
-from gym_fed.export.readers.of_transformers import loaded
+from gym_fed.export.readers.gguf_adapter import load
+from gym_fed.export.readers.transformers import loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.adapters import logits, run, sibling

@@ -16,7 +16,7 @@ from gym_fed.export.formats._program import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.openvino import OpenVino
-from gym_fed.export.readers.of_program import OfProgram
+from gym_fed.export.readers.program import ProgramExport
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.adapters import sibling
@@ -75,7 +75,7 @@ def test_a_program_that_overlooks_padding_is_found_by_every_second_reading(
 ) -> None:
     model = open_source(str(windowed)).model
 
-    class Program(OfProgram):
+    class Program(ProgramExport):
         def run(self, ids: Any, mask: Any) -> Any:
             seen = torch.from_numpy(mask if reads_mask else mask * 0 + 1)
             with torch.inference_mode():

@@ -10,7 +10,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from gym_fed.export.gguf.metadata import metadata_of
-from gym_fed.export.readers.of_program import rendered
+from gym_fed.export.readers.program import rendered
 from gym_fed.export.source import Source
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

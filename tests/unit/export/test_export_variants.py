@@ -24,7 +24,7 @@ from gym_fed.export import nearest
 from gym_fed.export.formats.base import Options
 from gym_fed.export.nearest import KeptGain, factors_of, kept_gain, largest_components, lora_facts
 from gym_fed.export.process import no_report
-from gym_fed.export.readers.of_transformers import loaded
+from gym_fed.export.readers.transformers import loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
 from gym_fed.serving.store.store import VariantStore

@@ -18,9 +18,9 @@ from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.gguf.convert import FILE_TYPES
 from gym_fed.export.gguf.probes import probes
-from gym_fed.export.readers.of_llama_cpp import OfLlamaCpp
-from gym_fed.export.readers.of_transformers import OfTransformers
+from gym_fed.export.readers.llama_cpp import LlamaCppExport
 from gym_fed.export.readers.reading import PASSAGE, POSITIONS
+from gym_fed.export.readers.transformers import TransformersExport
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.siblings import make_sibling
@@ -77,11 +77,11 @@ def test_smollm2_is_quantised_as_llama_cpps_own_quantiser_does(
         name: kind for name, (kind, _) in theirs.items()
     }
     ids = list(smollm2.tokenizer(PASSAGE)["input_ids"])[:POSITIONS]
-    wanted = {"logits.passage": OfLlamaCpp(str(smollm2_f32)).logits(ids), "greedy": _none()}
+    wanted = {"logits.passage": LlamaCppExport(str(smollm2_f32)).logits(ids), "greedy": _none()}
     loss = {
         name: compared(
             wanted,
-            {"logits.passage": OfLlamaCpp(str(tmp_path / f"{name}.gguf")).logits(ids), "greedy": _none()},
+            {"logits.passage": LlamaCppExport(str(tmp_path / f"{name}.gguf")).logits(ids), "greedy": _none()},
         )["kl"]
         for name in ("ours", "theirs")
     }
@@ -115,7 +115,7 @@ def test_llama_cpp_gives_probes_the_ids_that_the_source_gives(kind: str, tmp_pat
     name = kind if kind == "gym-nano" else str(make_sibling(kind, tmp_path / kind))
     source = open_source(name)
     export(source, "gguf", tmp_path / "model.gguf", Options(), check=False)
-    ours, theirs = OfTransformers(None, source.tokenizer), OfLlamaCpp(str(tmp_path / "model.gguf"))
+    ours, theirs = TransformersExport(None, source.tokenizer), LlamaCppExport(str(tmp_path / "model.gguf"))
     texts = [text for text in probes()[::20] if text == _composed(text)]
     other = [text for text in texts if ours.text_ids(text) != theirs.text_ids(text)]
     assert len(texts) > 400

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gym_fed.config.serving import StoredAnswersConfig
-from gym_fed.serving.http.keys import Gate, KeyFile
+from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.http.rate_limits import RateLimited, RateLimits
 from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.responses import RESPONSES
@@ -100,7 +100,7 @@ async def test_the_server_counts_requests_and_tokens_of_whole_and_streamed_answe
     gateway = gateway_over(ScriptedEngine())
     gateway.limits = RateLimits(now=lambda: 0.0)  # nothing fills again meanwhile
     keys = KeyFile(tmp_path / "keys.json")
-    gateway.gate = Gate(keys)
+    gateway.authenticator = Authenticator(keys)
     gateway.serving.config = SimpleNamespace(adapters_folder=None)  # type: ignore[union-attr]
     key = keys.add("ann", requests_per_minute=3, tokens_per_minute=10_000)
     body = {"model": "nano", "prompt": "abc"}
@@ -131,7 +131,7 @@ async def test_reading_and_deleting_what_is_stored_takes_a_request(
     gateway = gateway_over(ScriptedEngine())
     gateway.limits = RateLimits(now=lambda: 0.0)
     keys = KeyFile(tmp_path / "keys.json")
-    gateway.gate = Gate(keys)
+    gateway.authenticator = Authenticator(keys)
     stored = gateway.serving.service._stored = StoredAnswers(StoredAnswersConfig())  # type: ignore[union-attr]
     key = keys.add("ann", requests_per_minute=3)
     caller = keys.caller(key)

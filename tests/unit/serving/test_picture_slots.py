@@ -15,7 +15,7 @@ from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import MOST_WAITING, PER_CALLER, SLOTS, Gateway, PictureSlots
-from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.openai.message_pictures import count_pictures
 from gym_fed.serving.pictures.reader import PictureReader
 from gym_fed.serving.setup import open_serving
@@ -140,7 +140,7 @@ def test_texts_are_answered_while_pictures_of_many_requests_wait(
 
     async def run() -> None:
         with open_serving(ServingConfig(base=str(llava), device="cpu", num_threads=1)) as serving:
-            gateway = Gateway(Gate(None), request_timeout_seconds=60)
+            gateway = Gateway(Authenticator(None), request_timeout_seconds=60)
             gateway.serving = serving
             transport = httpx.ASGITransport(create_app(gateway))
             async with httpx.AsyncClient(
@@ -181,7 +181,7 @@ def test_pictures_of_a_client_that_left_are_not_read(llava: Path, monkeypatch: p
             return process(picture)
 
         monkeypatch.setattr(pictures.processor, "process", slow)
-        gateway = Gateway(Gate(None), request_timeout_seconds=60)
+        gateway = Gateway(Authenticator(None), request_timeout_seconds=60)
         gateway.serving = serving
         app = create_app(gateway)
         content = [image_part(data_url(drawn(seed))) for seed in range(8)]

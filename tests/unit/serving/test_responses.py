@@ -17,7 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import ContentFilter
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.openai import responses
 from gym_fed.serving.openai.catalogue import LOCAL, Caller, Catalogue
 from gym_fed.serving.openai.refusals import RequestError, error_body
@@ -160,7 +160,7 @@ def test_a_stream_that_fails_ends_with_what_it_had(tokenizer: Any) -> None:
 
 async def test_over_http_a_stream_that_takes_too_long_ends_with_its_failure(tokenizer: Any) -> None:
     engine = ScriptedEngine(endless=True)
-    gateway = Gateway(Gate(None), request_timeout_seconds=0.5)
+    gateway = Gateway(Authenticator(None), request_timeout_seconds=0.5)
     gateway.serving = SimpleNamespace(  # type: ignore[assignment]
         service=service(tokenizer, engine), engine=engine, store=None, usage_log=None, content_filter=None
     )

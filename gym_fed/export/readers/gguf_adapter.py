@@ -6,22 +6,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.readers.of_llama_cpp import OfLlamaCpp
-from gym_fed.export.readers.of_transformers import LIBRARIES as OF_TRANSFORMERS
-from gym_fed.export.readers.of_transformers import OfTransformers, loaded
+from gym_fed.export.readers.llama_cpp import LlamaCppExport
 from gym_fed.export.readers.reading import LoadedExport
+from gym_fed.export.readers.transformers import LIBRARIES as TRANSFORMERS_LIBRARIES
+from gym_fed.export.readers.transformers import TransformersExport, loaded
 
-LIBRARIES = (*OF_TRANSFORMERS, "peft", "gguf")
+LIBRARIES = (*TRANSFORMERS_LIBRARIES, "peft", "gguf")
 """Libraries that the reading process imports before its job arrives."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load ``parts["file"]`` on the base ``parts["model"]`` with ``parts["by"]``: ``llama_cpp_python`` or ``gguf``."""
     if parts["by"] == "llama_cpp_python":
-        return OfLlamaCppAdapter(parts)
+        return LlamaCppAdapterExport(parts)
     model, tokenizer = loaded({"model": parts["model"]})
     tokenizer.chat_template = parts["chat_template"]
-    return OfTransformers(with_adapter(model, Path(parts["file"])), tokenizer)
+    return TransformersExport(with_adapter(model, Path(parts["file"])), tokenizer)
 
 
 def with_adapter(model: Any, file: Path) -> Any:
@@ -45,7 +45,7 @@ def with_adapter(model: Any, file: Path) -> Any:
     return wrapped.eval()
 
 
-class OfLlamaCppAdapter(OfLlamaCpp):
+class LlamaCppAdapterExport(LlamaCppExport):
     """llama.cpp with the adapter on the base, which is converted to f32 for this.
 
     The adapter's file contains no tokenizer, so token ids are those of the base's tokenizer.
@@ -57,7 +57,7 @@ class OfLlamaCppAdapter(OfLlamaCpp):
 
         base = open_source(parts["model"])
         base.tokenizer.chat_template = parts["chat_template"]
-        self._tokens = OfTransformers(None, base.tokenizer)
+        self._tokens = TransformersExport(None, base.tokenizer)
         with tempfile.TemporaryDirectory(prefix="gym-export-", dir=Path(parts["file"]).parent) as folder:
             file = Path(folder) / "base.gguf"
             write_gguf(base, file, "f32")

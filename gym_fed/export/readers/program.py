@@ -14,13 +14,13 @@ from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 PADDING = 3
 
 
-def alone(reading: OfProgram) -> OfProgram:
+def alone(reading: ProgramExport) -> ProgramExport:
     """Return the reader, after checking that its runtime has loaded without transformers."""
     assert "transformers" not in sys.modules
     return reading
 
 
-class OfProgram(LoadedExport):
+class ProgramExport(LoadedExport):
     """A program from token ids to logits.
 
     Every second call is padded, in a batch of ``rows``, to detect a program that works for one shape only.

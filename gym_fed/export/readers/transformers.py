@@ -15,7 +15,7 @@ LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.mo
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load the model in float32, with its tokenizer."""
     model, tokenizer = loaded(parts)
-    return OfTransformers(model, tokenizer)
+    return TransformersExport(model, tokenizer)
 
 
 def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
@@ -55,7 +55,7 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-class OfTransformers(LoadedExport):
+class TransformersExport(LoadedExport):
     """A model and a tokenizer of transformers, which may be those in memory."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.program import ProgramExport, alone
 from gym_fed.export.readers.reading import LoadedExport
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
-    return alone(OfExecuTorch(Path(parts["program"]), Path(parts["model"])))
+    return alone(ExecuTorchExport(Path(parts["program"]), Path(parts["model"])))
 
 
-class OfExecuTorch(OfProgram):
+class ExecuTorchExport(ProgramExport):
     """A program in ExecuTorch's own threads, one text at a time."""
 
     rows = 1

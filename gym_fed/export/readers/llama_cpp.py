@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from gym_fed.export.readers.of_program import rendered
+from gym_fed.export.readers.program import rendered
 from gym_fed.export.readers.reading import POSITIONS, LoadedExport
 
 LIBRARIES = ("torch", "llama_cpp")
@@ -16,10 +16,10 @@ _CONTEXT = 2 * POSITIONS
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load the model of ``parts["file"]``."""
-    return OfLlamaCpp(parts["file"])
+    return LlamaCppExport(parts["file"])
 
 
-class OfLlamaCpp(LoadedExport):
+class LlamaCppExport(LoadedExport):
     """A file that llama.cpp has mapped, with keys and values in float32.
 
     Args:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.bounded.chat import bind_templates
-from gym_fed.export.readers.of_transformers import LIBRARIES as OF_TRANSFORMERS
-from gym_fed.export.readers.of_transformers import OfTransformers
 from gym_fed.export.readers.reading import LoadedExport
+from gym_fed.export.readers.transformers import LIBRARIES as TRANSFORMERS_LIBRARIES
+from gym_fed.export.readers.transformers import TransformersExport
 
-LIBRARIES = (*OF_TRANSFORMERS, "gguf", "transformers.modeling_gguf_pytorch_utils")
+LIBRARIES = (*TRANSFORMERS_LIBRARIES, "gguf", "transformers.modeling_gguf_pytorch_utils")
 """Libraries that the reading process imports before its job arrives."""
 
 
@@ -26,10 +26,10 @@ def load(parts: dict[str, Any]) -> LoadedExport:
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
     bind_templates(tokenizer, str(file))
     _space_after_special_tokens(tokenizer.backend_tokenizer)
-    return _OfGguf(model.eval(), tokenizer)
+    return _GgufExport(model.eval(), tokenizer)
 
 
-class _OfGguf(OfTransformers):
+class _GgufExport(TransformersExport):
     """The model, without special tokens and template, which ``gguf.metadata`` compares."""
 
     def special_ids(self) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.program import ProgramExport, alone
 from gym_fed.export.readers.reading import LoadedExport
 
 LIBRARIES = ("torch", "torch.export", "tokenizers")
@@ -14,10 +14,10 @@ LIBRARIES = ("torch", "torch.export", "tokenizers")
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
-    return alone(OfTorch(Path(parts["program"]), Path(parts["model"])))
+    return alone(TorchExport(Path(parts["program"]), Path(parts["model"])))
 
 
-class OfTorch(OfProgram):
+class TorchExport(ProgramExport):
     """A traced or exported program."""
 
     def __init__(self, program: Path, folder: Path) -> None:

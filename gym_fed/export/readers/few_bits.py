@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.imports.quantised import QuantisedImporter
-from gym_fed.export.readers.of_transformers import LIBRARIES
-from gym_fed.export.readers.of_transformers import load as load_plain
 from gym_fed.export.readers.reading import LoadedExport
+from gym_fed.export.readers.transformers import LIBRARIES
+from gym_fed.export.readers.transformers import load as load_plain
 
 __all__ = ["LIBRARIES", "load"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.program import ProgramExport, alone
 from gym_fed.export.readers.reading import LoadedExport
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
-    return alone(OfOpenVino(Path(parts["program"]), Path(parts["model"])))
+    return alone(OpenVinoExport(Path(parts["program"]), Path(parts["model"])))
 
 
-class OfOpenVino(OfProgram):
+class OpenVinoExport(ProgramExport):
     """A program on the CPU in float32, with as many threads as torch has. The runtime alone sends no telemetry."""
 
     def __init__(self, program: Path, folder: Path) -> None:

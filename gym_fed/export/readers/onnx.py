@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.export.readers.of_program import OfProgram, alone
+from gym_fed.export.readers.program import ProgramExport, alone
 from gym_fed.export.readers.reading import LoadedExport
 
 LIBRARIES = ("torch", "onnxruntime", "tokenizers")
@@ -14,10 +14,10 @@ LIBRARIES = ("torch", "onnxruntime", "tokenizers")
 
 def load(parts: dict[str, Any]) -> LoadedExport:
     """Load the program ``parts["program"]`` with the tokenizer of ``parts["model"]``."""
-    return alone(OfOnnx(Path(parts["program"]), Path(parts["model"])))
+    return alone(OnnxExport(Path(parts["program"]), Path(parts["model"])))
 
 
-class OfOnnx(OfProgram):
+class OnnxExport(ProgramExport):
     """A program on the CPU, with as many threads as torch has."""
 
     def __init__(self, program: Path, folder: Path) -> None:
