@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from gym_fed.base.files import licence_of
@@ -30,7 +29,7 @@ def lineage(source: Source) -> tuple[Lineage, list[str]]:
 
     Method and digests are those of the nearest run; the data are those of all runs.
     """
-    lineage_found, notes = Lineage(), list[str]()
+    nearest, notes = Lineage(), list[str]()
     data: list[DataUsed] = []
     for number, place in enumerate(_run_folders(source)):
         try:
@@ -38,9 +37,9 @@ def lineage(source: Source) -> tuple[Lineage, list[str]]:
         except GymError as error:
             notes.append(f"the model card lacks what {place.name} records: {error.message}")
             continue
-        lineage_found = run_lineage if lineage_found == Lineage() else lineage_found
+        nearest = run_lineage if nearest == Lineage() else nearest
         data += [used for used in run_lineage.data if used not in data]
-    return lineage_found.model_copy(update={"data": data}), notes
+    return nearest.model_copy(update={"data": data}), notes
 
 
 def card_text(source: Source, chosen: ExportFormat, options: Options, name: str) -> tuple[str, list[str]]:
@@ -80,12 +79,11 @@ def _base(source: Source) -> BaseUsed | None:
     named = source.base or (source.name if is_hub_name(source.name) else None)
     if named is None:
         return None
-    licence = licence_of(Path(resolve(named))) if source.base is None else _licence_of_home(source.folders)
+    if source.base is None:
+        licence = licence_of(Path(resolve(named)))
+    else:
+        licence = licence_of(source.folders[-1]) if source.folders else ""
     return BaseUsed(name=source.shown_base or named, licence=spdx(licence) if licence else NOT_STATED)
-
-
-def _licence_of_home(folders: Sequence[Path]) -> str:
-    return licence_of(folders[-1]) if folders else ""
 
 
 def _run_folders(source: Source) -> list[Path]:

@@ -221,16 +221,13 @@ def _without_a_path(file: Path, copy: Path, base: str | None) -> Path:
     values: dict[str, Any] = read_object(file)
     named = values.get("base_model_name_or_path")
     given = base if base is not None and is_hub_name(base) else None
-    if given is None and (not isinstance(named, str) or not _is_place(named)):
+    is_path = isinstance(named, str) and (named.startswith((".", "/", "~")) or Path(named).is_dir())
+    if given is None and not is_path:
         return file
     copy.parent.mkdir(parents=True, exist_ok=True)
     values["base_model_name_or_path"] = given or Path(str(named)).expanduser().resolve().name
     copy.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return copy
-
-
-def _is_place(named: str) -> bool:
-    return named.startswith((".", "/", "~")) or Path(named).is_dir()
 
 
 def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:

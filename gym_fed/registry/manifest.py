@@ -58,7 +58,7 @@ class ModelFile(StrictModel):
 
     @field_validator("path")
     @classmethod
-    def _is_of_a_model(cls, value: str) -> str:
+    def _validate_path(cls, value: str) -> str:
         if not is_safe_name(value) or not _FILE.fullmatch(value):
             raise ValueError("is not a file that a model may contain")
         return value
@@ -134,21 +134,21 @@ class ModelManifest(StrictModel):
 
     @field_validator("name")
     @classmethod
-    def _is_a_name(cls, value: str) -> str:
+    def _validate_name(cls, value: str) -> str:
         if not is_model_name(value):
             raise ValueError("is not a valid model name")
         return value
 
     @field_validator("files")
     @classmethod
-    def _are_apart(cls, value: list[ModelFile]) -> list[ModelFile]:
+    def _validate_files(cls, value: list[ModelFile]) -> list[ModelFile]:
         paths = [file.path.lower() for file in value]
         if len(set(paths)) < len(paths):
             raise ValueError("lists a file twice")
         return value
 
     @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> ModelManifest:
+    def _validate_kind(self) -> ModelManifest:
         paths = {file.path for file in self.files}
         if self.kind == "delta":
             if DELTA_FILE not in paths or any(path.endswith((".safetensors", ".model")) for path in paths):

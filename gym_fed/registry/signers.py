@@ -51,7 +51,9 @@ def parsed_fingerprint(text: str) -> str:
     """
     match = _FINGERPRINT.fullmatch(text.strip().lower())
     if match is None:
-        raise GymError(ErrorCode.USAGE, f"{text[:90]!r} is not a fingerprint", "it is sha256: and 64 hex digits")
+        raise GymError(
+            ErrorCode.USAGE, f"{text[:90]!r} is not a fingerprint", "it is sha256: and 64 hex digits"
+        )
     return f"sha256:{match[2]}"
 
 

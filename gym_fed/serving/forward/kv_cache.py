@@ -11,12 +11,15 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer
 
 from gym_fed.core.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.prefix_cache import PrefixCache
 
 _FIRST_BLOCKS = 16
 """Blocks that a growing pool adds at least."""
@@ -31,28 +34,8 @@ class LayerShape:
     value_dim: int
 
 
-class Keeper(Protocol):
-    """Keeps unused blocks until others need them (``prefix_cache``)."""
-
-    @property
-    def evictable(self) -> int:
-        """The number of blocks that it could give back."""
-
-    def keep(self, block: int) -> bool:
-        """Keep a block that nobody uses any more; returns False if it does not."""
-
-    def reuse(self, block: int) -> None:
-        """A block that it kept is in use again."""
-
-    def evict(self) -> int:
-        """Give back a block that it kept."""
-
-    def written(self, block: int) -> None:
-        """Forget a block whose contents change."""
-
-
-class KVBlocks:
-    """The blocks of one model, the same for all of its layers; one thread at a time.
+class KVPool:
+    """The KV blocks of one model, the same for all of its layers; one thread at a time.
 
     Args:
         bytes_limit: Most bytes of all layers; None: it grows as needed.
@@ -76,7 +59,7 @@ class KVBlocks:
             raise GymError(ErrorCode.USAGE, f"a KV cache is {', '.join(KV_DTYPES)}, not {dtype}")
         self.dtype = dtype
         self.layers: dict[int, PagedLayer] = {}
-        self.keeper: Keeper | None = None
+        self.keeper: PrefixCache | None = None
         self._device = device
         self._limited = bytes_limit is not None
         self._free: list[int] = []
@@ -194,6 +177,12 @@ class KVBlocks:
         for layer in self.layers.values():
             layer.copy_block(source, target)
 
+    def new_cache(self, prefix: Sequence[int] = ()) -> KVCache:
+        """Create the cache of one request, beginning with these full blocks."""
+        for block in prefix:
+            self.share(block)
+        return KVCache(self, array("i", prefix), BLOCK_TOKENS * len(prefix))
+
     def return_later(self, blocks: array[int]) -> None:
         """Return blocks from any thread; they become free at the next use of the pool."""
         self._returned.append(blocks)
@@ -211,7 +200,7 @@ class KVBlocks:
 class KVCache:
     """The keys and values of one request's tokens. ``KVPool.new_cache`` creates it; only a step writes to it."""
 
-    def __init__(self, pool: KVBlocks, blocks: array[int], length: int) -> None:
+    def __init__(self, pool: KVPool, blocks: array[int], length: int) -> None:
         self.pool = pool
         self.blocks = blocks
         self.length = length
@@ -282,16 +271,3 @@ class KVCache:
     def __del__(self) -> None:
         if self.blocks:
             self.pool.return_later(self.blocks)
-
-
-__all__ = ["KVPool", "LayerShape"]
-
-
-class KVPool(KVBlocks):
-    """The blocks of one model, from which requests get their caches; see ``KVBlocks`` for arguments and errors."""
-
-    def new_cache(self, prefix: Sequence[int] = ()) -> KVCache:
-        """Create the cache of one request, beginning with these full blocks."""
-        for block in prefix:
-            self.share(block)
-        return KVCache(self, array("i", prefix), BLOCK_TOKENS * len(prefix))

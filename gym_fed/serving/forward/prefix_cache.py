@@ -115,32 +115,32 @@ class PrefixCache:
                 del self._unused[block]
                 self._pool.free(block)
 
-    # For the pool (``kv_cache.Keeper``).
+    # For the pool.
 
     @property
     def evictable(self) -> int:
-        """See ``Keeper``."""
+        """The number of blocks that it could give back."""
         return len(self._unused)
 
     def keep(self, block: int) -> bool:
-        """See ``Keeper``."""
+        """Keep a block that nobody uses any more; returns False for a block that cannot be found."""
         if block not in self._entries:
             return False
         self._unused[block] = None
         return True
 
     def reuse(self, block: int) -> None:
-        """See ``Keeper``."""
+        """Note that a kept block is in use again."""
         self._unused.pop(block, None)
 
     def evict(self) -> int:
-        """See ``Keeper``."""
+        """Give back the least recently used block."""
         block, _ = self._unused.popitem(last=False)
         self._forget(block)
         return block
 
     def written(self, block: int) -> None:
-        """See ``Keeper``."""
+        """Forget a block whose contents change."""
         if block in self._entries:
             self._forget(block)
 

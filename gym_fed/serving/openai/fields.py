@@ -261,7 +261,7 @@ class SamplingFields(RequestModel):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
-    def _biases_of_tokens(self) -> SamplingFields:
+    def _validate_logit_bias(self) -> SamplingFields:
         for key in self.logit_bias or {}:
             if not (key.isascii() and key.isdecimal() and len(key) <= _MAX_DIGITS):
                 shown = key if len(key) <= _MAX_DIGITS else f"{key[:_MAX_DIGITS]}..."
@@ -269,7 +269,7 @@ class SamplingFields(RequestModel):
         return self
 
     @model_validator(mode="after")
-    def _one_cache_key(self) -> SamplingFields:
+    def _validate_cache_keys(self) -> SamplingFields:
         if None not in (self.prompt_cache_key, self.cache_salt) and self.prompt_cache_key != self.cache_salt:
             raise off("cache_salt", "cache_salt and prompt_cache_key are given, and differ")
         return self
@@ -331,7 +331,7 @@ class ChoiceFields(SamplingFields):
     stream_options: StreamOptions | None = None
 
     @model_validator(mode="after")
-    def _options_of_a_stream(self) -> ChoiceFields:
+    def _validate_stream_options(self) -> ChoiceFields:
         if self.stream_options is not None and not self.stream:
             raise off("stream_options", "stream_options needs stream: true")
         return self

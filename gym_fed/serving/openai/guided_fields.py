@@ -66,7 +66,7 @@ class GuidedFields(ChoiceFields):
     structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
-    def _one_guide(self) -> GuidedFields:
+    def _validate_guides(self) -> GuidedFields:
         given = self._given()
         if len(given) > 1:
             raise off(

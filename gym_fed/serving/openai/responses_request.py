@@ -221,7 +221,7 @@ class ResponsesRequest(SamplingFields):
     stream_options: ResponseStreamOptions | None = None
 
     @model_validator(mode="after")
-    def _combinations(self) -> ResponsesRequest:
+    def _validate_combinations(self) -> ResponsesRequest:
         if self.stream_options is not None and not self.stream:
             raise off("stream_options", "stream_options needs stream: true")
         if self.top_logprobs and not self.with_logprobs:

@@ -144,7 +144,7 @@ class AssistantMessage(_Message):
     function_call: Nothing = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> AssistantMessage:
+    def _validate_content(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls:
             raise off("content", "an assistant's message has content, or tool_calls")
         if None not in (self.reasoning_content, self.reasoning) and self.reasoning != self.reasoning_content:
@@ -247,7 +247,7 @@ class ChatRequest(GuidedFields):
     """A field of vLLM."""
 
     @model_validator(mode="after")
-    def _combinations(self) -> ChatRequest:
+    def _validate_combinations(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise off("top_logprobs", "top_logprobs needs logprobs: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
@@ -347,7 +347,7 @@ class CompletionRequest(GuidedFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
     @model_validator(mode="after")
-    def _combinations(self) -> CompletionRequest:
+    def _validate_combinations(self) -> CompletionRequest:
         if self.echo and self.logprobs is not None:
             raise off("echo", "echo with logprobs is not supported: the prompt's logprobs are not kept")
         if len(as_list(self.prompt)) * (self.n or 1) > MAX_PROMPTS:

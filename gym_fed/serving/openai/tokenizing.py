@@ -40,7 +40,7 @@ class TokenizeRequest(RequestModel):
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeRequest:
+    def _validate_input(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise off("prompt", "give prompt or messages")
         if self.messages is None and self.tools is not None:
@@ -134,7 +134,11 @@ def ids_that_fit(
         if turn == 0:
             return list(messages)
         first = starts[turn]
-        return [item for index, item in enumerate(messages) if index >= first or _stays(item)]
+        return [
+            item
+            for index, item in enumerate(messages)
+            if index >= first or isinstance(item, InstructionMessage)
+        ]
 
     def fitting(turn: int) -> PromptT | None:
         try:
@@ -155,7 +159,3 @@ def ids_that_fit(
         else:
             low = middle + 1
     return prompt if prompt is not None else render(from_turn(max(len(starts) - 1, 0)))
-
-
-def _stays(message: Message) -> bool:
-    return isinstance(message, InstructionMessage)
