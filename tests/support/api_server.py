@@ -14,14 +14,14 @@ import uvicorn
 
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.keys import Gate, KeyFile
+from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.setup import Serving
 
 
 @contextmanager
 def api_server(serving: Serving, keys: KeyFile | None) -> Iterator[Any]:
     """Its ``url``, its ``gateway``, and a client's ``http``."""
-    gateway = Gateway(Gate(keys), request_timeout_seconds=60)
+    gateway = Gateway(Authenticator(keys), request_timeout_seconds=60)
     gateway.serving = serving
     config = uvicorn.Config(create_app(gateway), port=0, lifespan="off", log_config=None, log_level="error")
     running = uvicorn.Server(config)

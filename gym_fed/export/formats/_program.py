@@ -29,6 +29,7 @@ class ProgramFormat(ExportFormat):
     """
 
     merges = True
+    reading = "gym_fed.export.readers.program"
     tolerance = PROGRAM_TOLERANCE
 
     program: ClassVar[str]
@@ -79,7 +80,11 @@ class ProgramFormat(ExportFormat):
         return source.whole()
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        return {"model": str(self._folder(target)), "program": str(self._program(target))}
+        return {
+            "model": str(self._folder(target)),
+            "program": str(self._program(target)),
+            "runtime": self.reader,
+        }
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         if not self.is_file:

@@ -21,7 +21,6 @@ class ExecuTorch(ProgramFormat):
     requires = ("executorch",)
     install = "pip install executorch==1.5.1"
     reader = "executorch"
-    reading = "gym_fed.export.readers.executorch"
     tolerance = Tolerance(max=1e-3)
     tried = "Llama, where executorch is installed"
     untried = "Qwen3, Mistral, Gemma"

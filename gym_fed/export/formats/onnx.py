@@ -24,7 +24,7 @@ class Onnx(ProgramFormat):
     suffix = ".onnx"
     requires = ("onnx", "onnxscript", "onnxruntime")
     reader = "onnxruntime"
-    reading = "gym_fed.export.readers.onnx"
+    reader_libraries = ("onnxruntime",)
     quantizations = {  # noqa: RUF012 - never written to
         "float32": Tolerance(max=1e-4),
         "int8": Tolerance(max=None, top1=0.95, greedy=False),

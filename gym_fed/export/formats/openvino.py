@@ -22,7 +22,6 @@ class OpenVino(ProgramFormat):
     requires = ("openvino",)
     install = "pip install openvino==2026.4.1"
     reader = "openvino"
-    reading = "gym_fed.export.readers.openvino"
     tolerance = Tolerance(max=1e-3)
     tried = "Qwen3, where openvino is installed"
     untried = "Llama, Mistral, Gemma"

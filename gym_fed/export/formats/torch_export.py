@@ -22,7 +22,7 @@ class TorchExport(ProgramFormat):
     program = "model.pt2"
     suffix = ".pt2"
     reader = "torch"
-    reading = "gym_fed.export.readers.torch"
+    reader_libraries = ("torch.export",)
     tried = "Qwen3, Llama, Mistral, a mixture of experts; sliding windows"
     untried = "Gemma; models larger than gym-nano"
 

@@ -22,7 +22,7 @@ class TorchScript(ProgramFormat):
     program = "model.pt"
     suffix = ".pt"
     reader = "torch"
-    reading = "gym_fed.export.readers.torch"
+    reader_libraries = ("torch.export",)
     tried = "Qwen3, Llama, Mistral, Gemma, a mixture of experts; sliding windows"
     untried = "models larger than gym-nano"
 

@@ -1,23 +1,27 @@
-"""The base of readers of programs, with the tokenizer's files; transformers is not imported."""
+"""Reads programs with their own runtimes and the tokenizer's files; transformers is not imported."""
 
 from __future__ import annotations
 
 import json
 import sys
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gym_fed.core.bounded.chat import render_chat
 from gym_fed.export.readers.reading import SPECIAL, LoadedExport
 
+LIBRARIES = ("torch", "tokenizers")
+"""Libraries that the reading process imports before its job arrives."""
 PADDING = 3
 
 
-def alone(reading: ProgramExport) -> ProgramExport:
-    """Return the reader, after checking that its runtime has loaded without transformers."""
+def load(parts: dict[str, Any]) -> LoadedExport:
+    """Load ``parts["program"]`` with ``parts["runtime"]``, and the tokenizer of ``parts["model"]``."""
+    program = RUNTIMES[parts["runtime"]](Path(parts["program"]), Path(parts["model"]))
     assert "transformers" not in sys.modules
-    return reading
+    return program
 
 
 class ProgramExport(LoadedExport):
@@ -64,6 +68,84 @@ class ProgramExport(LoadedExport):
         rows[-1, shape[1] - length :], mask[-1, shape[1] - length :] = ids, 1
         output = self.run(rows, mask)[-1, shape[1] - length :]
         return torch.tensor(output, dtype=torch.float32)
+
+
+class OnnxProgram(ProgramExport):
+    """A program on the CPU, with as many threads as torch has."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        import onnxruntime
+        import torch
+
+        super().__init__(folder)
+        onnxruntime.disable_telemetry_events()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = onnxruntime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        return self._session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]
+
+
+class OpenVinoProgram(ProgramExport):
+    """A program on the CPU in float32, with as many threads as torch has. The runtime alone sends no telemetry."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        import openvino
+        import torch
+
+        super().__init__(folder)
+        how = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        self._compiled = openvino.Core().compile_model(str(program), "CPU", how)
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        return self._compiled({"input_ids": ids, "attention_mask": mask})["logits"]
+
+
+class ExecuTorchProgram(ProgramExport):
+    """A program in ExecuTorch's own threads, one text at a time."""
+
+    rows = 1
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        from executorch.runtime import Runtime
+
+        super().__init__(folder)
+        self._forward = Runtime.get().load_program(program).load_method("forward")
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        import torch
+
+        return self._forward.execute([torch.from_numpy(ids), torch.from_numpy(mask)])[0].numpy()
+
+
+class TorchProgram(ProgramExport):
+    """A traced or exported program."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        import torch
+
+        super().__init__(folder)
+        if program.suffix == ".pt2":
+            self._forward: Any = torch.export.load(program).module()
+        else:
+            self._forward = torch.jit.load(program)  # type: ignore[no-untyped-call]
+
+    def run(self, ids: Any, mask: Any) -> Any:
+        import torch
+
+        with torch.inference_mode():
+            output = self._forward(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))
+        return output["logits"].numpy()
+
+
+RUNTIMES: dict[str, Callable[[Path, Path], ProgramExport]] = {
+    "onnxruntime": OnnxProgram,
+    "openvino": OpenVinoProgram,
+    "executorch": ExecuTorchProgram,
+    "torch": TorchProgram,
+}
+"""The readers by the name of their runtime: a format's ``reader``."""
 
 
 class Tokens:

@@ -13,7 +13,7 @@ import pytest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.keys import Gate, KeyFile
+from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.openai.adapters import LOAD, UNLOAD, manifest_path
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
@@ -40,7 +40,7 @@ class Server:
         service = OpenAIService(
             engine, catalogue, Letters(), vocab_size=256, fingerprint="fp_1", max_at_once=20
         )
-        gateway = Gateway(Gate(self.keys), request_timeout_seconds=60)
+        gateway = Gateway(Authenticator(self.keys), request_timeout_seconds=60)
         (folder / "adapters").mkdir(exist_ok=True)
         config = SimpleNamespace(adapters_folder=folder / "adapters" if adapters else None)
         gateway.serving = SimpleNamespace(  # type: ignore[assignment]

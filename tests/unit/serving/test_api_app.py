@@ -19,7 +19,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.admitted import MAX_BODY_BYTES
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.http.server import listen
 from gym_fed.serving.http.usage_log import UsageLog, Use
 from gym_fed.serving.openai.catalogue import Caller, Catalogue
@@ -40,7 +40,7 @@ class Letters:
 
 
 def gateway_over(engine: ScriptedEngine, seconds: float = 60.0, uses: list[Use] | None = None) -> Gateway:
-    gateway = Gateway(Gate(None), request_timeout_seconds=seconds)
+    gateway = Gateway(Authenticator(None), request_timeout_seconds=seconds)
     service = OpenAIService(
         engine,
         Catalogue("nano"),

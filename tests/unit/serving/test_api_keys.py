@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.http.keys import Gate, KeyFile, bearer_token, hashed, require_local
+from gym_fed.serving.http.keys import Authenticator, KeyFile, bearer_token, hashed, require_local
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 
 
@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_trusted_lets_nobody_in(
         keys.path.write_text(text[:-9] if spoil == "json" else text.replace('"base"', '"bas"'))
     with pytest.raises(GymError, match=r"keys\.json"):
         keys.caller(key)
-    gate = Gate(keys)
+    gate = Authenticator(keys)
     for ask in (lambda: gate.caller({"authorization": f"Bearer {key}"}), gate.require_usable):
         with pytest.raises(GymError) as caught:
             ask()
@@ -113,7 +113,7 @@ def test_a_key_is_read_of_a_bearer_header(header: str | None, token: str | None)
 
 def test_with_keys_a_caller_without_one_is_refused(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
-    gate = Gate(keys)
+    gate = Authenticator(keys)
     key = keys.add("ann")
     assert gate.caller({"authorization": f"Bearer {key}", "host": "anything"}).name == "ann"
     for headers in ({}, {"authorization": "Bearer gym-wrong"}):
@@ -143,7 +143,7 @@ def test_without_keys_only_this_machine_and_its_pages_are_served(
     headers = {"host": host} if origin is None else {"host": host, "origin": origin}
     if fine:
         require_local(headers)
-        assert Gate(None).caller(headers) is LOCAL
+        assert Authenticator(None).caller(headers) is LOCAL
         return
     with pytest.raises(GymError) as caught:
         require_local(headers)

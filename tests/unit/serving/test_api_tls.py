@@ -90,7 +90,7 @@ class _Running:
         self._loop = asyncio.get_running_loop()
         nothing = lambda *_: None  # noqa: E731
         with server.listen(self._config) as listener:
-            gate = server.Gate(None)
+            gate = server.Authenticator(None)
             self._life = server._Life(self._config, gate, listener, 0.0, listening, nothing, nothing)
             await self._life.run()
             self._life.end()

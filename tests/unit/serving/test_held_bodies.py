@@ -10,7 +10,7 @@ import pytest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import LEAST_OF_CALLER, MOST, MOST_OF_CALLER, Gateway, HeldBodies
-from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.keys import Authenticator
 
 
 def test_a_caller_holds_a_bounded_part() -> None:
@@ -66,7 +66,7 @@ def test_a_request_that_ends_in_any_way_gives_its_bytes_back(
     monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """A client that leaves, and a body that is no JSON; meanwhile what has come is counted."""
-    gateway = Gateway(Gate(None), request_timeout_seconds=5)
+    gateway = Gateway(Authenticator(None), request_timeout_seconds=5)
     gateway.serving = Nothing()  # type: ignore[assignment]
     counted: list[int] = []
 
