@@ -145,7 +145,7 @@ def _readers(chosen: ExportFormat) -> str:
     return ", ".join(names)
 
 
-def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, Any]:
     """Compare two sets of ``answers``.
 
     Returns:
@@ -155,12 +155,12 @@ def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, A
     """
     import torch
 
-    both = [name for name in wanted if name in found]
-    if not all(torch.equal(wanted[name], found[name]) for name in both if name.startswith("ids.")):
+    both = [name for name in expected if name in actual]
+    if not all(torch.equal(expected[name], actual[name]) for name in both if name.startswith("ids.")):
         return {"same_token_ids": False}
     sums = {"distance": 0.0, "top1": 0.0, "kl": 0.0}
     most, largest, positions, width = 0.0, 0.0, 0, 1
-    for ours, other in _rows(wanted, found):
+    for ours, other in _rows(expected, actual):
         distance = (ours - other).abs()
         most = _larger(most, float(distance.max()))
         largest = _larger(largest, float(ours.abs().max()))
@@ -176,10 +176,10 @@ def compared(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, A
         "top1": sums["top1"] / positions,
         "kl": sums["kl"] / positions,
         "same_token_ids": True,
-        "same_greedy_tokens": bool(torch.equal(wanted["greedy"], found["greedy"])),
+        "same_greedy_tokens": bool(torch.equal(expected["greedy"], actual["greedy"])),
         **{
             f"same_{text}": all(
-                torch.equal(wanted[name], found[name]) for name in both if name.startswith(start)
+                torch.equal(expected[name], actual[name]) for name in both if name.startswith(start)
             )
             for text, start in _TEXTS.items()
             if any(name.startswith(start) for name in both)
@@ -211,25 +211,25 @@ def effect_kept(
     return ratio.share
 
 
-def _rows(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+def _rows(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield logits of a few positions at a time, since several copies of all of them take gigabytes."""
-    for name in wanted:
+    for name in expected:
         if name.startswith("logits."):
-            pairs = zip(wanted[name].split(_ROWS), found[name].split(_ROWS), strict=True)
+            pairs = zip(expected[name].split(_ROWS), actual[name].split(_ROWS), strict=True)
             yield from ((ours.float(), other.float()) for ours, other in pairs)
 
 
-def _larger(one: float, other: float) -> float:
+def _larger(first: float, second: float) -> float:
     """Return the larger one, or NaN if one is NaN."""
-    return other if other != other or other > one else one
+    return second if second != second or second > first else first
 
 
-def _require_equal(figures: Mapping[str, Any], limits: Tolerance, what: str, remedy: str) -> None:
+def _require_equal(figures: Mapping[str, Any], limits: Tolerance, subject: str, remedy: str) -> None:
     if (why := limits.problem(figures)) is None:
         return
     raise GymError(
         ErrorCode.EXPORT_DIFFERS,
-        f"{what} {why}; nothing was kept",
+        f"{subject} {why}; nothing was kept",
         remedy,
     )
 

@@ -155,7 +155,7 @@ def _require_quantization(chosen: ExportFormat, name: str) -> None:
     _refuse_for_formats_with(plain, f"format {chosen.name} has no quantization {name}: it is of")
 
 
-def _refuse_for_formats_with(quantization: str, what: str) -> None:
+def _refuse_for_formats_with(quantization: str, problem: str) -> None:
     """Refuse a quantization that other formats have; ``what`` is completed with their names.
 
     Raises:
@@ -165,6 +165,6 @@ def _refuse_for_formats_with(quantization: str, what: str) -> None:
     if formats:
         raise GymError(
             ErrorCode.USAGE,
-            f"{what} {' and '.join(formats)}",
+            f"{problem} {' and '.join(formats)}",
             f"--format {formats[0]} --quantization {quantization}",
         )

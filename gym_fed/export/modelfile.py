@@ -69,10 +69,10 @@ def _ends_a_value(text: str) -> bool:
     return '"' in text or not text.isprintable()
 
 
-def _common_end(one: str, other: str) -> int:
+def _common_end(first: str, second: str) -> int:
     """Return the length of the common suffix of two texts."""
     number = 0
-    for a, b in zip(reversed(one), reversed(other), strict=False):
+    for a, b in zip(reversed(first), reversed(second), strict=False):
         if a != b:
             break
         number += 1

@@ -320,13 +320,13 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     return {"lora": lora, "notes": notes}
 
 
-def _left_out_notes(found: LoraFactors) -> list[str]:
-    if not found.left_out:
+def _left_out_notes(factors: LoraFactors) -> list[str]:
+    if not factors.left_out:
         return []
-    names = sorted(found.left_out, key=lambda name: -found.left_out[name])
+    names = sorted(factors.left_out, key=lambda name: -factors.left_out[name])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return [
         f"LoRA holds no norms, biases and embeddings: left out: {counted(len(names), 'changed tensor')}, "
-        f"{math.fsum(found.left_out.values()):.1%} of the delta's squared norm: "
+        f"{math.fsum(factors.left_out.values()):.1%} of the delta's squared norm: "
         f"{', '.join(names[:_NAMES_SHOWN])}{more}"
     ]

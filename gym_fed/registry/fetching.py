@@ -106,16 +106,16 @@ def _is_there(part: Path, file: ModelFile) -> bool:
     return True
 
 
-def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
+def _require_same(version: ModelVersion, record: bytes, folder: Path) -> None:
     """Check that a folder is a complete pull of this version."""
     stored_record = folder / RECORD
     if not stored_record.is_file() or stored_record.read_bytes() != record:
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: exists, and is not a pull of {found.reference}",
+            f"{folder}: exists, and is not a pull of {version.reference}",
             "choose another folder with -o",
         )
-    expected = {file.path: file.sha256 for file in found.manifest.files}
+    expected = {file.path: file.sha256 for file in version.manifest.files}
     if (folder / MADE).is_file():
         expected |= {str(path): str(sha256) for path, sha256 in read_object(folder / MADE).items()}
     for path, sha256 in expected.items():
@@ -123,14 +123,14 @@ def _require_same(found: ModelVersion, record: bytes, folder: Path) -> None:
         if not target.is_file() or file_sha256(target) != sha256:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"{target}: is not what {found.reference} has",
+                f"{target}: is not what {version.reference} has",
                 f"remove {folder}, and pull it again",
             )
 
 
-def _made(found: ModelVersion, part: Path) -> dict[str, str]:
+def _made(version: ModelVersion, part: Path) -> dict[str, str]:
     """Return the SHA-256 of files in the folder that are not in the manifest."""
-    listed = {file.path for file in found.manifest.files} | {RECORD, MADE}
+    listed = {file.path for file in version.manifest.files} | {RECORD, MADE}
     here = {file.relative_to(part).as_posix(): file for file in part.rglob("*") if file.is_file()}
     return {path: file_sha256(file) for path, file in sorted(here.items()) if path not in listed}
 

@@ -308,9 +308,9 @@ def _hex(value: object, num_bytes: int) -> bytes | None:
     return bytes.fromhex(value)
 
 
-def _corrupt(where: str, what: str) -> GymError:
+def _corrupt(where: str, problem: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
-        f"{where}: {what}",
+        f"{where}: {problem}",
         "restore the file, or push the model again as a new version",
     )

@@ -217,9 +217,9 @@ class ModelRegistry:
         name, number, _ = self._versions.resolve(reference)
         return self._versions.read(name, number)
 
-    def is_pinned(self, found: ModelVersion) -> bool:
+    def is_pinned(self, version: ModelVersion) -> bool:
         """Return whether the key that signed a version is trusted for its name."""
-        return found.signer.public_key in self._pins.keys(found.name)
+        return version.signer.public_key in self._pins.keys(version.name)
 
     def verify(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
@@ -320,9 +320,9 @@ class ModelRegistry:
         """Return every tag that a model ever had, without ``latest``."""
         return self._versions.tags(name)
 
-    def has_base(self, found: ModelVersion) -> bool:
+    def has_base(self, version: ModelVersion) -> bool:
         """Return whether the base of a version is on this machine by its name, or in this registry by its digest."""
-        base = found.manifest.base
+        base = version.manifest.base
         if base is None or _named_here(base.name) is not None:
             return True
         return base.digest is not None and self._versions.with_digest(base.digest) is not None
@@ -331,7 +331,7 @@ class ModelRegistry:
         """Return all moves of a tag, oldest first, with their signatures checked."""
         return self._versions.moves(name, tag)
 
-    def _move(self, name: str, tag: str, found: ModelVersion | None, key: SigningKey) -> TagMove:
+    def _move(self, name: str, tag: str, version: ModelVersion | None, key: SigningKey) -> TagMove:
         made: builtins.list[TagMove] = []
 
         def seal(number: int) -> bytes:
@@ -340,8 +340,8 @@ class ModelRegistry:
                     name=name,
                     tag=tag,
                     number=number,
-                    version=None if found is None else found.version,
-                    manifest_sha256=None if found is None else found.sha256,
+                    version=None if version is None else version.version,
+                    manifest_sha256=None if version is None else version.sha256,
                     created_at=int(time.time()),
                 )
             )
@@ -363,15 +363,15 @@ class ModelRegistry:
         licence = there.manifest.licence if base.licence == NOT_STATED else base.licence
         return base.model_copy(update={"version": there.reference, "licence": licence})
 
-    def base_of(self, found: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
+    def base_of(self, version: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
         """Find the base of a delta: the given one, by its name on this machine, or from this registry.
 
         Raises:
             GymError: ``MODEL_NOT_FOUND`` naming it and its digest.
         """
-        base = found.manifest.base
+        base = version.manifest.base
         if base is None or base.digest is None:
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{found.reference}: is a delta without a base")
+            raise GymError(ErrorCode.STATE_CORRUPT, f"{version.reference}: is a delta without a base")
         if given is not None:
             return given
         if (here := _named_here(base.name)) is not None:
@@ -380,7 +380,7 @@ class ModelRegistry:
             return str(self.pull(there.reference, confirm=confirm))
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"{found.reference}: is a delta on {base.name} ({base.digest}), which is not on this machine",
+            f"{version.reference}: is a delta on {base.name} ({base.digest}), which is not on this machine",
             f"fetch it: gym models pull {base.name}; or name its folder with --base",
         )
 
@@ -389,9 +389,9 @@ def _named_here(name: str) -> str | None:
     return name if folder_here(name) is not None else None
 
 
-def _default_folder(found: ModelVersion, kind: str) -> Path:
-    version = str(found.version) + (f"-{kind}" if kind else "")
-    return default_home() / "pulled" / "models" / found.name / version
+def _default_folder(pulled: ModelVersion, kind: str) -> Path:
+    version = str(pulled.version) + (f"-{kind}" if kind else "")
+    return default_home() / "pulled" / "models" / pulled.name / version
 
 
 def _require_free(tag: str) -> None:

@@ -194,7 +194,7 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     return name, mark, selector
 
 
-def next_number(taken: Sequence[int], what: str) -> int:
+def next_number(taken: Sequence[int], name: str) -> int:
     """Return the number after those that are taken.
 
     Raises:
@@ -204,7 +204,7 @@ def next_number(taken: Sequence[int], what: str) -> int:
     if number > _MOST_NUMBER:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{what}: has the number {_MOST_NUMBER}, the last one that there is",
+            f"{name}: has the number {_MOST_NUMBER}, the last one that there is",
             "nobody counts as far: look at the store for a file that was put there",
         )
     return number

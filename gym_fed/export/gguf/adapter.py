@@ -53,12 +53,12 @@ def require_adaptable(name: str, config: Any) -> None:
         )
 
 
-def write_adapter(file: Path, found: LoraFactors, config: Any, name: str) -> None:
+def write_adapter(file: Path, factors: LoraFactors, config: Any, name: str) -> None:
     """Write the factors in float32.
 
     Args:
         file: A new file.
-        found: The factors, named like the weights they change.
+        factors: The factors, named like the weights they change.
         config: The config of the base.
         name: The name of the adapter, for people.
 
@@ -73,8 +73,8 @@ def write_adapter(file: Path, found: LoraFactors, config: Any, name: str) -> Non
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(_KIND, "lora")
     writer.add_name(name)
-    writer.add_float32(_ALPHA, found.scaling * found.rank)
-    for weight, (a, b) in sorted(found.factors.items()):
+    writer.add_float32(_ALPHA, factors.scaling * factors.rank)
+    for weight, (a, b) in sorted(factors.factors.items()):
         theirs = names.get_name(weight, try_suffixes=(".weight",))
         if theirs is None or (weight == "lm_head.weight" and config.tie_word_embeddings):
             raise GymError(

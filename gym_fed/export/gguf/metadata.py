@@ -57,7 +57,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
     return metadata
 
 
-def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
+def require_metadata(file: Path, expected: dict[str, Any]) -> None:
     """Read the file with ``gguf`` and compare its metadata.
 
     Raises:
@@ -66,7 +66,7 @@ def require_metadata(file: Path, wanted: dict[str, Any]) -> None:
     import gguf
 
     fields = gguf.GGUFReader(file).fields
-    for key, value in wanted.items():
+    for key, value in expected.items():
         written = fields[key].contents() if key in fields else None
         if written != value or type(written) is not type(value):
             raise GymError(

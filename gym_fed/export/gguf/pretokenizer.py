@@ -65,21 +65,21 @@ def matching(tokenizer: Any, first: str = "") -> Match:
     return Match("", nearest, text)
 
 
-def _first_difference(tokenizer: Any, texts: list[str], wanted: list[list[int]]) -> int | None:
+def _first_difference(tokenizer: Any, texts: list[str], expected: list[list[int]]) -> int | None:
     """Return the position of the first difference; a few texts show it for most patterns."""
     step = 250
     for first in range(0, len(texts), step):
         encodings = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)
         for number, encoding in enumerate(encodings, first):
-            if encoding.ids != wanted[number]:
+            if encoding.ids != expected[number]:
                 return number
     return None
 
 
-def _cuts(name: str, texts: list[str], wanted: list[list[str]]) -> bool:
+def _cuts(name: str, texts: list[str], expected: list[list[str]]) -> bool:
     """Return whether a pattern splits the first texts into the expected pieces."""
     own = _pieces(PATTERNS[name])
-    return all(_cut(own, text) == pieces for text, pieces in zip(texts, wanted, strict=False))
+    return all(_cut(own, text) == pieces for text, pieces in zip(texts, expected, strict=False))
 
 
 def _cut(pre_tokenizer: Any, text: str) -> list[str]:

@@ -71,7 +71,7 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
     return {"compared": len(mapped), "largest_error": largest}
 
 
-def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tensor) -> float:
+def largest_error(name: str, kind: str, expected: torch.Tensor, stored: torch.Tensor) -> float:
     """Return the largest error of a block of one tensor, relative to the block's largest value.
 
     Raises:
@@ -85,7 +85,7 @@ def largest_error(name: str, kind: str, wanted: torch.Tensor, found: torch.Tenso
     largest, product, square = 0.0, 0.0, 0.0
     step = _AT_ONCE // rounding.block
     parts = rounding.block // (rounding.part or rounding.block)
-    ours, theirs = (values.reshape(-1, parts, rounding.block // parts) for values in (wanted, found))
+    ours, theirs = (values.reshape(-1, parts, rounding.block // parts) for values in (expected, stored))
     for first in range(0, len(ours), step):
         our_part, other = ours[first : first + step], theirs[first : first + step]
         error = (other - our_part).abs().amax(dim=2).double()

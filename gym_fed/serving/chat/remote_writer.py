@@ -89,7 +89,7 @@ class RemoteWriter:
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
 
-    def complete(self, body: dict[str, Any], what: str = "completions") -> dict[str, Any]:
+    def complete(self, body: dict[str, Any], endpoint: str = "completions") -> dict[str, Any]:
         """Return the first choice of ``/v1/completions`` or ``chat/completions``, without streaming.
 
         Raises:
@@ -97,7 +97,7 @@ class RemoteWriter:
         """
         import httpx
 
-        place = f"{self._url}/{what}"
+        place = f"{self._url}/{endpoint}"
         try:
             with self._client.stream("POST", place, json=body) as stream:
                 answer = _whole(place, stream)
@@ -192,9 +192,9 @@ def _parts(place: str, answer: httpx.Response) -> Iterator[bytes]:
         yield part
 
 
-def _too_much(place: str, what: str) -> GymError:
+def _too_much(place: str, problem: str) -> GymError:
     return GymError(
-        ErrorCode.UNAVAILABLE, f"{place}: answers with {what}", "is it a server with OpenAI's API?"
+        ErrorCode.UNAVAILABLE, f"{place}: answers with {problem}", "is it a server with OpenAI's API?"
     )
 
 

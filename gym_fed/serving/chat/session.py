@@ -95,12 +95,12 @@ class ChatSession:
             raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r} of {self.writer.base}", hint)
         self.variant = variant
 
-    def require_memory(self, what: str) -> None:
+    def require_memory(self, operation: str) -> None:
         """Refuse an operation that needs a chat template if there is none."""
         if not self.writer.remembers:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{what} needs a chat template, and {self.writer.base} has none",
+                f"{operation} needs a chat template, and {self.writer.base} has none",
                 "it continues a text, and remembers nothing",
             )
 

@@ -189,22 +189,22 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def context_length(config: Any, wanted: int | None) -> int:
+def context_length(config: Any, configured: int | None) -> int:
     """Return the context length: the model's own, or a smaller one that was configured.
 
     Args:
         config: The config of a transformers model.
-        wanted: ``max_context``; None: the model's own.
+        configured: ``max_context``; None: the model's own.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for more than the model has.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     limit = int(text.max_position_embeddings)
-    if wanted is not None and wanted > limit:
+    if configured is not None and configured > limit:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_context: {wanted} is more than the model's {limit}",
+            f"max_context: {configured} is more than the model's {limit}",
             "leave it out",
         )
-    return wanted or limit
+    return configured or limit

@@ -294,9 +294,9 @@ class ModelRunner:
         ), failures
 
 
-def internal_error(what: str, error: Exception) -> GymError:
+def internal_error(subject: str, error: Exception) -> GymError:
     """Return the error for an unexpected exception; the caller has logged it."""
-    return GymError(ErrorCode.INTERNAL, f"{what} failed: {error!r}", "the log has the trace; try again")
+    return GymError(ErrorCode.INTERNAL, f"{subject} failed: {error!r}", "the log has the trace; try again")
 
 
 @dataclass

@@ -294,8 +294,8 @@ class StepCost:
         return self._decode[nearest]
 
 
-def _smoothed(average: float | None, found: float) -> float:
+def _smoothed(average: float | None, measured: float) -> float:
     if average is None:
-        return found
-    found = min(_OUTLIER * average, max(average / _OUTLIER, found))
-    return average + _SMOOTHING * (found - average)
+        return measured
+    measured = min(_OUTLIER * average, max(average / _OUTLIER, measured))
+    return average + _SMOOTHING * (measured - average)

@@ -77,19 +77,19 @@ class ContentFilter:
         with self._lock:
             return {**counts, **self._refused}
 
-    def _chosen(self, rules: Rules, wanted: Side, key: Direction) -> _Filtered:
+    def _chosen(self, rules: Rules, side: Side, key: Direction) -> _Filtered:
         own = self.config.classifier
-        if isinstance(wanted, bool):
+        if isinstance(side, bool):
             return _Filtered(rules, own is not None)
         known = [*rules.categories, *([] if own is None else [own.category])]
-        for name in wanted:
+        for name in side:
             if name not in known:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
                     f"filter.{key}: nothing is of category {name!r}",
                     f"there are {', '.join(known)}",
                 )
-        return _Filtered(rules.of(wanted), own is not None and own.category in wanted)
+        return _Filtered(rules.of(side), own is not None and own.category in side)
 
     def _categories(self, side: _Filtered) -> list[str]:
         own = self.config.classifier

@@ -320,5 +320,5 @@ def _shared(first: str, last: str) -> int:
     )
 
 
-def _refused(where: str, what: str, hint: str) -> GymError:
-    return GymError(ErrorCode.CONFIG_INVALID, f"{where}: {what}", hint)
+def _refused(where: str, problem: str, hint: str) -> GymError:
+    return GymError(ErrorCode.CONFIG_INVALID, f"{where}: {problem}", hint)

@@ -138,30 +138,30 @@ class ActiveVariants:
                 packed.setdefault((type(weight.held), weight.held.form), {})[variant] = weight.held
         return tuple(self._packed(form, deltas) for (_, form), deltas in packed.items())
 
-    def _packed(self, form: str, found: dict[int, Resident]) -> Packed:
+    def _packed(self, form: str, deltas: dict[int, Resident]) -> Packed:
         place = None
-        if len(found) < len(self.variants):
+        if len(deltas) < len(self.variants):
             place = np.full(len(self.variants) + 1, -1, dtype=np.int64)
-            place[list(found)] = np.arange(len(found))
-        held = list(found.values())
+            place[list(deltas)] = np.arange(len(deltas))
+        held = list(deltas.values())
         try:
             batch = type(held[0]).batch(held, self._layout.kernel)
         except CodecError as error:
             raise GymError(
                 ErrorCode.USAGE, f"{self._layout.kernel}: {error}", "load variants with this model's layout"
             ) from error
-        return Packed(form, batch, place, found)
+        return Packed(form, batch, place, deltas)
 
-    def _factors(self, found: dict[int, FactorWeight]) -> Factors | None:
-        if not found:
+    def _factors(self, deltas: dict[int, FactorWeight]) -> Factors | None:
+        if not deltas:
             return None
-        factors = {v: o.factors(getattr(torch, self._layout.dtype)) for v, o in found.items()}
+        factors = {v: o.factors(getattr(torch, self._layout.dtype)) for v, o in deltas.items()}
         return Factors({v: (a.contiguous(), b.T.contiguous()) for v, (a, b) in factors.items()})
 
-    def _stacked(self, found: dict[int, VariantWeight]) -> Tensor | None:
-        if not found:
+    def _stacked(self, deltas: dict[int, VariantWeight]) -> Tensor | None:
+        if not deltas:
             return None
-        held = {v: o.values for v, o in found.items() if isinstance(o, VectorWeight)}
+        held = {v: o.values for v, o in deltas.items() if isinstance(o, VectorWeight)}
         if len(held) == len(self.variants):
             return torch.stack(list(held.values()))
         none = torch.zeros_like(next(iter(held.values())))

@@ -213,8 +213,8 @@ def _dense(part: Tensor) -> Tensor:
     return part if part.stride(2) == 1 and part.stride(1) == part.shape[2] else part.contiguous()
 
 
-def _into(out: Tensor | None, found: Tensor) -> Tensor:
-    return found if out is None else out.copy_(found)
+def _into(out: Tensor | None, result: Tensor) -> Tensor:
+    return result if out is None else out.copy_(result)
 
 
 Masks = dict[tuple[int, int, int, int | None], Tensor]

@@ -100,12 +100,12 @@ def plain_config(folder: Path) -> PlainConfig | None:
     )
 
 
-def _rope_theta(found: dict[str, Any]) -> float | None:
+def _rope_theta(values: dict[str, Any]) -> float | None:
     """Return the theta of the ordinary rope, in the notation of transformers 5 or before."""
-    rope = found.get("rope_parameters")
+    rope = values.get("rope_parameters")
     if rope is None:
-        rope = {"rope_type": "default", "rope_theta": found.get("rope_theta")}
-        if found.get("rope_scaling") is not None:
+        rope = {"rope_type": "default", "rope_theta": values.get("rope_theta")}
+        if values.get("rope_scaling") is not None:
             return None
     if not isinstance(rope, dict) or set(rope) != _ROPE_KEYS or rope["rope_type"] != "default":
         return None
@@ -115,19 +115,19 @@ def _rope_theta(found: dict[str, Any]) -> float | None:
     )
 
 
-def _attends_to_all(kind: str, found: dict[str, Any]) -> bool:
+def _attends_to_all(kind: str, values: dict[str, Any]) -> bool:
     """Return whether no layer has a window."""
-    if any(layer != "full_attention" for layer in found.get("layer_types") or ()):
+    if any(layer != "full_attention" for layer in values.get("layer_types") or ()):
         return False
     if kind == "llama":
-        return found.get("sliding_window") is None
+        return values.get("sliding_window") is None
     if kind == "mistral":  # a file without the key has a window
-        return "sliding_window" in found and found["sliding_window"] is None
-    return found.get("use_sliding_window") is False
+        return "sliding_window" in values and values["sliding_window"] is None
+    return values.get("use_sliding_window") is False
 
 
-def _head_dim(kind: str, found: dict[str, Any]) -> int | None:
-    dim, hidden, heads = found.get("head_dim"), found["hidden_size"], found["num_attention_heads"]
+def _head_dim(kind: str, values: dict[str, Any]) -> int | None:
+    dim, hidden, heads = values.get("head_dim"), values["hidden_size"], values["num_attention_heads"]
     if dim is None and kind != "qwen3" and hidden % heads == 0:
         dim = hidden // heads
     return dim if type(dim) is int and dim > 0 and dim % 2 == 0 and dim <= 1024 else None

@@ -113,13 +113,13 @@ def unfit(model: Any) -> str:
     return ""
 
 
-def base_format_for(wanted: str, dtype: str, why_not: str, name: str) -> str | None:
+def base_format_for(requested: str, dtype: str, why_not: str, name: str) -> str | None:
     """Resolve the packed format of the linear layers; None leaves the model's own weights to torch.
 
     ``auto`` packs a bfloat16 base without loss if there is native code, which reads it twice as fast.
 
     Args:
-        wanted: ``auto``, or a format of ``gym_quant.linear``.
+        requested: ``auto``, or a format of ``gym_quant.linear``.
         dtype: The model's dtype.
         why_not: Why the decoder does not compute the model's steps; empty if it does.
         name: The name of the model, for the error.
@@ -127,33 +127,33 @@ def base_format_for(wanted: str, dtype: str, why_not: str, name: str) -> str | N
     Raises:
         GymError: ``CONFIG_INVALID`` for a named format if transformers' forward computes the model.
     """
-    if wanted == "auto":
+    if requested == "auto":
         return "bfloat16" if dtype == "bfloat16" and not why_not and dispatch.path() != "torch" else None
-    if wanted not in linear_formats():
+    if requested not in linear_formats():
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"base_format is {wanted!r}",
+            f"base_format is {requested!r}",
             f"use auto, {' or '.join(linear_formats())}",
         )
     if why_not:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"base_format {wanted}: {name} is served by transformers' own forward, as {why_not}",
+            f"base_format {requested}: {name} is served by transformers' own forward, as {why_not}",
             "leave base_format at auto",
         )
-    return wanted
+    return requested
 
 
-def kernel_for(wanted: str, base_format: str | None, model: Any) -> str:
+def kernel_for(requested: str, base_format: str | None, model: Any) -> str:
     """Resolve the kernel of sign deltas: ``exact`` for a float32 base, ``lookup`` for one that already loses more.
 
     Args:
-        wanted: ``auto``, ``exact``, ``lookup`` or ``lookup16``.
+        requested: ``auto``, ``exact``, ``lookup`` or ``lookup16``.
         base_format: The configured format; None: the model's own weights.
         model: The model.
     """
-    if wanted != "auto":
-        return wanted
+    if requested != "auto":
+        return requested
     weights = next(model.parameters())
     narrow = weights.dtype == torch.bfloat16 or base_format not in (None, "auto")
     return "lookup" if narrow and weights.device.type == "cpu" else "exact"

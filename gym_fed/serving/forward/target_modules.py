@@ -244,7 +244,7 @@ def _token_axis(long: torch.Size, short: torch.Size) -> int | None:
     return None
 
 
-def _close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+def _close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
     tolerance = 1e-4 if dtype == torch.float32 else 3e-2
-    most = float(wanted.abs().max())
-    return bool(((found - wanted).abs().max() <= tolerance * max(most, 1e-6)).item())
+    most = float(expected.abs().max())
+    return bool(((actual - expected).abs().max() <= tolerance * max(most, 1e-6)).item())

@@ -86,9 +86,9 @@ def step_logits(served: MultiVariantModel) -> Tensor:
     return torch.stack(logits)
 
 
-def distance(found: Tensor, wanted: Tensor) -> float:
+def distance(actual: Tensor, expected: Tensor) -> float:
     """Return the distance of two logits, relative to the norm of the expected ones."""
-    return float((found - wanted).norm() / wanted.norm().clamp_min(1e-6))
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-6))
 
 
 def require_same(served: MultiVariantModel, stock: Tensor) -> None:
@@ -197,11 +197,11 @@ def _decoded(served: MultiVariantModel, decoder: Decoder) -> Tensor:
         return served.step([Chunk(tokens(served.vocabulary), served.new_cache(), num_logits=3)])
 
 
-def _require(found: Tensor, wanted: Tensor, limit: float, what: str, hint: str) -> None:
-    off = distance(found, wanted) if found.shape == wanted.shape else float("inf")
+def _require(actual: Tensor, expected: Tensor, limit: float, name: str, hint: str) -> None:
+    off = distance(actual, expected) if actual.shape == expected.shape else float("inf")
     if not off <= limit:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"the base cannot be served: its logits in {what} are off by {off:.1e} of their norm, over {limit}",
+            f"the base cannot be served: its logits in {name} are off by {off:.1e} of their norm, over {limit}",
             hint,
         )

@@ -158,14 +158,14 @@ def _variant_weight(
     return PackedWeight(held.for_kernel(layout.kernel))
 
 
-def _require_finite(what: str, values: Tensor) -> None:
+def _require_finite(name: str, values: Tensor) -> None:
     """Check values in the step's dtype, since one product has the factors of all variants.
 
     Raises:
         CodecError: For infinities and NaN.
     """
     if not bool(torch.isfinite(values).all()):
-        raise CodecError(f"{what} is not finite in the base's {str(values.dtype).removeprefix('torch.')}")
+        raise CodecError(f"{name} is not finite in the base's {str(values.dtype).removeprefix('torch.')}")
 
 
 MOST_KEPT = 64 << 20

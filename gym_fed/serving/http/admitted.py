@@ -191,5 +191,5 @@ def _marks(data: bytes | bytearray) -> int:
     return sum(map(data.count, (b"{", b"[", b",")))
 
 
-def _too_large(said: str) -> RequestError:
-    return RequestError(f"the body {said}", code=ErrorCode.TOO_LARGE, hint="send less at once")
+def _too_large(problem: str) -> RequestError:
+    return RequestError(f"the body {problem}", code=ErrorCode.TOO_LARGE, hint="send less at once")

@@ -191,9 +191,9 @@ class PictureSlots:
         self._seconds[caller] += seconds
         self._next()
 
-    def _used_then(self, one: _Waiter) -> float:
+    def _used_then(self, waiter: _Waiter) -> float:
         """Estimate the seconds that a caller will have used when this request is answered."""
-        return self._seconds[one.caller] + one.pictures * self._per_picture
+        return self._seconds[waiter.caller] + waiter.pictures * self._per_picture
 
     def _next(self) -> None:
         while self._running.total() < SLOTS:

@@ -179,10 +179,10 @@ def _plain(prefix: str, stats: Any, counts: dict[str, str], states: dict[str, st
         yield GaugeMetricFamily(f"{prefix}_{name}", description, value=getattr(stats, name))
 
 
-def _histogram(name: str, description: str, found: Any) -> Metric:
+def _histogram(name: str, description: str, histogram: Any) -> Metric:
     """Convert counts per bucket to Prometheus's cumulative ones."""
     buckets, total = [], 0
-    for bound, count in zip([*map(str, found.bounds), "+Inf"], found.counts, strict=True):
+    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return HistogramMetricFamily(name, description, buckets=buckets, sum_value=found.sum)
+    return HistogramMetricFamily(name, description, buckets=buckets, sum_value=histogram.sum)

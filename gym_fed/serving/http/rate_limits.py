@@ -124,9 +124,9 @@ class RateLimits:
         self._buckets = in_use
 
 
-def _headers(found: dict[str, tuple[int, _Bucket]]) -> Headers:
+def _headers(buckets: dict[str, tuple[int, _Bucket]]) -> Headers:
     headers = {}
-    for name, (limit, bucket) in found.items():
+    for name, (limit, bucket) in buckets.items():
         headers[f"x-ratelimit-limit-{name}"] = str(limit)
         headers[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.left)))
         headers[f"x-ratelimit-reset-{name}"] = _duration((limit - bucket.left) * _MINUTE / limit)

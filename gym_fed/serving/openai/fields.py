@@ -68,9 +68,9 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
         raise RequestError(f"field {param!r}: {first['msg']}", param=param) from error
 
 
-def off(field: str, said: str) -> PydanticCustomError:
+def off(field: str, message: str) -> PydanticCustomError:
     """Return an error of a whole-request validator, with the field to blame, which pydantic does not know."""
-    return PydanticCustomError("off", "{said}", {"said": said, "field": field})
+    return PydanticCustomError("off", "{said}", {"said": message, "field": field})
 
 
 def only(*neutral: Any) -> BeforeValidator:
@@ -87,7 +87,7 @@ def only(*neutral: Any) -> BeforeValidator:
 _PICTURES = ("image_url", "input_image")
 
 
-def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
+def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
     """Return an error that refuses an unsupported ``type`` by its name."""
     remedy = (
         ". A picture belongs into a message of role user: as image_url in chat, as input_image in responses"
@@ -96,7 +96,7 @@ def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
         "unsupported",
         "{what} of type {kind} are not supported here: {supported} alone{remedy}",
         {
-            "what": what,
+            "what": name,
             "kind": repr(kind[:80]),
             "supported": ", ".join(supported),
             "remedy": remedy if kind in _PICTURES else "",
@@ -104,7 +104,7 @@ def not_supported(what: str, kind: str, *supported: str) -> PydanticCustomError:
     )
 
 
-def known_type(what: str, *supported: str) -> BeforeValidator:
+def known_type(name: str, *supported: str) -> BeforeValidator:
     """Refuse unsupported values of ``type`` by name, for a nested object or a string.
 
     A value without a type, or that is not an object, is left to the schema.
@@ -113,7 +113,7 @@ def known_type(what: str, *supported: str) -> BeforeValidator:
     def check(value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind not in supported:
-            raise not_supported(what, kind, *supported)
+            raise not_supported(name, kind, *supported)
         return value
 
     return BeforeValidator(check)

@@ -93,20 +93,20 @@ def check_response(body: Any) -> None:
     ResponsesAsChat(request, _earlier(request.previous_response_id, LOCAL, None)).chat()
 
 
-def store_of(wanted: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:
+def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:
     """Return the store for an answer, as its request's ``store`` says; None: do not store it.
 
     Raises:
         RequestError: If the answer must be stored, and the server stores none.
     """
-    if wanted and stored is None:
+    if requested and stored is None:
         raise RequestError(
             "field 'store': no answers are kept here",
             param="store",
             name="unsupported_parameter",
             hint="leave it out; a server keeps them unless stored_answers.bytes_per_key is 0",
         )
-    return stored if (default if wanted is None else wanted) else None
+    return stored if (default if requested is None else requested) else None
 
 
 def _earlier(previous: str | None, caller: Caller, stored: StoredAnswers | None) -> list[dict[str, Any]]:

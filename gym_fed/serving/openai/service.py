@@ -221,10 +221,10 @@ class OpenAIService:
             model.name, started, lengths, encoding, refusals.translate, on_end, request.dimensions
         )
 
-    def _require_dimensions(self, wanted: int | None) -> None:
-        if wanted is not None and self._embedding_size is not None and wanted > self._embedding_size:
+    def _require_dimensions(self, requested: int | None) -> None:
+        if requested is not None and self._embedding_size is not None and requested > self._embedding_size:
             raise RequestError(
-                f"field 'dimensions': {wanted} is more than the model's {self._embedding_size}",
+                f"field 'dimensions': {requested} is more than the model's {self._embedding_size}",
                 param="dimensions",
                 hint="give fewer, or leave it out",
             )
@@ -355,11 +355,11 @@ class OpenAIService:
             raise
         return started
 
-    def _require_room_for(self, number: int, what: str, param: str) -> None:
+    def _require_room_for(self, number: int, noun: str, param: str) -> None:
         """Refuse more answers than an idle server could queue together."""
         if number > self._max_at_once:
             raise RequestError(
-                f"{what} {number}; this server has room for {self._max_at_once} at once",
+                f"{noun} {number}; this server has room for {self._max_at_once} at once",
                 param=param,
                 hint="request fewer at once",
             )

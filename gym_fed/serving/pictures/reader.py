@@ -107,9 +107,9 @@ class PictureEncoder:
         self.computed += 1
         return features
 
-    def _keep(self, key: tuple[str, bytes], found: Tensor) -> None:
-        self._kept[key] = found
-        self._bytes += found.nbytes
+    def _keep(self, key: tuple[str, bytes], features: Tensor) -> None:
+        self._kept[key] = features
+        self._bytes += features.nbytes
         while self._bytes > self._limit and self._kept:
             _, dropped = self._kept.popitem(last=False)
             self._bytes -= dropped.nbytes

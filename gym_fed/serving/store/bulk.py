@@ -206,11 +206,11 @@ class _Faults:
 
 
 @contextmanager
-def _one_step(progress: Progress, what: str, total: int) -> Iterator[None]:
+def _one_step(progress: Progress, step: str, total: int) -> Iterator[None]:
     """Report the beginning and the end of a step without intermediate progress."""
-    progress(what, 0, total)
+    progress(step, 0, total)
     yield
-    progress(what, total, total)
+    progress(step, total, total)
 
 
 def _require_distinct(variants: Sequence[IncomingVariant]) -> None:

@@ -254,5 +254,5 @@ def _hash(path: Path) -> tuple[str, Identity]:
             return hashlib.file_digest(file, "sha256").hexdigest(), identity
 
 
-def _identity(found: os.stat_result) -> Identity:
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -339,9 +339,9 @@ class Transaction:
             )
 
 
-def _digests(found: sqlite3.Cursor) -> set[str]:
+def _digests(cursor: sqlite3.Cursor) -> set[str]:
     """Return the digests of deleted rows, without damaged ones, which name no file."""
-    return {row[0] for row in found.fetchall() if is_digest(row[0])}
+    return {row[0] for row in cursor.fetchall() if is_digest(row[0])}
 
 
 def _text(raw: bytes) -> str:

@@ -167,12 +167,12 @@ class ResidentFiles:
         self._digests.clear()
         self.used_bytes = 0
 
-    def _drop_unused(self, found: ResidentFile) -> bool:
+    def _drop_unused(self, file: ResidentFile) -> bool:
         """Drop a file that nobody uses and no row may use again."""
-        if found.pins or found.rows:
+        if file.pins or file.rows:
             return False
-        del self._files[found.variant.delta_sha256]
-        self.used_bytes -= found.variant.resident_bytes
+        del self._files[file.variant.delta_sha256]
+        self.used_bytes -= file.variant.resident_bytes
         return True
 
 

@@ -198,8 +198,8 @@ def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
     A rule ``NAME[lazy]: TEXT mark`` ends free text at the first mark. A control token ends it by itself.
     """
 
-    def lazy(found: re.Match[str]) -> str:
-        rule, before, text = found.groups()
+    def lazy(match: re.Match[str]) -> str:
+        rule, before, text = match.groups()
         if text in control:
             return f"{rule}: {before} <[{control[text]}]>"
         return f"{rule}[lazy]: {before} {quoted(text)}"
