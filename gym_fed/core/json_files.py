@@ -18,6 +18,8 @@ MAX_BYTES = 64 << 20
 """The index of 20,000 tensors takes 2 MB."""
 MAX_DEPTH = 64
 """As for YAML; configurations of models are at most 8 deep."""
+MAX_REQUEST_DEPTH = 128
+"""Templates, schemas and pydantic recurse once or more per level of a request."""
 
 
 def read_object(
@@ -90,19 +92,16 @@ def _parts(container: dict[Any, Any] | list[Any]) -> list[Any]:
     return list(container.values()) if isinstance(container, dict) else container
 
 
-MAX_REQUEST_DEPTH = 128
-
-
 def strict_json(data: bytes | bytearray) -> Any:
-    """The value.
+    """Parse JSON of a request: repeated names, ``NaN`` and nesting beyond ``MAX_REQUEST_DEPTH`` are refused.
 
     Raises:
-        ValueError: Why there is none.
+        ValueError: With the reason.
     """
     try:
-        found = json.loads(data, parse_constant=no_constant, object_pairs_hook=each_once)
+        value = json.loads(data, parse_constant=no_constant, object_pairs_hook=each_once)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if is_deeper(found, MAX_REQUEST_DEPTH):
+    if is_deeper(value, MAX_REQUEST_DEPTH):
         raise ValueError(f"nested too deeply, beyond {MAX_REQUEST_DEPTH} levels")
-    return found
+    return value

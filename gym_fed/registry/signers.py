@@ -1,8 +1,8 @@
 """Trust in signers: the first key of a model is shown by fingerprint, accepted, and pinned (trust on first use).
 
-Whoever can write to a store can put a version under any name, so a name is known by the keys that sign it, as a hub is
-known by its key. The first key is accepted by a person, or named by ``--signer``; a later one is refused until it is
-named.
+Anybody who can write to a store can put a version under any name, so a name is known by the keys that sign it, as a
+hub is known by its key. The first key is accepted by a person, or named by ``--signer``; a later one is refused until
+it is named.
 """
 
 from __future__ import annotations

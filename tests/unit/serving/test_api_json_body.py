@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gym_fed.core.errors import ErrorCode
-from gym_fed.core.json_files import MAX_DEPTH, strict_json
+from gym_fed.core.json_files import MAX_REQUEST_DEPTH, strict_json
 from gym_fed.serving.http import admitted
 from gym_fed.serving.http.admitted import MAX_BODY_BYTES, MAX_VALUES, parse_body
 from gym_fed.serving.openai.catalogue import LOCAL
@@ -90,7 +90,7 @@ async def test_a_body_is_parsed_beside_the_event_loop_in_its_caller_s_turn(
     assert threads[0] != threading.get_ident()
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH - 8, MAX_DEPTH + 8, 500, 700, 900, 100_000])
+@pytest.mark.parametrize("depth", [MAX_REQUEST_DEPTH - 8, MAX_REQUEST_DEPTH + 8, 500, 700, 900, 100_000])
 @pytest.mark.parametrize("field", ["tools", "response_format", "metadata"])
 async def test_deep_nesting_is_refused_or_understood(depth: int, field: str) -> None:
     deep = '{"a":' * depth + "1" + "}" * depth
@@ -105,4 +105,4 @@ async def test_deep_nesting_is_refused_or_understood(depth: int, field: str) -> 
             CHAT, content=body, headers={"content-type": "application/json"}
         )
     assert answer.status_code == 400
-    assert (answer.json()["error"]["code"] == "invalid_json") == (depth > MAX_DEPTH)
+    assert (answer.json()["error"]["code"] == "invalid_json") == (depth > MAX_REQUEST_DEPTH)
