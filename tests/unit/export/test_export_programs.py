@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import errno
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats._program import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.openvino import OpenVino
-from gym_fed.export.readers.program import ProgramExport
+from gym_fed.export.gguf.metadata import metadata_of
+from gym_fed.export.readers.program import ProgramExport, rendered
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.adapters import sibling
@@ -163,3 +167,33 @@ def test_programs_of_other_runtimes_are_read_back_by_these(tmp_path: Path, forma
     record = export(open_source("gym-nano"), format, tmp_path / "out", Options())
     assert record["check"]["read_back"]["max"] < 1e-3
     assert record["check"]["read_back"]["same_greedy_tokens"]
+
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+PUBLISHED = files("trl") / "chat_templates"
+AS_JSON = "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{{ tools is none }}{% endfor %}"
+
+
+def published(name: str) -> str:
+    return (PUBLISHED / f"{name}.jinja").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["cohere2", "gptoss", "llama3_1", "qwen3_training", ""])
+def test_a_message_is_rendered_as_transformers_does(name: str) -> None:
+    template = published(name) if name else AS_JSON
+    message = {"role": "user", "content": "<Über> 'a' & b"}
+    wanted, _ = render_jinja_template(
+        [[message]], chat_template=template, add_generation_prompt=True, **SPECIAL
+    )
+    assert rendered(template, message["content"], SPECIAL) == wanted[0]
+
+
+def test_of_templates_by_name_a_gguf_file_is_compared_on_the_default_without_marks() -> None:
+    tokenizer = MagicMock(bos_token_id=1, eos_token_id=2, pad_token_id=None, unk_token_id=0)
+    tokenizer.tokenizer = tokenizer
+    tokenizer.return_value = {"input_ids": [1, 5]}
+    tokenizer.chat_template = {"default": "a{% generation %}b{% endgeneration %}", "tool_use": "c"}
+    model = SimpleNamespace(generation_config=None)
+    found = metadata_of(Source("named", model, tokenizer, None), 0)["tokenizer.chat_template"]
+    assert found.startswith("a")
+    assert "generation" not in found

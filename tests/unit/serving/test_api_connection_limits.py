@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import os
+import signal
+import threading
 from types import SimpleNamespace
 from typing import Any
 
-from gym_fed.config.serving import ConnectionsConfig
+import pytest
+
+from gym_fed.config.serving import ConnectionsConfig, ServingConfig
 from gym_fed.serving.http.connections import Connections, _Counted
+from gym_fed.serving.http.server import run_server
 
 CONFIG = ConnectionsConfig(max_connections=10, max_per_address=4, stalled_seconds=60)
 
@@ -66,3 +74,14 @@ def test_who_takes_nothing_of_its_answer_is_given_up_and_who_takes_some_is_not()
     assert (why(63.0), why(122.0)) == ("", ""), "it took some"
     unsent[0] = 0
     assert why(1000.0) == "", "there is nothing to take"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
+def test_a_stop_by_a_signal_leaves_no_error_behind(caplog: pytest.LogCaptureFixture) -> None:
+    config = ServingConfig(base="gym-nano", variants=None, device="cpu", num_threads=1, port=0)
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        finished = run_server(config, on_ready=lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        gc.collect()
+    assert finished
+    assert threading.current_thread() is threading.main_thread()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

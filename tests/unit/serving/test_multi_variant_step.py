@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gym_quant.kernels import MODES
+from torch.nn import functional
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
@@ -15,6 +17,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.serving.forward.tree_attention import TreeAttention
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 PROMPTS = [[5, 9, 2, 44, 17, 3, 8], [1, 2, 3], [90, 80, 70, 60, 50], [7, 7, 9, 11], [33, 4, 12, 60, 2, 9]]
@@ -215,3 +218,37 @@ def test_the_kernel_that_multiplied_is_counted_and_no_other(tmp_path: Path, kern
         served._variants.bulk_rows = 4
         served.step([Chunk(PROMPTS[2], served.new_cache(), held, wants_logits=False)])
         assert dict(served.sign_products) == {**wanted, "decoded": target_modules - 1}
+
+
+def _visible(parents: list[int], lengths: list[int]) -> np.ndarray:
+    """Of nodes in depth-first order, each with the number of its parent or -1."""
+    ends = np.cumsum(lengths)
+    seen = np.zeros((ends[-1], ends[-1]), dtype=bool)
+    for parent, length, end in zip(parents, lengths, ends, strict=True):
+        if parent >= 0:
+            seen[end - length : end] = seen[ends[parent] - 1]
+        seen[end - length : end, end - length : end] = np.tri(length, dtype=bool)
+    return seen
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2)])
+def test_runs_of_trees_attend_as_all_pairs_behind_a_mask(heads: int, kv_heads: int) -> None:
+    trees = [
+        _visible([-1, 0, 0, 2, 2, 0], [130, 40, 3, 1, 2, 17]),
+        _visible([-1], [1]),
+        _visible([-1, 0, 0, 0], [9, 1, 1, 1]),
+        _visible([-1], [150]),
+    ]
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(len(one) for one in trees)
+    query = torch.randn(heads, tokens, 8, generator=generator)
+    key = torch.randn(kv_heads, tokens, 8, generator=generator)
+    value = torch.randn(kv_heads, tokens, 4, generator=generator)
+    seen = torch.block_diag(*(torch.from_numpy(one) for one in trees)).bool()
+    wanted = functional.scaled_dot_product_attention(
+        query[None].double(), key[None].double(), value[None].double(), attn_mask=seen, enable_gqa=True
+    )[0].transpose(0, 1)
+    attention = TreeAttention(trees, torch.float32, torch.device("cpu"))
+    assert len(attention._products) > 1
+    found = attention.attend(0, query, key, value, 8**-0.5)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
@@ -21,7 +23,9 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.openai.tokenizing import TOKENIZE
-from gym_fed.serving.pictures.reader import PictureReader
+from gym_fed.serving.pictures.decoding import Picture
+from gym_fed.serving.pictures.processor import ProcessedPicture
+from gym_fed.serving.pictures.reader import PictureEncoder, PictureReader
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.siblings import make_sibling
 from tests.support.variants import merged, write_random_delta
@@ -408,3 +412,44 @@ def test_an_adapter_of_a_vision_model_is_encoded_and_served_with_pictures(
     with opened(llava, variants=tmp_path / "store", require_signature=False) as serving:
         assert answer(serving)[0] != wanted
         assert answer(serving, model=f"{serving.served_name}:run")[0] == wanted
+
+
+BYTES = 4 * 8 * 4
+
+
+class Tower(nn.Linear):
+    """Four features of eight numbers for every picture."""
+
+    def get_image_features(self, **_given: Any) -> Any:
+        class Output:
+            pooler_output = torch.zeros(1, 4, 8)
+
+        return Output()
+
+
+def features(encoder: PictureEncoder, number: int, owner: str = "ann") -> Any:
+    picture = Picture(b"", 1, 1, "auto", bytes([number]))
+    return encoder.features(picture, ProcessedPicture([1] * 4, [0, 1, 2, 3], {}), owner)
+
+
+def test_features_in_the_requests_of_one_owner_are_bounded() -> None:
+    encoder = PictureEncoder(Tower(8, 8), cache_bytes=2 * BYTES, owner_bytes=3 * BYTES)
+    held = [features(encoder, number) for number in range(5)]
+    with pytest.raises(GymError) as caught:
+        features(encoder, 5)
+    assert caught.value.code is ErrorCode.BUSY
+    assert caught.value.hint
+    assert features(encoder, 5, "ben") is not None
+    held.clear()
+    assert features(encoder, 5) is not None
+
+
+def test_features_that_a_request_has_are_found_though_they_are_not_kept() -> None:
+    encoder = PictureEncoder(Tower(8, 8), cache_bytes=BYTES)
+    first = features(encoder, 0)
+    for number in range(1, 4):
+        features(encoder, number)
+    computed = encoder.computed
+    assert features(encoder, 0) is first
+    assert encoder.computed == computed
+    assert encoder._bytes == BYTES

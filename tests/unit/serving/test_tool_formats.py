@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import random
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gym_fed.core.registries import TOOL_FORMATS
+from gym_fed.serving.openai.fields import parse
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.schemas import CHAT_NEUTRAL, ChatRequest
 from gym_fed.serving.openai.tool_calls import MAX_CALLS, Call, CallEnd, CallParser, MoreArguments
 from gym_fed.serving.openai.tool_formats._mistral import short_id
 from gym_fed.serving.openai.tool_formats.base import MAX_CALL_CHARACTERS
 from gym_fed.serving.openai.tool_formats.hermes import Hermes
 from gym_fed.serving.openai.tool_formats.pythonic import calls_of
-from gym_fed.serving.openai.tool_template import ToolTemplate
+from gym_fed.serving.openai.tool_template import ToolTemplate, ToolUse
 from tests.support.tool_templates import FORMS, OWN, form_of, renderer, source_of
 
 PARAMETERS = {
@@ -324,3 +327,30 @@ def test_tools_are_described_to_a_template_that_takes_no_system_message() -> Non
     kept = renderer(source_of("gemma3"))
     rows = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How is it?"}]
     assert "Be brief.\n\nYou can call" in kept(*ToolTemplate(kept, {}).prepare(rows, SHOWN))
+
+
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TEMPLATE: Any = SimpleNamespace(
+    shown_ids=tuple,
+    format=SimpleNamespace(close=""),
+    grammar=lambda tools, *, one, required: json.dumps(tools),
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "choice", "held"),
+    [
+        ({}, "required", NOTHING),
+        ({"strict": True}, "auto", NOTHING),
+        ({"parameters": {}}, "required", {}),
+        ({"parameters": {"type": "object"}}, "required", {"type": "object"}),
+    ],
+)
+def test_a_tool_that_names_no_parameters_is_called_without_any(
+    function: dict[str, Any], choice: str, held: dict[str, Any]
+) -> None:
+    tool = {"type": "function", "function": {"name": "now", **function}}
+    message = {"role": "user", "content": "x"}
+    body = {"model": "m", "messages": [message], "tools": [tool], "tool_choice": choice}
+    request = parse(ChatRequest, body, CHAT_NEUTRAL)
+    assert json.loads(ToolUse(request, TEMPLATE).sampling()["grammar"].text) == {"now": held}
