@@ -225,6 +225,6 @@ def require_tag(tag: str) -> None:
     if not is_tag(tag):
         raise GymError(
             ErrorCode.USAGE,
-            f"{plain(tag, 80)!r} is no tag",
+            f"{plain(tag, 80)!r} is not a valid tag",
             "a small letter first, then small letters, digits, dots and dashes, such as stable",
         )

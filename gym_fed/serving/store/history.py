@@ -159,7 +159,7 @@ def undo(
         missing = "an earlier revision" if to is None else f"an earlier revision {to}"
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"variant {name!r}, at revision {newest.revision}, has not {missing} here",
+            f"variant {name!r}, at revision {newest.revision}, does not have {missing} here",
             f"earlier ones that are kept: {there}",
         )
     store.history.verify(target)

@@ -173,7 +173,7 @@ def test_a_file_that_is_none_of_the_conversations_own_is_not_replaced(
 ) -> None:
     (tmp_path / "ada.key").write_text("secret")
     conversation = ChatSession(RuleWriter())
-    with pytest.raises(GymError, match="nothing was said"):
+    with pytest.raises(GymError, match="there are no messages"):
         conversation.save(tmp_path / "talk.json")
     list(conversation.say("hey"))
     with pytest.raises(GymError, match=r"ada\.key: is there") as caught:

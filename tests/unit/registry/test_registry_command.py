@@ -87,7 +87,7 @@ def test_what_a_push_says_to_fetch_it_with_names_the_registry(gym: Any, store: P
         (("push", "Me/Tiny", "MODEL"), "is not a valid model name"),
         (("push", "me/tiny", "MODEL", "--licence", "Free"), "Free"),
         (("push", "me/tiny", "MODEL", "--tag", "latest"), "always is the newest"),
-        (("push", "me/tiny", "MODEL", "--tag", "3"), "is no tag"),
+        (("push", "me/tiny", "MODEL", "--tag", "3"), "is not a valid tag"),
         (("push", "me/tiny", "MODEL", "--parent", "me/none@1"), "no model me/none"),
         (("push", "me/tiny", "MODEL", "--evals", "nowhere"), "no record of an evaluation at nowhere"),
         (("push", "me/tiny", "MODEL", "--description", "x" * 2001), "description"),

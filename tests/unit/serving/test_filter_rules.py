@@ -76,7 +76,7 @@ def test_files_are_read_together_and_categories_chosen(tmp_path: Path) -> None:
         ("[a]\n/^a/\n", 2, "beginning is not allowed"),
         ("[a]\n/(?i)a/\n", 2, "flags"),
         ("[a]\n/a{0,3}/\n", 2, "matches the empty text"),
-        ("[a]\n/a(/\n", 2, "is no regular expression"),
+        ("[a]\n/a(/\n", 2, "is not a regular expression"),
         ("[a]\n\u200b\n", 2, "without a character that is seen"),
         ("[a]\n" + "x" * 101 + "\n", 2, "more than 100 characters"),
         ("".join(f"[c{number}]\n" for number in range(33)), 33, "more than 32 categories"),

@@ -75,9 +75,9 @@ def test_of_several_frames_the_first_is_read() -> None:
     [
         ("https://example.org/cat.png", "fetches nothing"),
         ("HTTP://127.0.0.1/cat.png", "fetches nothing"),
-        ("file:///etc/passwd", "no data URL"),
-        ("/etc/passwd", "no data URL"),
-        ("", "no data URL"),
+        ("file:///etc/passwd", "is not a data URL"),
+        ("/etc/passwd", "is not a data URL"),
+        ("", "is not a data URL"),
         ("data:image/svg+xml;base64,AAAA", "svg"),
         ("data:text/html;base64,AAAA", "text/html"),
         ("data:image/png,AAAA", "not in base64"),
