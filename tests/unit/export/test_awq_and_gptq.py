@@ -1,4 +1,4 @@
-"""AWQ and GPTQ by auto-round: what is written, what calibrates it, how it is read back, what is refused."""
+"""AWQ and GPTQ by auto-round: files, calibration, reading back, and refusals."""
 
 from __future__ import annotations
 

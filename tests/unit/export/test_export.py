@@ -1,4 +1,4 @@
-"""Models written for other programs: what is written, what travels, what is compared, what is refused."""
+"""Exported models: contents, accompanying files, comparison with the source, and refusals."""
 
 from __future__ import annotations
 

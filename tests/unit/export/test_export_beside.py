@@ -1,4 +1,4 @@
-"""The record and the licences beside an exported file: never without each other, and nobody's file is replaced."""
+"""The record and licences of an exported file: always together, and never replacing another file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card of an export: licence, base, data sets and their licences, beside every format."""
+"""The model card of an export: licence, base, data sets and their licences, for every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which format is meant: words of other platforms, suffixes, and formats of other packages."""
+"""Resolution of the export format: names of other platforms, suffixes, and formats of other packages."""
 
 from __future__ import annotations
 

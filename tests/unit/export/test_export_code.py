@@ -1,4 +1,4 @@
-"""Python files that a hostile model names are never run, and no export names them."""
+"""Python files that a hostile model names are never run, and not named by any export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF LoRA adapters: llama.cpp's names and order of rows, read as factors again, and refused where they cannot be."""
+"""GGUF LoRA adapters: llama.cpp's names and row order, reading back as factors, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an export writes says nothing of where on this machine it was made."""
+"""An export reveals no paths of this machine."""
 
 from __future__ import annotations
 

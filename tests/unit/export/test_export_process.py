@@ -1,4 +1,4 @@
-"""The processes of an export: started ahead of their jobs, one for each job, and gone with the export."""
+"""Child processes of an export: started before their jobs, one per job, and gone with the export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of token ids to logits: any batch, length and padding, beyond a window; and what is refused."""
+"""Exported programs work for any batch, length and padding, also beyond a window; and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variants that leave: opened by every name, merged, as their own delta, and as LoRA with what that keeps."""
+"""Exported variants: by every name, merged, as their own delta, and as LoRA with the gain that it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF of a tuned Llama: what is read back, what the file says, what is refused."""
+"""GGUF of a tuned Llama: reading back, metadata, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF's blocks and mixtures of types: what the ``gguf`` package reads back, and llama.cpp's own choices."""
+"""GGUF's block types and mixtures: read back by the ``gguf`` package, with llama.cpp's own choices."""
 
 from __future__ import annotations
 

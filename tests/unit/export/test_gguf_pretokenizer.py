@@ -1,4 +1,4 @@
-"""llama.cpp's pre-tokenizers, recognised by what a tokenizer does to texts and not by who made it."""
+"""llama.cpp's pre-tokenizers are recognised by how a tokenizer splits texts."""
 
 from __future__ import annotations
 

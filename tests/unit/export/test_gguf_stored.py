@@ -1,4 +1,4 @@
-"""What a GGUF file holds against its source: a right file passes, every planted change is refused by its name."""
+"""Comparison of a GGUF file with its source: a correct file passes, every planted change is refused by name."""
 
 from __future__ import annotations
 

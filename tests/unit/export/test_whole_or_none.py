@@ -1,4 +1,4 @@
-"""Exports to one name at the same time, and exports that are killed: what is left under the name is whole or absent."""
+"""Concurrent and killed exports leave a complete file or none."""
 
 from __future__ import annotations
 

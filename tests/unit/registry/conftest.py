@@ -1,4 +1,4 @@
-"""A home of its own for each test, a store, and what is pushed to it."""
+"""A home folder per test, a store, and models to push to it."""
 
 from __future__ import annotations
 

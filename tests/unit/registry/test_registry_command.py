@@ -1,4 +1,4 @@
-"""`gym models` on a registry from the command line: what each verb prints, and what wrong input on purpose gets."""
+"""The commands of `gym models` on a registry: output, and errors for wrong input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that lie: manifests of wrong sizes, names, digests and signatures are refused before anything is believed."""
+"""Hostile stores: wrong sizes, names, digests and signatures are refused before anything is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders for the Hugging Face Hub: what lies in them, what the Hub's own library reads of them, and their upload."""
+"""Folders for the Hugging Face Hub: contents, what the Hub's own library reads, and their upload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry of models: what is pushed is pulled, by version and tag; a delta's model is rebuilt and checked."""
+"""The model registry: push and pull by version and tag; a delta's model is rebuilt and checked."""
 
 from __future__ import annotations
 

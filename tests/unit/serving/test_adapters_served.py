@@ -1,4 +1,4 @@
-"""`--adapter` of gym chat, api and batch: the adapter is in the weights of what answers."""
+"""The `--adapter` option of gym chat, api and batch: answers come from the merged weights."""
 
 from __future__ import annotations
 

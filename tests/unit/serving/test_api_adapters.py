@@ -1,4 +1,4 @@
-"""Variants added and removed over HTTP: by whom, from where, by whose signature, and felt by every server at once."""
+"""Variants added and removed over HTTP: permissions, paths, signatures, and effect on every server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP application over an engine that is scripted: statuses, refusals, metrics, timeouts and draining."""
+"""The HTTP application over a scripted engine: statuses, refusals, metrics, timeouts and draining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who makes room when `gym api` has too many connections, and who takes its answer too slowly."""
+"""Connection limits of `gym api`: which connection is closed, slow readers, and a clean stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are meant to hold up a server: many values, deep nesting, and where they are parsed."""
+"""Bodies designed to block a server: many values, deep nesting, and where they are parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of API keys: hashes alone, changed at run time, and never half written or another's to write."""
+"""The file of API keys: it holds hashes only, changes at run time, and is never half written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate limits of keys: buckets that fill again, what OpenAI's headers say of them, and how little is kept."""
+"""Rate limits of keys: refilling buckets, OpenAI's headers, and bounded state."""
 
 from __future__ import annotations
 

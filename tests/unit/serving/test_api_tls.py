@@ -1,4 +1,4 @@
-"""The server's TLS: files that could not be used are refused at the start, and a client that checks gets answers."""
+"""The server's TLS: unusable files are refused at the start, and a verifying client gets answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A packed base: the answers of the float32 model within the format's loss, and variants beside it."""
+"""A packed base answers like the float32 model within the format's loss, with variants, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base in its serving type: the digest of its float32 weights, read from the files, and the same weights."""
+"""The base in its serving dtype has the digest of its float32 weights, and the same weights."""
 
 from __future__ import annotations
 

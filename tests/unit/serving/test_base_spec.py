@@ -1,4 +1,4 @@
-"""What a base is called by, read from its files: as of the loaded model, and without torch."""
+"""The identity of a base read from its files equals that of the loaded model, without torch."""
 
 from __future__ import annotations
 

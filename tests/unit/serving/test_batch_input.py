@@ -1,4 +1,4 @@
-"""What `gym batch` refuses before anything runs: every line that cannot be run, by number, custom_id and field."""
+"""Input that `gym batch` refuses before anything runs, by line number, custom_id and field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a batch: every answer once, failures beside them, and going on where an end, a tear or a full queue came."""
+"""A batch run answers every request once, records failures, and resumes after a stop or a torn line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls in answers: their order beside text, their tokens, where they are cut short, and what follows."""
+"""Tool calls in answers: their order among text, their tokens, and calls that are cut short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The own forward gives what transformers' forward gives, and every row the same beside others as alone."""
+"""The decoder gives the results of transformers' forward, whatever else is in the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The content filter's classifier: gym-nano's own probabilities, and what they refuse, whole and streamed."""
+"""The content filter's classifier: gym-nano's own probabilities, and refusals whole and streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text held back: nothing of a match leaves however the text is cut, and everything else leaves unchanged."""
+"""Held-back text: no part of a match is released however the text is split; everything else is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of the content filter: what they match, and which files and patterns are refused by line."""
+"""Rules of the content filter: matches, and files and patterns that are refused by line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that users of OpenAI's clients, LangChain and vLLM send on their first day, and what becomes of them."""
+"""Fields that users of OpenAI's clients, LangChain and vLLM commonly send, and their effect."""
 
 from __future__ import annotations
 

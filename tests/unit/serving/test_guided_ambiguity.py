@@ -1,4 +1,4 @@
-"""Grammars that are ambiguous end their own answer in time; wide and deep ones that are not ambiguous are served."""
+"""Ambiguous grammars end their answer in time; wide and deep unambiguous ones are served."""
 
 from __future__ import annotations
 

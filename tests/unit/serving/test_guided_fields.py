@@ -1,4 +1,4 @@
-"""Answers held to patterns, choices, grammars and strict tools: by a random model, through the API without HTTP."""
+"""Answers constrained to patterns, choices, grammars and strict tools, by a random model through the API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that come slowly and at once: each caller holds a bounded part of the memory."""
+"""Slow concurrent bodies: each caller holds a bounded part of the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV caches in bfloat16 and int8: near to float32, smaller, and still without a trace of the batch."""
+"""KV caches in bfloat16 and int8 are close to float32, smaller, and independent of the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a KV cache: who holds them, who may write to them, and that each goes back."""
+"""Blocks of a KV cache: ownership, copy on write, and their return to the pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in mapped files: the file's numbers, without their pages once these are given back."""
+"""Tensors in mapped files: the file's values, and pages that are released."""
 
 from __future__ import annotations
 

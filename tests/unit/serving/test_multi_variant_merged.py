@@ -1,4 +1,4 @@
-"""One product with base plus delta in forwards of one variant: the same logits, and a base that stays as it is."""
+"""Merged products of base and delta give the same logits, and leave the base unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models can be served, with what of them changed by variants, and which are refused by name."""
+"""Models that can be served with variants, and models and tensors that are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every codec of the registry in serving: kept as it says itself, and answers are those of the merged model."""
+"""Every codec of the registry in serving: its packed form, and the answers of the merged model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of many variants gives every row what a model merged with its variant gives."""
+"""A step of many variants gives every row the result of a model merged with its variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's API without HTTP: what is refused and how, and what an answer looks like whole and streamed."""
+"""OpenAI's API without HTTP: refusals, and answers whole and streamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store that every command finds without a flag, and the base that its variants ask for."""
+"""The default variant store, and the base that its variants need."""
 
 from __future__ import annotations
 

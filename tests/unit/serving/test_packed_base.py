@@ -1,4 +1,4 @@
-"""A base that is packed is packed once: later starts map its file, compute the same, and read none of its weights."""
+"""A packed base is packed once: later starts map its file, compute the same, and read no weights."""
 
 from __future__ import annotations
 

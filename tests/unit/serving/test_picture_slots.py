@@ -1,4 +1,4 @@
-"""Requests with pictures: few are read at once, the caller who used least is next, and nothing is read for nobody."""
+"""Requests with pictures: few are read at once, the least served caller is next, and abandoned ones stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures in chat: the answers of transformers' own generate, whatever the engine does with prompt and cache."""
+"""Pictures in chat: the answers of transformers' own generate, whatever happens to prompt and cache."""
 
 from __future__ import annotations
 

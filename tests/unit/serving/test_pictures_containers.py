@@ -1,4 +1,4 @@
-"""What of a picture's file reaches the decoder: what makes its pixels, and nothing that grows as it is read."""
+"""Only the parts of a picture file that make its pixels reach the decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures as they arrive: nothing is fetched, and every bound holds before what it bounds is done."""
+"""Incoming pictures: nothing is fetched, and every bound is checked before the work that it bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base without transformers' classes: the same weights, digest and logits, and what it does not hold stays theirs."""
+"""A base without transformers' classes has the same weights, digest and logits; others are left to transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer without transformers' classes: the same ids, texts and prompts; what it does not know stays theirs."""
+"""A tokenizer without transformers' classes gives the same ids, texts and prompts, or is left to transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that begin as earlier ones: what is found, by whom, and what goes when blocks are needed."""
+"""The prefix cache: hits, their scope, and eviction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers that were recorded give the bits that they give when each call is made by Python."""
+"""Recorded layers are bit-identical to layers whose calls are made from Python."""
 
 from __future__ import annotations
 

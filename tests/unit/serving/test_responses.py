@@ -1,4 +1,4 @@
-"""The Responses API without HTTP: items in, events and items out, what goes on from what, and what is refused."""
+"""The Responses API without HTTP: items, events, continued responses, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request does not say about sampling is as the model's authors recommend, or as serving.yaml has it."""
+"""Sampling defaults of the model's authors and of serving.yaml, and the end tokens of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving computes elsewhere than on a CPU, on a CPU and on torch's device without storage (``meta``)."""
+"""Serving code for other devices, run on a CPU and on torch's ``meta`` device."""
 
 from __future__ import annotations
 

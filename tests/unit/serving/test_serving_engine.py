@@ -1,4 +1,4 @@
-"""What the engine answers does not depend on who else is being answered, and is what the model says."""
+"""The engine's answers equal the model's, whatever else is being answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that come one upon the other, to an engine that was idle, are read in one step."""
+"""A burst of requests to an idle engine is prefilled in one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that begins as an earlier one is prefilled from there on, for the same user, variant and key only."""
+"""A shared prefix is prefilled once, for the same user, variant and key only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in and when, and what the end of one request means for the others."""
+"""Admission, fairness and preemption of requests, and the effect of one request's end on others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a token is chosen: every parameter does what its definition says, for its own row only."""
+"""Sampling: every parameter does what its definition says, for its own row only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reader sees of an answer: whole characters, no end tokens, no part of a stop text, JSON where requested."""
+"""The text of answers: whole characters, no end tokens or stop texts, and JSON where requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snippets for other programs: they are Python and shell that names the variant, by chat or by completions."""
+"""Code snippets for other programs are valid Python and shell that name the variant."""
 
 from __future__ import annotations
 

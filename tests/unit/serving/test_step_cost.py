@@ -1,4 +1,4 @@
-"""How much prefill a step takes follows from what steps cost."""
+"""The scheduler bounds the prefill of a step by the measured cost of steps."""
 
 from __future__ import annotations
 

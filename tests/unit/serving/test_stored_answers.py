@@ -1,4 +1,4 @@
-"""Stored answers: bounded by time and by bytes, for each key and for all together."""
+"""Stored answers are bounded in time and bytes, per key and in total."""
 
 from __future__ import annotations
 

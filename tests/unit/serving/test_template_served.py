@@ -1,4 +1,4 @@
-"""`chat_template` of serving.yaml and `--chat-template`: another template writes the prompt in place of the model's."""
+"""The options `chat_template` and `--chat-template` replace the model's own template."""
 
 from __future__ import annotations
 

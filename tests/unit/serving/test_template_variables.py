@@ -1,4 +1,4 @@
-"""Reasoning, verbosity and a caller's own variables: heeded by templates that have them, refused by others."""
+"""Reasoning, verbosity and custom template variables are passed to templates that have them, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer whose pattern the library gives up on: an error that names it, wherever a text is encoded."""
+"""A tokenizer whose regex engine panics gives an error that names it, wherever a text is encoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai client's helpers with strict tools and `tool_choice: auto`, over HTTP, for each family's form of calls."""
+"""The openai client's helpers with strict tools and `tool_choice: auto`, over HTTP, for each tool format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks of calls that a tokenizer has as control tokens: shown in answers, and begun by their ids in grammars."""
+"""Call marks that are control tokens are shown in answers, and forced by their ids in grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls in the forms of the model families: found out from real templates, read as they stream, shown again."""
+"""Tool call formats: detected from real templates, parsed while streaming, and rendered again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many variants added at once: all or none, each file at fault named, identical files once."""
+"""Bulk addition of variants: all or none, every refused file named, identical files stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in memory: least recently used goes first, what is in use stays, one load a variant, errors reach all."""
+"""The cache of variants: eviction, pins, one load per variant, and errors for every waiter."""
 
 from __future__ import annotations
 

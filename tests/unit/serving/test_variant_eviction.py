@@ -1,4 +1,4 @@
-"""Which variants make room: those used least lately, and of equals the one whose last use is longest ago."""
+"""Eviction of variants: least frequently used first, ties by recency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A variant's earlier revisions: kept up to a number, listed, and made the newest again under a new number."""
+"""Earlier revisions of a variant: kept up to a limit, listed, and restored under a new number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variant store's registry: what is added, replaced and removed, by whom, and that nothing changed is ever used."""
+"""The variant store: addition, replacement and removal with their permissions, and checks before use."""
 
 from __future__ import annotations
 
