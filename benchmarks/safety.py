@@ -53,8 +53,8 @@ from _safety_models import ARMS, adapted, encode, merged, tune
 from _safety_rows import Benign, benign, chats, mixed, split
 from _safety_summary import summarise
 
+from gym_fed.evaluation.probe.probing import harmful_steps
 from gym_fed.evaluation.probe.prompts import ProbePrompts
-from gym_fed.evaluation.probe.resistance import harmful_steps
 from gym_fed.evaluation.scoring.opening import BASE, ModelRequest
 
 REFUSING_STEPS, STEPS = 12, 8

@@ -1,4 +1,4 @@
-"""How good a model is: tasks, held-out loss, exact match, single answers; how exact a delta is."""
+"""Evaluation of models and deltas: benchmark tasks, held-out loss, exact match, graders, and encoding error."""
 
 from __future__ import annotations
 

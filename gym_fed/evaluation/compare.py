@@ -1,4 +1,4 @@
-"""Compares two runs row by row: the difference with its confidence interval and p, and McNemar's test for accuracies.
+"""Row-by-row comparison of two runs: differences with confidence intervals and p-values, and McNemar's test.
 
 Rows are paired by their digest. Two models answer the same rows, so their scores rise and fall together; the paired
 difference is known far better than the two means are. With 200 rows even that cannot show 2 points.
@@ -25,15 +25,15 @@ _BLOCK = 1 << 22  # draws at once: 32 MiB
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of one run's values minus another's, over the same rows.
+    """The mean paired difference of two runs over the same rows.
 
     Attributes:
         difference: First minus second.
         stderr: Standard error of ``difference``; None for fewer than two rows.
-        lower: Of the confidence interval.
-        upper: Of the confidence interval.
-        p_value: How often chance alone gives a difference as large, either way.
-        num_samples: How many rows.
+        lower: Lower bound of the confidence interval.
+        upper: Upper bound of the confidence interval.
+        p_value: Two-sided p-value of the difference.
+        num_samples: The number of rows.
         mcnemar_p: Exact, two-sided; None unless all values are 0 or 1.
         first_only: Rows that only the first has right; None as above.
         second_only: Rows that only the second has right.
@@ -52,16 +52,16 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """One task in two runs.
+    """The comparison of one task in two runs.
 
     Attributes:
         task: Name.
-        metrics: By name; of the rows that both have.
+        metrics: Differences by metric, over common rows.
         first: Means of the first run over these rows.
         second: Means of the second.
         higher_is_better: Which way each metric is better.
-        only_first: How many rows the second lacks.
-        only_second: How many rows the first lacks.
+        only_first: The number of rows missing in the second run.
+        only_second: The number of rows missing in the first run.
         notes: What else differs, such as the number of examples in the prompt.
     """
 
@@ -77,13 +77,13 @@ class TaskComparison:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two runs, task by task.
+    """The comparison of two runs, task by task.
 
     Attributes:
         first: Name of the first model.
         second: Name of the second.
-        confidence: Of the intervals.
-        tasks: By name: those that both have.
+        confidence: Confidence of the intervals.
+        tasks: Comparisons by task, for common tasks.
         missing: Tasks that only one of them has.
     """
 
@@ -103,13 +103,13 @@ def compare_results(
     seed: int = 0,
     shared_only: bool = False,
 ) -> RunComparison:
-    """Compare two runs on the tasks that both have.
+    """Compare two runs on their common tasks.
 
     Args:
-        first: What is compared.
+        first: The first run.
         second: With what; a positive difference means that ``first`` is higher.
-        confidence: Of the intervals, between 0 and 1.
-        resamples: Of the bootstrap.
+        confidence: Confidence of the intervals, between 0 and 1.
+        resamples: Number of bootstrap resamples.
         seed: The same seed gives the same intervals.
         shared_only: Compare on the rows that both have, where they do not have the same; otherwise refused.
 
@@ -139,17 +139,17 @@ def paired_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PairedDifference:
-    """The mean difference of two runs' values over the same rows, in the same order.
+    """Compute the mean difference of two runs' values over the same rows, in the same order.
 
     The interval is the percentile interval of the bootstrap over rows. ``p_value`` resamples the differences moved to a
     mean of 0 and counts those at least as far from it as the one that was seen, itself included.
 
     Args:
         first: One value a row.
-        second: As many.
-        confidence: Of the interval, between 0 and 1.
-        resamples: Of the bootstrap, at least 100.
-        seed: Of the bootstrap.
+        second: The second run's values, as many as ``first``.
+        confidence: Confidence of the interval, between 0 and 1.
+        resamples: Number of bootstrap resamples, at least 100.
+        seed: Seed of the bootstrap.
 
     Raises:
         GymError: ``USAGE`` for no rows, unequal lengths, or settings out of range.
@@ -188,7 +188,8 @@ def paired_difference(
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
-    """Two-sided p of McNemar's exact test: of rows that one alone has right, each is as likely the other's.
+    """Return the two-sided p-value of McNemar's exact test: a row that only one run has right is equally likely to be
+    either's.
 
     Args:
         only_first: Rows that only the first has right.
@@ -203,7 +204,7 @@ def exact_mcnemar(only_first: int, only_second: int) -> float:
 
 
 def _bootstrap_means(values: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-    """Means of as many rows, drawn with replacement; float64 ``[resamples]``."""
+    """Return bootstrap means, float64 ``[resamples]``."""
     generator, count = np.random.default_rng(seed), len(values)
     at_once = max(1, _BLOCK // count)
     means = [
@@ -247,7 +248,7 @@ def _compared(
 
 
 def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
-    """Samples by their row; a row that stands twice has a number, too."""
+    """Return samples by row; repeated rows also have a number."""
     seen: Counter[str] = Counter()
     found = {}
     for sample in task.samples:

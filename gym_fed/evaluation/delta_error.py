@@ -1,4 +1,4 @@
-"""How far an encoded delta is from the true one, layer by layer: error of the weights, and of the layers' outputs."""
+"""Error of an encoded delta by layer: of the weights, and of the layers' outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gym_fed.delta.file import DeltaFile
 
 @dataclass(frozen=True)
 class LayerError:
-    """One tensor of a delta against the truth.
+    """The error of one tensor of a delta.
 
     Attributes:
         name: The tensor.
-        codec: Its codec in the file, or None where the file leaves it out.
+        codec: The tensor's codec in the file; None if the file omits the tensor.
         bits_per_weight: Payload bits for each weight of the tensor.
         weight_error: ``|decoded - delta| / |delta|`` (Frobenius); NaN where the tensor did not change.
         output_error: The same of what the delta adds to the layer's output, ``|(decoded - delta) x| / |delta x|``
@@ -45,7 +45,7 @@ def layer_errors(
     *,
     max_length: int = 256,
 ) -> list[LayerError]:
-    """Compare ``delta`` with ``tuned - base``, tensor by tensor, in order of name.
+    """Compare ``delta`` with ``tuned - base``, tensor by tensor in order of name.
 
     The inputs of the layers are those of the tuned model on ``rows``. One decoded delta is held at a time without
     rows, and all of them with rows.
@@ -78,7 +78,7 @@ def layer_errors(
 def _measured(
     model: nn.Module, true: Mapping[str, Tensor], wrong: Mapping[str, Tensor]
 ) -> Iterator[dict[str, tuple[float, float]]]:
-    """Collects, by tensor, the squared norms of wrong and true outputs of every forward pass in the block."""
+    """Accumulate squared norms of output errors and true outputs by tensor, over the forward passes in the block."""
     sums: dict[str, tuple[float, float]] = {}
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""`Evaluator`: models on the tasks of suites, of one's own files, and on generated tasks.
+"""The ``Evaluator``: measures models on suites, own files and generated tasks.
 
     results = Evaluator(benchmarks=["tiny"], model="gym-nano").run()
     results["tiny_arithmetic"]["exact_match"]
@@ -20,12 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.preparation import Preparation, harness_version, require_harness
-from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
-from gym_fed.evaluation.harness.sources import TaskSource, applies_template
+from gym_fed.evaluation.harness.sources import (
+    Outcome,
+    PreparedRequest,
+    PromptOptions,
+    RequestKey,
+    TaskSource,
+    applies_template,
+)
 from gym_fed.evaluation.own_rows import is_own, own_rows, require_answers
 from gym_fed.evaluation.records.keys import paths_of, record_id
 from gym_fed.evaluation.results import EvalResults
-from gym_fed.evaluation.running import RunningFile, asked_once
+from gym_fed.evaluation.running import RunningFile, evaluation_lock
 from gym_fed.evaluation.scoring.opening import (
     ModelRequest,
     OpenModels,
@@ -44,12 +50,12 @@ OUT = Path("evals")
 
 @dataclass(frozen=True)
 class SubmittableResults(EvalResults):
-    """What an ``Evaluator`` returns: results that can go on a board."""
+    """Results of an ``Evaluator``, which can be submitted to a leaderboard."""
 
     def submit_to_leaderboard(
         self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
     ) -> Line:
-        """Sign the results with this home's key and append them to a board; raises as ``leaderboard.submit``."""
+        """Sign the results with the home's key and append them to a board; raises as ``leaderboard.submit``."""
         from gym_fed.evaluation.leaderboard.submit import submit
 
         return submit(self, model_name=model_name, organization=organization, board=board)
@@ -57,12 +63,12 @@ class SubmittableResults(EvalResults):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         done: Requests, of earlier runs too.
         total: Requests.
-        task: Of the last one.
+        task: The task of the last request.
     """
 
     done: int
@@ -72,7 +78,7 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 Written = tuple[EvalResults, Path | None]
-"""Results, and their record."""
+"""A result with its record."""
 
 
 class Evaluator:
@@ -137,11 +143,11 @@ class Evaluator:
 
     @property
     def group_of(self) -> dict[str, str]:
-        """Of tasks of suites: the group that each belongs to; its own name for one that stands alone."""
+        """The group of each task of the suites; ungrouped tasks map to their own name."""
         return {task.name: task.group for task in self._specs}
 
     def run(self) -> SubmittableResults:
-        """The results of the model; of several, of the first.
+        """Evaluate the model; with several models, return the first one's results.
 
         Raises:
             GymError: As ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the same.
@@ -150,10 +156,10 @@ class Evaluator:
         return next(iter(self.run_all().values()))
 
     def run_all(self) -> dict[str, SubmittableResults]:
-        """The results of every model, by what results call it, computed in one pass. Raises as ``run``."""
+        """Evaluate all models in one pass. Return the results by model name; raises as ``run``."""
         for name in self._own:
             require_answers(name, self.options.limit)
-        with asked_once(self._locked_folder, self._asked()), open_models(self.request) as models:
+        with evaluation_lock(self._locked_folder, self._asked()), open_models(self.request) as models:
             tokenizer = models.scorer.tokenizer
             sources: list[TaskSource] = [
                 *self._specs,
@@ -182,16 +188,16 @@ class Evaluator:
 
     @property
     def _locked_folder(self) -> Path | None:
-        """Where other processes see what is asked; None for a model in memory, which none of them has."""
+        """The folder where other processes see a running evaluation; None for a model in memory."""
         return self._out if isinstance(self.request.model, str | Path) else None
 
     def _asked(self) -> dict[str, Any]:
-        """What was asked for, in its words; files of one's own by their place."""
+        """Return the options that results depend on; own files are named by their path."""
         request = {name: value for name, value in vars(self.request).items() if name != "api_key"}
         return {**request, "benchmarks": self.benchmarks, "options": vars(self.options), "data": self._data}
 
     def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Line:
-        """``submit_to_leaderboard`` of the results of ``run``."""
+        """Run the evaluation and submit its results to a board."""
         return self.run().submit_to_leaderboard(model_name=model_name, organization=organization)
 
     def _suite_tasks(self, data: Path | None) -> list[EvalTask]:
@@ -235,7 +241,7 @@ class Evaluator:
         sources: Sequence[TaskSource],
         identities: Mapping[str, Mapping[str, str]],
     ) -> Iterator[tuple[str, Written]]:
-        """The results of each of these models by the id of its record, written."""
+        """Compute and write the results of these models, by the id of their records."""
         began = time.monotonic()
         scorer = models.scorer
         preparation = Preparation(sources, scorer.tokenizer, scorer.max_length, self.options)
@@ -277,7 +283,7 @@ def computed(
     requests: Sequence[PreparedRequest],
     is_done: Callable[[RequestKey], bool] = lambda key: False,
 ) -> Iterator[tuple[PreparedRequest, Mapping[str, Outcome]]]:
-    """Each request that is not done with its outcomes by model; texts longer than the context are summed."""
+    """Yield each open request with its outcomes by model; texts longer than the context are summed."""
     from gym_fed.evaluation.scoring.scorer import Loglikelihood
 
     scored = [request for request in requests if request.continuations]
@@ -310,7 +316,7 @@ def _summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts() -> dict[str, Any]:
-    """Of machine and libraries."""
+    """Return facts about the machine and its libraries."""
     from importlib.metadata import version
 
     import torch

@@ -1,4 +1,4 @@
-"""Greedy answers in batches, and the share of them that is exactly right."""
+"""Greedy generation in batches, and exact match."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def exact_match(
     max_new_tokens: int = 64,
     batch_size: int = 64,
 ) -> float:
-    """Share of rows whose last assistant message the model gives exactly, decoding greedily.
+    """Return the fraction of rows whose last assistant message the model generates exactly with greedy decoding.
 
     Args:
         model: A causal LM.
-        tokenizer: Its tokenizer, with a chat template.
+        tokenizer: The model's tokenizer, with a chat template.
         rows: ``{"messages": [..., {"role": "assistant", ...}]}``.
         max_new_tokens: Longer answers count as wrong.
         batch_size: Prompts per generation; the answers do not depend on it beyond rounding.
@@ -56,7 +56,7 @@ def exact_match(
 
 
 def answer(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int = 64) -> str:
-    """The model's greedy answer to one user message."""
+    """Return the model's greedy answer to one user message."""
     conversation = [{"role": "user", "content": prompt}]
     return generate_batch(model, tokenizer, [conversation], max_new_tokens=max_new_tokens)[0]
 
@@ -70,7 +70,7 @@ def generate_batch(
     max_new_tokens: int = 64,
     batch_size: int = 64,
 ) -> list[str]:
-    """Greedy answers to conversations that end with a user message, in the order given.
+    """Generate greedy answers to conversations that end with a user message, in the given order.
 
     Conversations of like length share a batch, and finished answers leave at the end token.
     """
@@ -98,10 +98,10 @@ def generate_batch(
 
 @dataclass(frozen=True)
 class GreedyIds:
-    """A greedy answer.
+    """A greedy answer as token ids.
 
     Attributes:
-        ids: Its tokens, without the end token.
+        ids: The token ids without the end token.
         ended: True if the model ended it; False if it was cut at the limit.
     """
 
@@ -113,11 +113,11 @@ class GreedyIds:
 def greedy_ids(
     model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *, max_new_tokens: int
 ) -> list[GreedyIds]:
-    """Continue prompts greedily, in one batch.
+    """Continue prompts greedily in one batch.
 
     Args:
         model: A causal LM; it is in its own mode again afterwards.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         prompts: Token ids, at least one each.
         max_new_tokens: Longest answer.
     """
@@ -147,13 +147,13 @@ def greedy_ids(
 
 
 def context_of(model: Any) -> int | None:
-    """Most tokens that the model reads; None if its config does not say."""
+    """Return the context length in tokens; None if the config does not contain it."""
     found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return int(found) if found else None
 
 
 def end_ids(model: Any, tokenizer: Any) -> set[int]:
-    """Tokens that end an answer: of the generation config and of the tokenizer."""
+    """Return the token ids that end an answer, from the generation config and the tokenizer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     found = configured if isinstance(configured, list) else [configured]
     return {token for token in (*found, tokenizer.eos_token_id) if token is not None}

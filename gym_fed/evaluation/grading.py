@@ -1,4 +1,4 @@
-"""Evaluation by graders: a model answers, and graders score the answers."""
+"""Evaluation by graders: a model answers, graders score the answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 
 @dataclass(frozen=True)
 class Grades:
-    """What graders said.
+    """The scores of graders.
 
     Attributes:
         means: Mean of each grader, by its name, and of their sum under ``reward``.
-        values: What each grader gave each sample, by its name.
+        values: The value of each sample, by grader.
         samples: The graded answers, in the rows' order.
     """
 
@@ -36,11 +36,11 @@ def grade(
     max_new_tokens: int = 64,
     batch_size: int = 64,
 ) -> Grades:
-    """Greedy answers to the prompts of ``rows``, graded.
+    """Grade greedy answers to the prompts of ``rows``.
 
     Args:
         model: A causal LM.
-        tokenizer: Its tokenizer, with a chat template.
+        tokenizer: The model's tokenizer, with a chat template.
         rows: Prompts (strings or messages), or conversations, whose last answer becomes the column ``answer``.
         graders: Set up here and torn down at the end.
         max_new_tokens: Longer answers are cut.
@@ -71,7 +71,7 @@ def grade(
 
 
 def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> Grades:
-    """Grade answers that are there already.
+    """Grade existing answers.
 
     Args:
         rows: ``prompt`` and ``completion``, as texts or messages, or ``messages`` that end with the assistant; with the

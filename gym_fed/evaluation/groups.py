@@ -1,4 +1,4 @@
-"""Groups of tasks, such as the 57 subjects of MMLU, as one task of all their rows."""
+"""Groups of tasks, such as the 57 subjects of MMLU, pooled as one task."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gym_fed.evaluation.results import EvalResults, Figure, TaskResult
 
 
 def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResults:
-    """Results in which each group of several tasks has an entry of its own before them.
+    """Return results with a pooled entry before each group of several tasks.
 
     A group's figure is the mean over all rows of its tasks, so that larger tasks weigh more, as lm-evaluation-harness
     has it for MMLU; its standard error is that of this mean.
 
     Args:
-        results: Of the tasks.
+        results: The results of the tasks.
         group_of: The group of each task.
     """
     members: dict[str, list[TaskResult]] = {}
@@ -35,7 +35,7 @@ def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResult
 
 
 def groups_of(names: Iterable[str]) -> dict[str, str]:
-    """The group in the list of suites that each of these tasks belongs to, for tasks of a group of several."""
+    """Return the group of each task, for groups of several tasks."""
     from gym_fed.evaluation.suites.listing import listing
     from gym_fed.evaluation.suites.members import members
 
@@ -56,7 +56,7 @@ def groups_of(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class BriefFigure:
-    """A task's figure without its samples."""
+    """A metric of a task without its samples."""
 
     task: str
     metric: str
@@ -65,7 +65,7 @@ class BriefFigure:
 
 
 def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
-    """Figures with those of one group and metric as their mean over all rows, where the group has several tasks."""
+    """Pool the figures of each group and metric into the mean over all rows."""
     group_of = groups_of(one.task for one in figures)
     members: dict[tuple[str, str], list[BriefFigure]] = {}
     for one in figures:
@@ -82,7 +82,7 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
 
 
 def listed(texts: Sequence[str], room: int) -> str:
-    """Texts with commas, as many as there is room for, and how many more there are."""
+    """Join texts with commas, as many as fit, and count the others."""
     kept = list(texts[: room // 2])
     while True:
         more = f", and {len(texts) - len(kept)} more" if len(kept) < len(texts) else ""
@@ -93,7 +93,7 @@ def listed(texts: Sequence[str], room: int) -> str:
 
 
 def _can_be_pooled(tasks: Sequence[TaskResult]) -> bool:
-    """Whether tasks share their metric, and every sample has it; a record of others may be without samples."""
+    """Return True if the tasks share their metric and have all samples, which a foreign record may lack."""
     metric = tasks[0].main_metric
     return all(
         task.main_metric == metric and task.samples and all(metric in one.metrics for one in task.samples)

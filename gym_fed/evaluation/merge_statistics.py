@@ -1,8 +1,9 @@
-"""Statistics that merge methods need beside weights: Fisher diagonals, second moments of layers' inputs."""
+"""Statistics for merging models: Fisher diagonals, second moments of layer inputs, and the loss of merged models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -15,16 +16,20 @@ from torch.nn.functional import cross_entropy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.data.encoding import IGNORED, encode_rows
+from gym_fed.delta.base import model_tensors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.evaluation.loss import heldout_loss
+from gym_fed.soup.model_merging import combined
 
 Kind: TypeAlias = Literal["fisher", "moments"]
 KINDS: Mapping[Kind, str] = {"fisher": "fisher diagonals", "moments": "input second moments [cols, cols]"}
-"""Each kind in the words of ``MergeMethod.statistics``."""
+"""The kinds of ``MergeMethod.statistics``."""
 
 
 def fisher_diagonals(
     model: nn.Module, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256
 ) -> dict[str, Tensor]:
-    """Diagonals of the empirical Fisher information: mean over rows of the squared gradient of a row's log-likelihood.
+    """Compute the diagonal of the empirical Fisher information: the mean squared gradient of a row's log-likelihood.
 
     Matena & Raffel 2022, eq. 3, with each row's own tokens in the place of tokens drawn from the model. A row's
     log-likelihood is the sum over the tokens that ``encode_rows`` labels.
@@ -66,7 +71,7 @@ def fisher_diagonals(
 def input_moments(
     model: nn.Module, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256
 ) -> dict[str, Tensor]:
-    """Second moments of the inputs of linear layers, means over all tokens of the rows (RegMean's ``X^T X / N``).
+    """Compute second moments of the inputs of linear layers, averaged over tokens (RegMean's ``X^T X / N``).
 
     Returns:
         By name of the layer's weight, ``[in, in]`` float32 on the CPU. A head that is tied to the embeddings is left
@@ -87,7 +92,7 @@ def input_moments(
 
 
 def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file that names the kind it holds."""
+    """Write statistics to a safetensors file that names their kind."""
     from safetensors.torch import save
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,10 +101,10 @@ def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) ->
 
 
 class StatisticsFile(Mapping[str, Tensor]):
-    """Statistics on disk by name of the tensor; one is read when it is needed."""
+    """Statistics in a file, by tensor name; each is read on demand."""
 
     def __init__(self, path: Path, kind: Kind) -> None:
-        """Open what ``save_statistics`` wrote.
+        """Open a file of ``save_statistics``.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for a file that holds something else.
@@ -136,7 +141,7 @@ class StatisticsFile(Mapping[str, Tensor]):
 
 
 def kind_of(wanted: str) -> Kind:
-    """The kind that a merge method names (``MergeMethod.statistics``).
+    """Return the kind that a merge method names (``MergeMethod.statistics``).
 
     Raises:
         GymError: ``USAGE`` for words that none has.
@@ -145,3 +150,48 @@ def kind_of(wanted: str) -> Kind:
         if words == wanted:
             return kind
     raise GymError(ErrorCode.USAGE, f"there is no way to measure {wanted!r} of a model")
+
+
+class SoupLoss:
+    """The held-out loss of ``base + sum_i c_i delta_i``.
+
+    Args:
+        model: The base; it is changed during a call and back, bit for bit, after it.
+        tokenizer: The model's tokenizer.
+        updates: Open deltas of that base.
+        rows: Rows, as for ``heldout_loss``.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, updates: Sequence[DeltaFile], rows: Sequence[dict[str, Any]]
+    ) -> None:
+        self._model, self._tokenizer, self._updates, self._rows = model, tokenizer, updates, rows
+
+    def __call__(self, coefficients: Tensor) -> float:
+        """Return the mean nats per token for float64 ``coefficients`` ``[n]``; inf or NaN for a broken model."""
+        with _applied(self._model, self._updates, coefficients):
+            return heldout_loss(self._model, self._tokenizer, self._rows)
+
+    def of_base(self) -> float:
+        """Return the base's loss."""
+        return heldout_loss(self._model, self._tokenizer, self._rows)
+
+
+@contextmanager
+def _applied(model: nn.Module, updates: Sequence[DeltaFile], coefficients: Tensor) -> Iterator[None]:
+    tensors = model_tensors(model)
+    inside = [i for i, coefficient in enumerate(coefficients.tolist()) if coefficient]
+    chosen, own = [updates[i] for i in inside], coefficients[inside]
+    kept: dict[str, Tensor] = {}
+    try:
+        with torch.no_grad():
+            for name in sorted({name for update in chosen for name in update.names}):
+                target = tensors[name]
+                kept[name] = target.clone()
+                change = combined(chosen, own, name, tuple(target.shape)).to(target.device)
+                target.copy_(target.float() + change)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, tensor in kept.items():
+                tensors[name].copy_(tensor)

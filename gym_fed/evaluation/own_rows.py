@@ -1,4 +1,4 @@
-"""Rows of one's own as a task: held-out rows of a generated task, or a file of conversations, by exact match."""
+"""Custom rows as a task with exact match: held-out rows of a generated task, or a file of conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TOKENS = 64
 
 
 def is_own(name: str) -> bool:
-    """Whether a benchmark is a generated task or a file of conversations, not a task of a suite."""
+    """Return True if a benchmark is a generated task or a file of conversations rather than a suite's task."""
     return name in TASKS or (Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"))
 
 
@@ -24,7 +24,7 @@ class OwnRows:
     """A task for ``harness.Preparation``.
 
     Attributes:
-        name: Of the generated task, or the file's.
+        name: The name of the generated task, or the file's.
         rows: ``prompt`` as the model gets it, and ``answer``.
     """
 
@@ -65,14 +65,14 @@ class OwnRows:
 
 
 def require_answers(name: str, limit: int | None) -> None:
-    """Refuse rows without an answer before a model is loaded; raises as ``own_rows``, but for the tokenizer."""
+    """Refuse rows without an answer before a model is loaded; raises as ``own_rows``, except for the tokenizer."""
     if name not in TASKS:
         for _ in _conversations(name, limit):
             pass
 
 
 def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[str, Any]], str]]:
-    """What is asked in each row, and the answer."""
+    """Yield prompt and answer of each row."""
     from gym_fed.data.generated import generate
     from gym_fed.data.reading import load_rows
 
@@ -104,7 +104,7 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
 
 
 def own_rows(name: str, tokenizer: Any, limit: int | None) -> OwnRows:
-    """The rows of a benchmark for which ``is_own`` holds, with prompts in the chat template.
+    """Create the task of a benchmark for which ``is_own`` is True, with prompts in the chat template.
 
     Raises:
         GymError: ``DATA_INVALID`` for rows without an answer; as ``load_rows``; ``CONFIG_INVALID`` for a tokenizer

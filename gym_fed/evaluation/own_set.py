@@ -1,4 +1,4 @@
-"""The user's own rows for an evaluation: checked before a model is loaded, rendered as training renders them."""
+"""The user's rows for an evaluation: validated before a model is loaded, and rendered as in training."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from gym_fed.data.string_rows import as_turns
 from gym_fed.training.rows.run_kind import with_system
 
 MAX_WORDS, MAX_TOKENS = 10, 64
-"""An answer of at most so many words and tokens is short: the model's answer is compared with it as a whole."""
+"""Maximum words and tokens of a short answer, which is compared with the model's as a whole."""
 
 DEFAULT_LENGTH = 2048
-"""Tokens that rows are cut to, unless MODEL is a run, which has its own ``max_length``."""
+"""Maximum tokens of a row, unless the model is a run with its own ``max_length``."""
 
 _WHOLE = 1 << 30
 _PLACEHOLDER = "."
 _SHOWN, _SHOWN_CHARACTERS = 20, 40
 _TURNS = ("prompt", "completion", "messages", "conversations", "chosen", "rejected")
-"""Keys of a row that hold what was said; graders read the others."""
+"""Keys of a row with the conversation; graders read the others."""
 
 
 @dataclass(frozen=True)
 class OwnRow:
-    """One row of the user's file.
+    """A row of the user's file.
 
     Attributes:
         place: File and line, for messages.
@@ -45,7 +45,7 @@ class OwnRow:
             prompt is given a placeholder as its answer.
         has_answer: False for the placeholder.
         reference: The last answer as text; None where there is none, or where it calls tools.
-        graded: What graders read: ``prompt``, ``answer``, and the file's other columns.
+        graded: The columns that graders read: ``prompt``, ``answer``, and the file's others.
     """
 
     place: str
@@ -62,7 +62,7 @@ class OwnRow:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a run renders its rows; the defaults are those of `gym train`.
+    """The options with which a run renders rows; the defaults are those of `gym train`.
 
     Attributes:
         max_length: Rows are cut to so many tokens; None for ``DEFAULT_LENGTH``.
@@ -84,7 +84,7 @@ def read_own_rows(
     limit: int | None = None,
     graders: Sequence[GraderConfig] = (),
 ) -> list[OwnRow]:
-    """Read rows and check all that can be checked without a model.
+    """Read rows and validate them without a model.
 
     Args:
         path: A data file, a pattern, or a URL.
@@ -114,12 +114,12 @@ def read_own_rows(
 def render(
     tokenizer: Any, rows: Sequence[OwnRow], rendering: Rendering, max_length: int
 ) -> tuple[EncodedRows, list[list[int]]]:
-    """Encode rows as training does.
+    """Encode rows as in training.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: The model's tokenizer.
         rows: Rows of ``read_own_rows``.
-        rendering: How the run renders them.
+        rendering: The run's rendering options.
         max_length: Rows are cut to so many tokens.
 
     Returns:
@@ -148,7 +148,7 @@ def render(
 
 
 def rendering_of(folder: Path) -> Rendering:
-    """How the finished run in ``folder`` rendered its rows; the defaults where it is no run.
+    """Return the rendering options of the run in ``folder``; the defaults if it is not a run.
 
     Raises:
         GymError: ``STATE_CORRUPT`` for a ``config.yaml`` that cannot be read.
@@ -165,7 +165,7 @@ def rendering_of(folder: Path) -> Rendering:
 
 
 def run_config(folder: Path) -> dict[str, Any] | None:
-    """The config of the finished run in ``folder``; None where there is none."""
+    """Return the config of the finished run in ``folder``; None if there is none."""
     if not all((folder / name).is_file() for name in ("config.yaml", "result.json")):
         return None
     from gym_fed.training.run.summary import read_config
@@ -174,7 +174,7 @@ def run_config(folder: Path) -> dict[str, Any] | None:
 
 
 def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:
-    """How many of ``rows`` are in the data files of the finished run in ``folder``, as far as those are here."""
+    """Count the ``rows`` that are in the training files of the run in ``folder``, as far as those exist here."""
     sources = (run_config(folder) or {}).get("data") or []
     found = set()
     for source in sources:
@@ -227,7 +227,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
 
 
 def _reference(row: Row) -> str | None:
-    """The last answer as text; None for texts and calls of tools.
+    """Return the last answer as text; None for plain texts and tool calls.
 
     Raises:
         GymError: ``DATA_INVALID`` for a conversation that does not end with the assistant.
@@ -249,7 +249,7 @@ def _reference(row: Row) -> str | None:
 
 
 def _require_columns(place: str, graded: Mapping[str, Any], graders: Sequence[GraderConfig]) -> None:
-    """Refuse a row without the column that a grader reads, before answers are generated."""
+    """Refuse a row without a column that a grader reads, before answers are generated."""
     for grader in graders:
         column = getattr(grader, "column", None)
         if isinstance(column, str) and graded.get(column) is None:

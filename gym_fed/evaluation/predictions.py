@@ -1,4 +1,4 @@
-"""A model's answers to rows that have one, written down and compared: what `gym predict` does.
+"""Generate and compare a model's answers to rows with reference answers (`gym predict`).
 
 ::
 
@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +26,24 @@ from gym_fed.core.files import append_lines, drop_torn_line, write_atomically
 from gym_fed.core.text import counted
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.rows import Row, place_of
-from gym_fed.evaluation.text_similarity import similarity
+
+_BLOCK = re.compile(r"[a-zA-Z0-9+#&._%-]+|\s+|.", re.DOTALL)
+_WORD = re.compile(r"([a-zA-Z0-9]+(?:\.[0-9]+)?%?)")
+_SENTENCE_END = re.compile(
+    r"\n|(?<=[。！？?])(?=[^”’])|(?<=\.{6})(?=[^”’])|(?<=…{2})(?=[^”’])|(?<=[。！？?][”’])(?=[^，。！？?])"
+)
+_TINY = 1e-8
 
 ANSWERS, RESULTS, RUN = "generated_predictions.jsonl", "predict_results.json", "predict.json"
 OnAnswers = Callable[[int, int], None]
-"""Takes how many rows are answered, and of how many."""
+"""Called with the number of answered rows and of all rows."""
 
 _FREE_KEYS = {"output_dir", "device", "num_threads"}
 
 
 @dataclass(frozen=True)
 class _Question:
-    """A row as it is put to the model: ids of the prompt, the prompt as text, and the answer to compare with."""
+    """A row as a question: prompt ids, prompt text and reference answer."""
 
     ids: list[int]
     prompt: str
@@ -47,12 +56,12 @@ def predict(
     on_answers: OnAnswers | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, Any]:
-    """Answer the rows of ``eval_data`` and write answers and figures into ``output_dir``.
+    """Answer the rows of ``eval_data``; write answers and metrics to ``output_dir``.
 
     A run that was stopped or killed goes on after its last whole batch; its answers are those of a run that was not.
 
     Args:
-        config: What to do.
+        config: The config of the predictions.
         on_answers: Called after every batch.
         should_stop: Called after every batch; True raises ``INTERRUPTED``.
 
@@ -104,7 +113,7 @@ def predict(
 
 
 def mean_similarity(file: Path) -> dict[str, float]:
-    """The means of ``text_similarity.similarity`` over a file of predictions."""
+    """Return the means of ``similarity`` over a file of predictions."""
     lines = [json.loads(line) for line in file.read_bytes().splitlines()]
     found = [similarity(line["predict"], line["label"]) for line in lines]
     return {name: sum(one[name] for one in found) / len(found) for name in found[0]}
@@ -127,7 +136,7 @@ def _load(config: PredictConfig) -> tuple[Any, Any]:
 def _questions(
     config: PredictConfig, tokenizer: Any, rows: list[Row]
 ) -> tuple[list[_Question], dict[str, int]]:
-    """The rows that can be answered, and how many cannot be for each reason."""
+    """Return the rows that can be answered, and the number of others by reason."""
     found: list[_Question] = []
     dropped = {"without an answer": 0, "prompt longer than max_length": 0}
     for number, row in enumerate(rows, 1):
@@ -185,7 +194,7 @@ def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _
 
 
 def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> int:
-    """Begin or go on in ``folder``; how many rows are answered there, in whole batches."""
+    """Start or resume in ``folder``. Return the number of answered rows, in complete batches."""
     values = config.model_dump(mode="json", exclude=_FREE_KEYS)
     rows = hashlib.sha256()
     for question in questions:
@@ -214,7 +223,7 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
 
 
 def _whole_batches(file: Path, size: int, total: int) -> int:
-    """How many lines may stay; those of a batch that was not written to its end go, for it is drawn as one."""
+    """Return the number of lines to keep; an incomplete batch is dropped because it is sampled as a whole."""
     if not file.is_file():
         return 0
     drop_torn_line(file)
@@ -237,7 +246,7 @@ def _require_unfinished(folder: Path) -> None:
 def _answers(
     model: Any, tokenizer: Any, config: PredictConfig, prompts: list[list[int]], start: int
 ) -> Iterator[str]:
-    """Answers to one batch, which are drawn by ``seed`` and the number of its first row."""
+    """Generate answers to one batch, sampled with ``seed`` and the index of its first row."""
     import torch
     from transformers import set_seed
 
@@ -266,3 +275,67 @@ def _answers(
 def _line(question: _Question, answer: str) -> str:
     values = {"prompt": question.prompt, "predict": answer, "label": question.label}
     return json.dumps(values, ensure_ascii=False)
+
+
+def similarity(answer: str, reference: str) -> dict[str, float]:
+    """Return ``rouge-1``, ``rouge-2``, ``rouge-l`` and ``bleu-4`` of an answer, from 0 to 100, rounded to 4 places."""
+    ours, theirs = words(answer), words(reference)
+    if any(ours) and any(theirs):
+        found = {f"rouge-{n}": _rouge_n(ours, theirs, n) for n in (1, 2)}
+        found["rouge-l"] = _f1(longest_common(ours, theirs), len(ours), len(theirs))
+    else:
+        found = {"rouge-1": 0.0, "rouge-2": 0.0, "rouge-l": 0.0}
+    found["bleu-4"] = bleu_4(answer, reference)
+    return {name: round(100 * value, 4) for name, value in found.items()}
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text; a blank line between paragraphs is an empty word."""
+    tokens: list[str] = []
+    for block in _BLOCK.findall(text):
+        if block.isspace():
+            tokens += block
+        else:
+            tokens += [part for part in _WORD.split(block) if part]
+    joined = " ".join(tokens).rstrip()
+    sentences = [sentence for sentence in _SENTENCE_END.split(joined) if sentence]
+    return [word for sentence in sentences for word in " ".join(sentence.split()).split(" ")]
+
+
+def bleu_4(answer: str, reference: str) -> float:
+    """Return the sentence BLEU of characters with n-grams up to 4, from 0 to 1."""
+    precisions, halvings = [], 0
+    for n in range(1, 5):
+        ours, theirs = _counts(answer, n), _counts(reference, n)
+        total, matches = max(1, sum(ours.values())), sum((ours & theirs).values())
+        if n == 1 and matches == 0:
+            return 0.0
+        if matches == 0:
+            halvings += 1
+        precisions.append(matches / total if matches else 1 / (2**halvings * total))
+    brevity = 1.0 if len(answer) > len(reference) else math.exp(1 - len(reference) / len(answer))
+    return brevity * math.exp(math.fsum(math.log(p) for p in precisions) / 4)
+
+
+def longest_common(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return the length of the longest common subsequence."""
+    row = [0] * (len(b) + 1)
+    for word in a:
+        corner = 0
+        for j, other in enumerate(b, 1):
+            corner, row[j] = row[j], corner + 1 if word == other else max(row[j], row[j - 1])
+    return row[-1]
+
+
+def _rouge_n(ours: list[str], theirs: list[str], n: int) -> float:
+    sets = [{tuple(part[i : i + n]) for i in range(len(part) - n + 1)} for part in (ours, theirs)]
+    return _f1(len(sets[0] & sets[1]), len(sets[0]), len(sets[1]))
+
+
+def _f1(common: int, ours: int, theirs: int) -> float:
+    precision, recall = common / ours if ours else 0.0, common / theirs if theirs else 0.0
+    return 2 * precision * recall / (precision + recall + _TINY)
+
+
+def _counts(text: str, n: int) -> Counter[str]:
+    return Counter(text[i : i + n] for i in range(len(text) - n + 1))

@@ -1,4 +1,4 @@
-"""Results of an evaluation: figures with their errors, and every sample that they came from."""
+"""Results of an evaluation: metrics with standard errors, and their samples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gym_fed.core.files import write_atomically
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric of one task.
+    """A metric of a task.
 
     Attributes:
         value: Mean over the samples, as the metric defines it.
         stderr: Standard error of ``value``; None where it has none.
-        num_samples: How many samples it is of.
+        num_samples: The number of samples.
         higher_is_better: Which way is better.
     """
 
@@ -30,17 +30,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class SampleResult:
-    """One row of a task under one model: what was given, what came back, what it was worth.
+    """A row of a task under one model: input, output and score.
 
     Attributes:
-        number: Of the row in its task's split, from 0.
+        number: Index of the row in its task's split, from 0.
         row_sha256: Digest of the row, so that two runs can be paired by it.
-        prompt: As the model got it, or its beginning; never absent.
+        prompt: The model's input, possibly truncated; never empty.
         choices: Continuations that were scored; empty for a generation.
-        logprobs: Of ``choices``, in nats.
+        logprobs: Log-probabilities of ``choices`` in nats.
         answer: The generated text; None for scored choices.
-        token_ids: Of ``answer``.
-        target: What is right.
+        token_ids: Tokens of ``answer``.
+        target: The correct answer.
         metrics: The sample's values by metric.
         cut: Tokens of the prompt that did not fit.
         margins: See ``scoring.scorer.AnswerResult``.
@@ -61,16 +61,16 @@ class SampleResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One task under one model.
+    """The result of one task under one model.
 
     Attributes:
         task: Name.
-        version: Of the task's definition, as its author counts.
+        version: The version of the task's definition.
         num_fewshot: Examples that every prompt began with.
-        figures: By metric.
+        figures: Figures by metric.
         samples: Every one, in the order of ``number``.
         lock: Digests of task definition and data: what another must have to reproduce it.
-        chat_template: Whether its prompts were put into the model's template.
+        chat_template: True if the prompts were put into the model's chat template.
     """
 
     task: str
@@ -83,7 +83,7 @@ class TaskResult:
 
     @property
     def main_metric(self) -> str:
-        """The metric that tables and gates use: ``acc_norm`` before ``acc`` before the first that there is."""
+        """The metric for tables and gates: ``acc_norm``, else ``acc``, else the first one."""
         return next(
             (name for name in ("acc_norm", "acc", "exact_match") if name in self.figures),
             next(iter(self.figures)),
@@ -92,15 +92,15 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class EvalResults:
-    """One run: one model on some tasks.
+    """The results of one model on some tasks.
 
     Attributes:
-        model: As the user named it.
+        model: The model as named by the user.
         identity: What the results are keyed by: digests of model, settings, delta, template and suite, decoding, dtype,
             engine, harness.
-        tasks: By name.
-        seconds: Of the run; with many models in one pass, of the pass.
-        facts: Of machine and libraries, for the record.
+        tasks: Results by task.
+        seconds: Duration of the run; with several models in one pass, of the pass.
+        facts: Facts about machine and libraries, for the record.
     """
 
     model: str
@@ -110,13 +110,13 @@ class EvalResults:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, task: str) -> dict[str, float]:
-        """The values of a task by metric, and ``num_examples``."""
+        """Return the values of a task by metric, and ``num_examples``."""
         found = self.tasks[task]
         values = {name: figure.value for name, figure in found.figures.items()}
         return {**values, "num_examples": len(found.samples)}
 
     def save(self, path: str | Path) -> Path:
-        """Write the values of every task as JSON."""
+        """Write the values of all tasks as JSON."""
         target = Path(path)
         document = {task: self[task] for task in self.tasks}
         write_atomically(target, f"{json.dumps(document, indent=2, sort_keys=True)}\n".encode())

@@ -1,4 +1,4 @@
-"""Scores a model on the user's own rows: loss, exact match of short answers, and graders; and compares two models.
+"""Score models on the user's rows by loss, exact match of short answers and graders, and compare two models.
 
 There is one way to score a row, for a model, its base, and any other model that it is compared with.
 """
@@ -32,13 +32,13 @@ OnProgress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class RowScores:
-    """What a model makes of rows. Lists have a value for each row, None where it has none.
+    """A model's scores by row; None for a row without the score.
 
     Attributes:
         metrics: ``loss`` in nats per token, ``exact_match`` of short answers, and each grader's values, by name.
         answers: The model's answers.
-        ended: For each answer, whether the model ended it within ``max_tokens``.
-        counts: What became of the rows.
+        ended: For each answer, True if the model ended it within ``max_tokens``.
+        counts: How the rows were used.
         max_length: Rows were cut to so many tokens.
         max_tokens: Answers were cut to so many tokens.
         too_long: Rows whose prompt leaves no room for an answer.
@@ -55,17 +55,17 @@ class RowScores:
 
 @dataclass(frozen=True)
 class RowMetric:
-    """A metric of a model and, where it is compared, of another one on the same rows.
+    """A metric of a model, and of another one on the same rows if compared.
 
     Attributes:
         name: ``loss``, ``exact_match`` or a grader's name.
         num_rows: Rows that have a value; of both models, where two are compared.
         value: Mean of the model.
-        stderr: Its standard error; None for a single row.
+        stderr: The standard error; None for a single row.
         before: Mean of the other model; None without one.
-        before_stderr: Its standard error.
+        before_stderr: The standard error of ``before``.
         change: ``value - before``.
-        change_stderr: Its standard error, paired by row.
+        change_stderr: The standard error of the change, paired by row.
     """
 
     name: str
@@ -78,7 +78,7 @@ class RowMetric:
     change_stderr: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON, where no number is infinite or NaN."""
+        """Convert to a JSON-compatible dictionary without infinite or NaN values."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in asdict(self).items()
@@ -86,7 +86,7 @@ class RowMetric:
 
 
 def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) -> None:
-    """Grade the rows' own answers with graders that only apply a rule, so that unreadable references are found early.
+    """Grade the reference answers with rule-based graders, so that unreadable references are found early.
 
     Raises:
         GymError: What the graders raise, with the row's place.
@@ -102,7 +102,7 @@ def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) ->
 
 
 def longest_row(model: Any, rendering: Rendering) -> int:
-    """The number of tokens that rows are cut to: the run's, or the default, and at most what the model reads."""
+    """Return the maximum tokens of a row: the run's or the default, limited by the model's context."""
     return min(rendering.max_length or DEFAULT_LENGTH, _context(model))
 
 
@@ -117,13 +117,13 @@ def score_rows(
     max_tokens: int | None = None,
     on_progress: OnProgress = lambda done, total, what: None,
 ) -> RowScores:
-    """Score one model.
+    """Score a model.
 
     Args:
         model: A causal LM.
         tokenizer: The tokenizer that rows are rendered with.
         rows: Rows of ``read_own_rows``.
-        rendering: How the run renders them.
+        rendering: The run's rendering options.
         max_length: Rows are cut to so many tokens.
         graders: Graders of its answers.
         max_tokens: Longest answer; None for twice the longest of the rows' own.
@@ -166,7 +166,7 @@ def score_rows(
 def row_metrics(
     after: RowScores, before: RowScores | None = None, *, leave_out: Sequence[str] = ()
 ) -> list[RowMetric]:
-    """Means with standard errors and, with ``before``, paired differences; metrics without a value are left out."""
+    """Compute means with standard errors, and paired differences to ``before``; metrics without values are omitted."""
     found = []
     for name, values in after.metrics.items():
         others = None if before is None or name in leave_out else before.metrics[name]
@@ -209,7 +209,7 @@ def _answers(
     max_tokens: int,
     on_progress: OnProgress,
 ) -> tuple[list[str | None], list[bool | None]]:
-    """Greedy answers to the prompts at ``wanted``; None where the prompt leaves no room for one."""
+    """Generate greedy answers to the prompts at ``wanted``; None if the prompt leaves no room for one."""
     answers: list[str | None] = [None] * len(prompts)
     ended: list[bool | None] = [None] * len(prompts)
     fitting = [i for i in wanted if len(prompts[i]) < _context(model)]
@@ -248,7 +248,7 @@ def _grades(
 
 
 def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
-    """Twice the longest of the rows' own answers, so that one that goes on is not cut where it might have ended."""
+    """Return twice the length of the longest reference, so that long answers are not truncated where they might end."""
     own = max((_num_tokens(tokenizer, one.reference) for one in rows), default=0)
     return _MOST_ANSWER if not own else min(_MOST_ANSWER, max(_LEAST_ANSWER, 2 * own))
 

@@ -1,4 +1,4 @@
-"""What is done of an evaluation, appended line by line, so that a killed one goes on where it was.
+"""The outcomes of a running evaluation, written line by line so that a killed one can be resumed.
 
 Every model has a file. Its name is a digest of all that the model's outcomes depend on: another evaluation never
 continues it, and the same one does, whatever other models are beside it. Each line is one request; the last may be
@@ -19,7 +19,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.file_lock import lock
 from gym_fed.core.files import drop_torn_line, full_disk_named
-from gym_fed.evaluation.harness.requests import Outcome, RequestKey
+from gym_fed.evaluation.harness.sources import Outcome, RequestKey
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
 
@@ -27,11 +27,11 @@ FOLDER = ".running"
 
 
 @contextmanager
-def asked_once(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[None]:
-    """Refuse what another process was asked for with the same words, before a model is loaded for it.
+def evaluation_lock(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[None]:
+    """Prevent concurrent evaluations with the same options, before a model is loaded.
 
     Args:
-        folder: Of the records; None: nothing is written, so that nothing is refused.
+        folder: The folder of records; None disables the check, since nothing is written.
         asked: All words of the command that results depend on.
 
     Raises:
@@ -57,14 +57,14 @@ def asked_once(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[None]:
 
 
 class RunningFile:
-    """The outcomes of one evaluation. Use as a context manager; ``remove`` a model when its results are written.
+    """The outcomes of one evaluation. Use as a context manager; ``remove`` a model once its results are written.
 
     Args:
-        folder: Of the records; None keeps outcomes in memory only.
-        identities: Of every model, by its name in a scorer.
+        folder: The folder of records; None keeps outcomes in memory only.
+        identities: The identity of every model, by its name in the scorer.
 
     Attributes:
-        outcomes: By model and request, those of earlier runs too.
+        outcomes: Outcomes by model and request, including those of earlier runs.
 
     Raises:
         GymError: ``BUSY`` while another process runs the same evaluation; ``STATE_CORRUPT`` for a damaged line.
@@ -89,11 +89,11 @@ class RunningFile:
         self._stack.close()
 
     def has(self, key: RequestKey) -> bool:
-        """Whether a request is done, under every model."""
+        """Return True if a request is done under every model."""
         return all(key in found for found in self.outcomes.values())
 
     def add(self, key: RequestKey, found: Mapping[str, Outcome]) -> None:
-        """Keep a request's outcomes; they are with the system on return, so that a kill leaves them."""
+        """Write a request's outcomes to the system's buffers, which survive a kill of this process."""
         for name, outcomes in self.outcomes.items():
             if key in outcomes:
                 continue
@@ -105,7 +105,7 @@ class RunningFile:
         failpoint("evaluated-request")
 
     def remove(self, name: str) -> None:
-        """A model's results are written: its file is no longer needed."""
+        """Delete the file of a model whose results are written."""
         if name in self._paths:
             self._paths[name].unlink(missing_ok=True)
 
@@ -128,7 +128,7 @@ class RunningFile:
 
 
 def _locked(path: Path) -> IO[str]:
-    """A file that one process appends to."""
+    """Open and lock a file for appending."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a", encoding="utf-8")
     try:

@@ -1,4 +1,4 @@
-"""A round's updates as players: what each coalition's soup does to the held-out loss of a model in memory."""
+"""A round's updates as a cooperative game: the effect of each coalition's soup on the held-out loss."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
 
 WORST = 10.0
-"""Nats by which a coalition can be worse than nobody: a model that broke counts for this much, and no more."""
+"""Bound in nats for a coalition that is worse than none, such as a broken model."""
 
 KEPT_BYTES = 64 << 20
-"""Decoded updates are kept while all of them together take no more than this; larger ones are decoded every time."""
+"""Limit for keeping all decoded updates in memory; larger ones are decoded on each use."""
 
 
 class SoupGame:
@@ -37,7 +37,7 @@ class SoupGame:
 
     Args:
         model: The model that the updates were made for. It is changed during a call, and back bit for bit after it.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         updates: Open deltas of that model; at least one.
         rows: Held-out rows, as for ``heldout_loss``.
         coefficients: ``[n]`` what each update counts for in the round's soup of all, as ``round_coefficients`` has it.
@@ -81,7 +81,7 @@ class SoupGame:
         return len(self._updates)
 
     def base_loss(self) -> float:
-        """Held-out loss of the model itself, nats a token.
+        """The held-out loss of the model itself in nats per token.
 
         Raises:
             GymError: ``DATA_INVALID`` where it is not finite.
@@ -100,15 +100,15 @@ class SoupGame:
 
     @property
     def block_weights(self) -> Vector:
-        """``[k]``: each block's share of the held-out tokens."""
+        """The fraction of held-out tokens in each block, ``[k]``."""
         return self._before().block_weights
 
     def value(self, coalition: Coalition) -> float:
-        """Nats by which the coalition's soup lowers the loss; never below ``-WORST``."""
+        """Return by how many nats the coalition's soup lowers the loss; at least ``-WORST``."""
         return float(self.parts(coalition).sum())
 
     def parts(self, coalition: Coalition) -> Vector:
-        """``[k]``: what each block of held-out rows adds to ``value``."""
+        """Return the contribution of each block of held-out rows to ``value``, ``[k]``."""
         before = self._before()
         if not coalition:
             return np.zeros_like(before.block_weights)
@@ -120,7 +120,7 @@ class SoupGame:
         return found
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n, k]`` by block of held-out rows: ``-c_i <gradient at model + sum_j shares_j c_j u_j, u_i>``."""
+        """Return ``-c_i <gradient at model + sum_j shares_j c_j u_j, u_i>`` by block of held-out rows, ``[n, k]``."""
         step = {name: self._zeros(name) for name in self._names}
         for i, share in enumerate(shares.tolist()):
             self._add(step, i, share)
@@ -151,7 +151,7 @@ class SoupGame:
         return found
 
     def chance(self) -> Vector:
-        """``[n]``: standard deviation of ``slopes`` if every tensor of an update pointed somewhere else at random.
+        """Return the standard deviation of ``slopes`` for updates with random directions, ``[n]``.
 
         Of the last gradient taken; where there is none yet, of that half way along the step.
         """
@@ -161,7 +161,7 @@ class SoupGame:
         return self._chance
 
     def gram(self) -> Vector:
-        """``[n, n]`` inner products of the updates as they were sent; popcounts where they are signs."""
+        """Return the inner products of the updates as sent, ``[n, n]``; popcounts for signs."""
         spec = BaseSpec("", "", {name: tuple(tensor.shape) for name, tensor in self._kept.items()})
         norms = [update.norm() for update in self._updates]
         found: Vector = inner_products(stacks_of(self._updates, spec), norms).numpy()
@@ -173,7 +173,8 @@ class SoupGame:
         )
 
     def _gradient(self, rows: Sequence[dict[str, Any]], tokens: float) -> dict[str, Tensor]:
-        """The gradient of the rows' summed loss over ``tokens``, by name; the model keeps its gradients and flags."""
+        """Return the gradient of the rows' summed loss over ``tokens`` by name, restoring the model's gradients and
+        flags."""
         parameters = dict(self._model.named_parameters())
         before = {name: (p.requires_grad, p.grad) for name, p in parameters.items()}
         try:
@@ -211,7 +212,7 @@ class SoupGame:
             total[name].add_(self._change(i, name).to(total[name].device), alpha=factor)
 
     def _change(self, i: int, name: str) -> Tensor:
-        """A tensor of an update, float32; not to be written to."""
+        """Return a tensor of an update in float32; callers must not modify it."""
         kept = self._decoded
         if kept is not None and (i, name) in kept:
             return kept[i, name]
@@ -254,7 +255,7 @@ def round_coefficients(
     max_norm: float | None = None,
     server_learning_rate: float = 1.0,
 ) -> list[float]:
-    """What each update counts for in a soup by the weighted mean: ``server_learning_rate * clip_i * w_i / sum w``."""
+    """Return each update's coefficient in a weighted mean: ``server_learning_rate * clip_i * w_i / sum w``."""
     total = math.fsum(weights)
     found = []
     for update, weight in zip(updates, weights, strict=True):

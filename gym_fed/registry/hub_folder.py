@@ -16,7 +16,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import whole_or_not_at_all, write_atomically
-from gym_fed.evaluation.records.hub_yaml import HubDataset, eval_results_yaml
+from gym_fed.evaluation.records.document import HubDataset, eval_results_yaml
 from gym_fed.evaluation.results import EvalResults, Figure, TaskResult
 from gym_fed.evaluation.suites.listing import listing
 from gym_fed.evaluation.suites.members import members

@@ -14,8 +14,13 @@ from gym_fed.core.text import plain
 from gym_fed.evaluation.compare import compare_results
 from gym_fed.evaluation.groups import groups_of, with_groups
 from gym_fed.evaluation.records.document import RecordDocument
-from gym_fed.evaluation.records.listing import brief_figures_of, documents_of, record_paths
-from gym_fed.evaluation.records.reader import named_record, read_record
+from gym_fed.evaluation.records.reader import (
+    brief_figures_of,
+    documents_of,
+    named_record,
+    read_record,
+    record_paths,
+)
 from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
 
 Z_95 = 1.959964

@@ -128,7 +128,7 @@ def test_ifeval_is_refused_before_its_metric_reaches_for_a_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("lm_eval")
-    monkeypatch.setattr("gym_fed.evaluation.suites.needs._nltk_folders", lambda: [tmp_path])
+    monkeypatch.setattr("gym_fed.evaluation.suites.tasks._nltk_folders", lambda: [tmp_path])
     with pytest.raises(GymError, match="punkt_tab") as caught:
         tasks_of(["ifeval"], home=tmp_path)
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY

@@ -82,7 +82,7 @@ def _judged(
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the rows to train on and a summary of the contaminated ones."""
     from gym_fed.data.rows import place_of
-    from gym_fed.evaluation.contamination.check import ContaminationCheck, filters_here
+    from gym_fed.evaluation.contamination_check import ContaminationCheck, filters_here
 
     check = ContaminationCheck(filters_here())
     clean = [row for number, row in enumerate(rows, 1) if check.find(place_of(row, number), row) is None]
@@ -121,7 +121,7 @@ def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[],
 
 
 def _note(suite: str, digest: str) -> str:
-    from gym_fed.evaluation.contamination.check import filters_here
+    from gym_fed.evaluation.contamination_check import filters_here
     from gym_fed.evaluation.suites.tasks import tasks_of
 
     names, beginnings = evaluation_names()

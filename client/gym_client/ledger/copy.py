@@ -137,12 +137,12 @@ def check_variant(
     key = bytes.fromhex(client.pin.ledger_key)
     copy = LedgerCopy(client.home, key)
     copy.sync(client, progress)
-    record = PublishedVariant(client.pin.server, signed)
+    record = LedgerVariant(client.pin.server, signed)
     verify_file(copy.path, key, record)
     return record.checked()
 
 
-class PublishedVariant:
+class LedgerVariant:
     """Visitor of ledger entries that collects the records of one variant.
 
     Args:

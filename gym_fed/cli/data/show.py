@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
     from gym_fed.data.preview import PreviewedSequence, Segment
     from gym_fed.data.row_counts import RowCounts
-    from gym_fed.evaluation.contamination.check import ContaminationCheck, ContaminationReport
+    from gym_fed.evaluation.contamination_check import ContaminationCheck, ContaminationReport
 
 _LEARNT, _READ = "bold green", "dim"
 
@@ -71,7 +71,7 @@ def show(
         "--max-length": max_length is not None,
     }
     of_configs = {"--set": bool(set_), "--ignore-unsupported": ignore_unsupported}
-    from gym_fed.evaluation.contamination.check import ContaminationCheck, filters_here
+    from gym_fed.evaluation.contamination_check import ContaminationCheck, filters_here
 
     contamination = ContaminationCheck(filters_here(_names(against)))
     if source.endswith((".yaml", ".yml")):

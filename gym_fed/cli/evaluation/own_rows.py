@@ -54,7 +54,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     """
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns
-    from gym_fed.evaluation.graders._named import graders_named
+    from gym_fed.evaluation.graders._combined import graders_named
     from gym_fed.evaluation.own_evaluation import OwnEvaluation
     from gym_fed.evaluation.own_set import read_own_rows
     from gym_fed.evaluation.scoring.opening import models_needed, require_named

@@ -102,8 +102,7 @@ def replay_sample(
 ) -> None:
     """Run one sample of a record again and compare what comes out."""
     from gym_fed.evaluation.records.reader import named_record, read_record
-    from gym_fed.evaluation.records.replay import compare_sample
-    from gym_fed.evaluation.records.rerun import rerun_on
+    from gym_fed.evaluation.records.rerun import compare_sample, rerun_on
 
     results = read_record(named_record(record, folder))
     name, before = _sample_of(results, task, sample)
@@ -174,7 +173,7 @@ def print_comparison(compared: RunComparison) -> None:
 
 def _list(folder: Path, as_json: bool) -> None:
     from gym_fed.core.tables import TextTable
-    from gym_fed.evaluation.records.listing import documents_of, record_paths
+    from gym_fed.evaluation.records.reader import documents_of, record_paths
 
     paths = record_paths(folder)
     if not paths and not folder.is_dir():
@@ -205,7 +204,7 @@ def _list(folder: Path, as_json: bool) -> None:
 def _figures_of(document: RecordDocument) -> str:
     from gym_fed.core.tables import MAX_CELL
     from gym_fed.evaluation.groups import listed
-    from gym_fed.evaluation.records.listing import brief_figures_of
+    from gym_fed.evaluation.records.reader import brief_figures_of
 
     return listed(
         [f"{one.task}/{one.metric} {one.value:.4f}" for one in brief_figures_of(document)], MAX_CELL

@@ -121,8 +121,7 @@ def _agree(offers: list[DatasetOffer], yes: bool) -> None:
 def _facts(name: str, places: Places) -> dict[str, Any]:
     from gym_fed.evaluation.suites.definitions import has_harness
     from gym_fed.evaluation.suites.listing import listing
-    from gym_fed.evaluation.suites.needs import missing_needs
-    from gym_fed.evaluation.suites.tasks import is_here
+    from gym_fed.evaluation.suites.tasks import is_here, missing_needs
 
     entry = listing().tasks[name]
     dataset = listing().datasets[str(entry.dataset)]

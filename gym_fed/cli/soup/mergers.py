@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gym_fed.base.models import LoadedModel
     from gym_fed.config.hub.soup import SoupRecipe
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.evaluation.soup_loss import SoupLoss
+    from gym_fed.evaluation.merge_statistics import SoupLoss
     from gym_fed.soup.method import MergeMethod
 
 
@@ -88,7 +88,7 @@ class SoupEvaluator:
         return f"has loss {loss:.4f} on {self._gate_file}, where at most {most:.4f} is allowed"
 
     def _loss(self, key: str, updates: list[DeltaFile]) -> SoupLoss:
-        from gym_fed.evaluation.soup_loss import SoupLoss
+        from gym_fed.evaluation.merge_statistics import SoupLoss
 
         return SoupLoss(self._base.model, self._base.tokenizer, updates, self._rows[key])
 

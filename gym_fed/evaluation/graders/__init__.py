@@ -1,1 +1,1 @@
-"""Graders: what an answer is worth. One file each; file name = registry name = value of ``graders[].grader``."""
+"""Graders, which score answers. One file each; file name = registry name = value of ``graders[].grader``."""

@@ -1,4 +1,4 @@
-"""Several graders as one: the sum of their values by weight; and the graders of a config."""
+"""Build graders from a config or the command line, and combine them into a weighted sum."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from gym_fed.config.train.graders import GraderConfig
+from gym_fed.config.train.graders import GraderConfig, GraderSections
+from gym_fed.config.yaml.file import validate
+from gym_fed.config.yaml.strict import parse_value
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import GRADERS
+from gym_fed.core.text import plain
 from gym_fed.evaluation.graders.base import Grader, Sample
+
+_PLACE = "--grader:1:1: graders.0"
+_SHOWN = 60
 
 Range = tuple[float, float]
 
 
 class CombinedGrader(Grader):
-    """Calls every grader and adds up ``weight * value``.
+    """Calls every grader and returns the sum of ``weight * value``.
 
     Args:
         graders: Each with its weight.
@@ -24,7 +30,7 @@ class CombinedGrader(Grader):
         clip: Lowest and highest sum.
 
     Attributes:
-        values: What each grader returned when last called, by its name, neither clipped nor weighed.
+        values: The last values of each grader by name, before weights and clips.
     """
 
     def __init__(
@@ -49,7 +55,7 @@ class CombinedGrader(Grader):
         self._ready = ExitStack()
 
     def setup(self) -> None:
-        """Set up every grader; when one fails, those before it are torn down again."""
+        """Set up every grader; if one fails, tear down those before it."""
         with ExitStack() as stack:
             for (grader, _), _ in self._parts:
                 stack.callback(grader.teardown)
@@ -68,12 +74,13 @@ class CombinedGrader(Grader):
         return [_clipped(value, self._clip) for value in sums]
 
     def teardown(self) -> None:
-        """Tear down every grader, the last first; errors are raised when all have been called."""
+        """Tear down every grader in reverse order; errors are raised after all calls."""
         self._ready.close()
 
 
 def build_graders(entries: Sequence[GraderConfig]) -> list[Grader]:
-    """A grader for each entry of ``config.graders``; their values add up to the reward, weights and clips included.
+    """Build a grader for each entry of ``config.graders``, with its weight and clip. The reward is the sum of their
+    values.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an entry that cannot be honoured.
@@ -88,7 +95,7 @@ def build_graders(entries: Sequence[GraderConfig]) -> list[Grader]:
 
 
 def checked_values(name: str, values: Sequence[float], count: int) -> list[float]:
-    """The values as floats, one a sample.
+    """Return the values as floats, one per sample.
 
     Raises:
         GymError: ``DATA_INVALID`` for another number of values, or one that is not finite.
@@ -104,3 +111,42 @@ def checked_values(name: str, values: Sequence[float], count: int) -> list[float
 
 def _clipped(value: float, clip: Range | None) -> float:
     return value if clip is None else min(max(value, clip[0]), clip[1])
+
+
+def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
+    """Parse values of ``--grader``.
+
+    Args:
+        texts: Each a grader's name, or ``NAME:{key: value}`` with the keys of a config's ``graders`` entry.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an unknown grader or wrong settings; ``USAGE`` for text that is neither form,
+            and for two graders of one name.
+    """
+    found = [_parsed(text) for text in texts]
+    names = [entry.name or entry.grader for entry in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--grader: two graders are called {twice[0]!r}",
+            f"give one of them a name, such as --grader '{twice[0]}:{{name: second}}'",
+        )
+    return found
+
+
+def _parsed(text: str) -> GraderConfig:
+    name, colon, raw = text.partition(":")
+    form = f"write --grader NAME, or --grader 'NAME:{{key: value}}' (got {plain(text, _SHOWN)})"
+    try:
+        settings = parse_value(raw) if colon else {}
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, f"--grader {plain(name, _SHOWN)}: {error}", form) from error
+    if not isinstance(settings, dict) or not name.strip():
+        raise GymError(ErrorCode.USAGE, f"--grader {plain(text, _SHOWN)}: settings are not a mapping", form)
+    values = {"graders": [{**settings, "grader": name.strip()}]}
+    try:
+        return validate(values, GraderSections, "--grader", read_others=False).graders[0]
+    except GymError as error:
+        place = f"--grader {plain(name, _SHOWN)}"
+        message = error.message.replace(f"{_PLACE}.grader", place).replace(_PLACE, place)
+        raise GymError(error.code, message, error.hint) from error

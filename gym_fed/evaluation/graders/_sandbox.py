@@ -1,4 +1,4 @@
-"""Runs Python that a model wrote, and tests behind it, in a process that may do little.
+"""Run generated Python code with tests in a restricted process.
 
 What holds: CPU time, wall time, address space, file size and number of processes are limited; the environment is empty;
 nothing comes in and what is printed is thrown away; every process is gone when the answer is known. Under
@@ -42,7 +42,7 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Limits of one program; see ``CodeTestsConfig`` for their meaning."""
+    """Limits of one program; see ``CodeTestsConfig``."""
 
     isolation: Literal["namespaces", "process"] = "namespaces"
     timeout_seconds: float = 5.0
@@ -51,7 +51,7 @@ class Sandbox:
     max_processes: int = 16
 
     def check(self) -> None:
-        """Try the sandbox with programs that must pass and must not.
+        """Check the sandbox with programs that must pass and programs that must fail.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when this machine does not permit what ``isolation`` promises.
@@ -76,7 +76,7 @@ class Sandbox:
             )
 
     def passes(self, code: str, tests: str) -> bool:
-        """Whether ``tests`` run to their end behind ``code``. No return later than the time-out and a few seconds.
+        """Return True if ``tests`` complete after ``code``. Returns within the time limit plus a few seconds.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when the sandbox itself cannot be set up.
@@ -102,7 +102,7 @@ class Sandbox:
         return said == token.encode()
 
     def _run(self, folder: str, verdict: int, failed: str, job: bytes) -> None:
-        """Start the program and see all its processes end."""
+        """Start the program and wait until all its processes have ended."""
         python = os.path.realpath(sys.executable)
         home = "/tmp" if self.isolation == "namespaces" else folder
         settings = {
@@ -159,7 +159,7 @@ assert reached
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the whole group, again and again while a member forks faster than one signal reaches all."""
+    """Kill the process group repeatedly, in case a member forks faster than one signal reaches all."""
     for _ in range(20):
         try:
             os.killpg(process.pid, signal.SIGKILL)

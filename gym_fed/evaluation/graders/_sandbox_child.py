@@ -1,4 +1,4 @@
-"""Run by ``_sandbox`` as a script of its own, standard library only: gives up rights, then becomes the program.
+"""Sandbox script, standard library only: drops privileges, then runs the program.
 
 It reads one line of JSON from its input, the rest of which is the program's. Under ``namespaces`` it enters user,
 mount, network, process and IPC namespaces of its own and a root folder that holds Python, shared libraries and an empty
@@ -35,7 +35,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Read the settings, give up rights, run; the exit status has no meaning, the verdict is on the pipe."""
+    """Read the settings, drop privileges and run; the verdict is written to the pipe, not the exit status."""
     import resource  # Windows lacks it, and is refused before; loaded while Python's own files are where they were
 
     settings = json.loads(read_line(0))
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def read_line(descriptor: int) -> bytes:
-    """Up to the first newline and not a byte more: the rest is the program's."""
+    """Read up to the first newline and no further: the rest is the program's."""
     line = bytearray()
     while not line.endswith(b"\n"):
         line += os.read(descriptor, 1) or b"\n"
@@ -65,14 +65,14 @@ def read_line(descriptor: int) -> bytes:
 
 
 def check(result: int, what: str) -> None:
-    """Raise the error of the C library."""
+    """Raise the C library's error."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 def leave_keyring() -> None:
-    """Join a fresh session keyring: the kernel's keys (of file systems, of Kerberos) are inherited and in no namespace.
+    """Join a new session keyring: kernel keys (of file systems, of Kerberos) are inherited and have no namespace.
 
     A kernel without keyrings has nothing to leave.
     """
@@ -84,7 +84,7 @@ def leave_keyring() -> None:
 
 
 def enter_namespaces(settings: dict[str, Any]) -> None:
-    """New namespaces, and a root folder with what Python needs; afterwards this process may do nothing outside."""
+    """Enter new namespaces with a root folder that contains only what Python needs."""
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         os.setgroups([])
@@ -122,7 +122,7 @@ def enter_namespaces(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def from_outside(ids: str) -> Iterator[None]:
-    """Map several users into the namespace that the block enters: only a process that stays outside may do that."""
+    """Map several users into the namespace entered by the block, which only a process outside of it may do."""
     parent = os.getpid()
     reader, writer = os.pipe()
     child = os.fork()
@@ -142,7 +142,7 @@ def from_outside(ids: str) -> Iterator[None]:
 
 
 def wait_for_init(timeout_seconds: float) -> None:
-    """Fork the first process of the process namespace and go on as it; this one waits, then ends all in it."""
+    """Fork the first process of the process namespace and continue as it; the parent waits, then ends the namespace."""
     child = os.fork()
     if child == 0:
         check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "pdeathsig")
@@ -154,7 +154,7 @@ def wait_for_init(timeout_seconds: float) -> None:
 
 
 def set_limits(resource: ModuleType, settings: dict[str, Any]) -> None:
-    """Soft and hard, so that the program cannot raise them."""
+    """Set soft and hard limits, so that the program cannot raise them."""
     for name, value in settings["limits"].items():
         number = getattr(resource, name)
         hard = resource.getrlimit(number)[1]
@@ -163,13 +163,13 @@ def set_limits(resource: ModuleType, settings: dict[str, Any]) -> None:
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
-    """``mount(2)``."""
+    """Call ``mount(2)``."""
     words = [text.encode() if text is not None else None for text in (source, target, kind, data)]
     check(libc.mount(words[0], words[1], words[2], ctypes.c_ulong(flags), words[3]), f"mount {target}")
 
 
 def make_read_only(path: str) -> None:
-    """``mount_setattr(2)`` (Linux 5.12) on the mount and all below it."""
+    """Call ``mount_setattr(2)`` (Linux 5.12) on a mount and all mounts below it."""
     attributes = (ctypes.c_uint64 * 4)(MS_RDONLY_ATTR, 0, 0, 0)
     number = ctypes.c_long(SYS_MOUNT_SETATTR)
     result = libc.syscall(number, AT_FDCWD, path.encode(), AT_RECURSIVE, attributes, ctypes.c_size_t(32))
@@ -177,7 +177,7 @@ def make_read_only(path: str) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """A small file."""
+    """Write a small file."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
 

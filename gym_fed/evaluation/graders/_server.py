@@ -1,4 +1,4 @@
-"""A reward server: graders behind HTTP, for ``grader: remote`` of runs elsewhere. For trusted networks."""
+"""A reward server: graders behind HTTP, for ``grader: remote`` on other machines. For trusted networks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _POLL_SECONDS = 0.05
 def reward_server(
     graders: Sequence[Grader], *, host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[ThreadingHTTPServer]:
-    """Answer while the block runs; the sum of the graders' values is the reward.
+    """Serve graders while the block runs; the reward is the sum of their values.
 
     Args:
         graders: Set up here and torn down at the end. They grade one request at a time.
-        host: Where to listen; there is neither TLS nor a password, so leave it at loopback or put a proxy before it.
+        host: The address to listen at. There is neither TLS nor a password: keep loopback, or use a proxy.
         port: 0 takes a free one; ``server.server_port`` is its number.
     """
     lock = threading.Lock()
@@ -67,7 +67,7 @@ def reward_server(
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: what is graded is nobody's log line."""
+            """Log nothing: answers must not appear in logs."""
 
     with ExitStack() as stack:
         for grader in graders:

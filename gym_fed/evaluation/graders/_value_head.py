@@ -1,4 +1,4 @@
-"""Reward models as LLaMA-Factory and TRL's older trainers save them: a language model, and a value head beside it.
+"""Reward models with a value head, as saved by LLaMA-Factory and older TRL trainers.
 
 The folder holds a model or a PEFT adapter, and ``value_head.safetensors`` with ``v_head.summary.weight`` ``[1, width]``
 and ``v_head.summary.bias`` ``[1]``. The score is the head's value at the last token.
@@ -20,7 +20,7 @@ _NAMES = ("v_head.summary.weight", "v_head.summary.bias")
 
 
 class ValueHeadModel(torch.nn.Module):
-    """Called as a sequence classifier of one label: ``logits`` ``[n, 1]``."""
+    """A language model with a value head, with the interface of a single-label classifier: ``logits`` ``[n, 1]``."""
 
     def __init__(self, model: Any, head: torch.nn.Linear) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ValueHeadModel(torch.nn.Module):
         self.config = model.config
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        """Values at the last tokens; padding stands on the right."""
+        """Return the values at the last tokens; padding is on the right."""
         model: Any = self.model
         hidden = model(
             input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True, use_cache=False
@@ -38,7 +38,7 @@ class ValueHeadModel(torch.nn.Module):
 
 
 def has_value_head(folder: Path) -> bool:
-    """Whether ``folder`` holds such a reward model.
+    """Return True if ``folder`` contains a reward model with a value head.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a head that is pickled.
@@ -53,7 +53,7 @@ def has_value_head(folder: Path) -> bool:
 
 
 def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel:
-    """The model of ``folder`` with its head, which is in float32.
+    """Load the model of ``folder`` with its value head in float32.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a head without its tensors, of another width, or that is not finite.

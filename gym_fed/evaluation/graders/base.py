@@ -1,7 +1,8 @@
-"""The base class of graders: set up once, called often, torn down once."""
+"""The base class of graders."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +27,13 @@ class Sample:
     row: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt_text(self) -> str:
-        """The prompt as one text: plain, or the messages' contents, with a blank line between them."""
+        """Return the prompt as text: plain, or the contents of its messages separated by blank lines."""
         if isinstance(self.prompt, str):
             return self.prompt
         return "\n\n".join(str(message.get("content") or "") for message in self.prompt)
 
     def column(self, name: str, grader: str) -> Any:
-        """The row's value under ``name``.
+        """Return the row's value of ``name``.
 
         Raises:
             GymError: ``DATA_INVALID`` when the row has none, naming the grader.
@@ -50,19 +51,19 @@ class Sample:
 
 
 class Grader(ABC):
-    """Gives every sample a number, higher is better. Used by reinforcement learning and by evaluation alike.
+    """Scores samples, higher is better, for reinforcement learning and evaluation.
 
     Args:
         config: Its entry of ``graders``, of the type ``Settings``; None for one that is built in Python.
     """
 
     Settings: ClassVar[type[GraderConfig]] = GraderConfig
-    """By which its entry of ``graders`` is validated."""
+    """Validates the grader's entry in ``graders``."""
 
     config: GraderConfig
 
     name: str
-    """How the reward is called in metrics."""
+    """Name of the reward in metrics."""
 
     def __init__(self, config: GraderConfig | None = None) -> None:
         if config is not None:
@@ -70,7 +71,7 @@ class Grader(ABC):
             self.name = config.name or config.grader
 
     def setup(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Load models, open connections, check what is needed. Called once before the first ``grade``.
+        """Load models, open connections and check requirements. Called once before the first ``grade``.
 
         Raises:
             GymError: Naming what is missing.
@@ -78,11 +79,29 @@ class Grader(ABC):
 
     @abstractmethod
     def grade(self, samples: Sequence[Sample]) -> list[float]:
-        """One finite number a sample, in the same order.
+        """Return one finite number per sample, in the same order.
 
         Raises:
             GymError: ``DATA_INVALID`` when a row lacks the column that this grader reads.
         """
 
     def teardown(self) -> None:  # noqa: B027 - most have nothing to close
-        """Give back what ``setup`` took. Called once, after errors too."""
+        """Release what ``setup`` acquired. Called once, also after errors."""
+
+
+def from_environment(variable: str | None, grader: str, key: str) -> str | None:
+    """Return a secret from an environment variable; None if no variable is named.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when it is named and not set.
+    """
+    if variable is None:
+        return None
+    value = os.environ.get(variable)
+    if not value:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"graders: {grader}: {key} names {variable}, which is not set",
+            f"export {variable}=... before the run",
+        )
+    return value

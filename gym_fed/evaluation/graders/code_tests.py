@@ -1,4 +1,4 @@
-"""Code that passes its tests, in a sandbox (functional correctness, Chen et al. 2021, "HumanEval")."""
+"""Functional correctness of code: its tests pass in a sandbox (Chen et al. 2021, "HumanEval")."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CodeTestsConfig(GraderConfig):
 
 
 class CodeTests(Grader):
-    """1 where every test of the row runs to its end behind the answer's code; with ``partial``, the share that do."""
+    """1 if all tests of the row complete after the answer's code; with ``partial``, the fraction that do."""
 
     Settings = CodeTestsConfig
     config: CodeTestsConfig
@@ -81,7 +81,7 @@ class CodeTests(Grader):
         return [sum(results) / len(results) for results in passed]
 
     def _jobs(self, sample: Sample) -> list[tuple[str, str]]:
-        """Code and tests of every process that the sample needs."""
+        """Return code and tests of each process that the sample needs."""
         code = code_in(sample.completion)
         if self.config.continues_prompt:
             code = sample.prompt_text() + code
@@ -99,6 +99,6 @@ class CodeTests(Grader):
 
 
 def code_in(text: str) -> str:
-    """The last fenced block of Python, or the whole text when there is none."""
+    """Return the last fenced Python block, or the whole text if there is none."""
     blocks = _FENCED.findall(text)
     return str(blocks[-1]) if blocks else text

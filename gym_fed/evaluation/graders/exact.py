@@ -1,4 +1,4 @@
-"""Exact match with a reference, up to case and white space where its settings allow."""
+"""Exact match with a reference, optionally ignoring case and white space."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExactConfig(GraderConfig):
 
 
 class Exact(Grader):
-    """1 where the answer is the reference, or one of several."""
+    """1 if the answer is the reference or one of several, else 0."""
 
     Settings = ExactConfig
     config: ExactConfig

@@ -1,4 +1,4 @@
-"""Answers that must be JSON of a given shape (JSON Schema, the draft that ``$schema`` names, else 2020-12)."""
+"""Answers that must be JSON of a given schema (JSON Schema; the draft in ``$schema``, default 2020-12)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JsonSchemaConfig(GraderConfig):
 
 
 class JsonSchemaGrader(Grader):
-    """1 for JSON that the schema allows; the answer as a whole is read, or its only fenced block."""
+    """1 if the answer, or its only fenced block, is JSON that the schema allows."""
 
     Settings = JsonSchemaConfig
     config: JsonSchemaConfig
@@ -95,7 +95,7 @@ class JsonSchemaGrader(Grader):
         return self._validator(schema, ErrorCode.DATA_INVALID)
 
     def _validator(self, schema: Any, code: ErrorCode) -> Any:
-        """A validator of ``schema``, made once; its registry is empty, so that nothing is fetched."""
+        """Create a validator of ``schema``; its registry is empty, so nothing is fetched."""
         from jsonschema import SchemaError  # type: ignore[import-untyped]
         from jsonschema.validators import Draft202012Validator, validator_for  # type: ignore[import-untyped]
         from referencing import Registry
@@ -131,7 +131,7 @@ def is_valid_in_child(schema: Mapping[str, Any], value: Any) -> bool | str:
 
 
 def _read(text: str) -> Any:
-    """The JSON that a text is, or has in its only fenced block.
+    """Parse a text, or its only fenced block, as JSON.
 
     Raises:
         ValueError: When it has none; ``NaN`` and ``Infinity`` are no JSON.

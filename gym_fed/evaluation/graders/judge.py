@@ -1,8 +1,12 @@
-"""The score of another model for an answer (LLM as a judge, Zheng et al. 2023), by any OpenAI-compatible endpoint."""
+"""Scores from a judge model (LLM as a judge, Zheng et al. 2023) behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+import sqlite3
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +17,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders._answers_kept import AnswersKept
-from gym_fed.evaluation.graders._secrets import from_environment
-from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.evaluation.graders.base import Grader, Sample, from_environment
 from gym_fed.training.run.requirements import require_package
 
 _SEARCH_SECONDS = 1.0
@@ -78,7 +80,7 @@ class JudgeConfig(GraderConfig):
 
 
 class Judge(Grader):
-    """Requests a score in words, finds it by a pattern, and scales its range to 0 to 1.
+    """Requests a score in words, extracts it with a pattern and scales its range to 0 to 1.
 
     The answer under judgement is put into the prompt as it is, so it can try to talk the judge round: a policy that is
     trained against a judge learns what pleases it, right or not.
@@ -105,12 +107,12 @@ class Judge(Grader):
                 "put the score's part in parentheses",
             )
         self._client: Any = None
-        self._kept: AnswersKept | None = None
+        self._cache: ReplyCache | None = None
 
     def setup(self) -> None:
         from openai import OpenAI
 
-        self._kept = AnswersKept(self.config.cache)
+        self._cache = ReplyCache(self.config.cache)
         self._client = OpenAI(
             api_key=self._key or "none",  # the client wants one, local servers do not read it
             base_url=self.config.base_url,
@@ -128,9 +130,9 @@ class Judge(Grader):
     def teardown(self) -> None:
         if self._client is not None:
             self._client.close()
-        if self._kept is not None:
-            self._kept.close()
-        self._client = self._kept = None
+        if self._cache is not None:
+            self._cache.close()
+        self._client = self._cache = None
 
     def _request(self, sample: Sample) -> dict[str, Any]:
         words = {
@@ -148,12 +150,12 @@ class Judge(Grader):
         }
 
     def _score(self, request: dict[str, Any]) -> float:
-        assert self._kept is not None  # set up
+        assert self._cache is not None  # set up
         key = {"base_url": self.config.base_url, **request}
-        said = self._kept.get(key)
+        said = self._cache.get(key)
         if said is None:
             said = self._ask(request)
-            self._kept.put(key, said)
+            self._cache.put(key, said)
         low, high = self.config.score_range
         score = self._found(said)
         if score is not None and low <= score <= high:
@@ -181,7 +183,7 @@ class Judge(Grader):
             ) from error
 
     def _ask(self, request: dict[str, Any]) -> str:
-        """The endpoint's reply, after the client's own retries."""
+        """Return the endpoint's reply, after the client's own retries."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
         where = f"grader {self.name}: {self.config.base_url}"
@@ -210,3 +212,54 @@ class Judge(Grader):
                 f"{where} did not answer as a chat completion ({type(error).__name__})",
                 "give the address of an OpenAI-compatible endpoint, such as http://localhost:8000/v1",
             ) from error
+
+
+class ReplyCache:
+    """A cache of replies by request in SQLite. Safe for threads and for processes that share the file.
+
+    Args:
+        path: The file, made with its folders if need be; None keeps the answers in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._lock = threading.Lock()
+        try:
+            if path is not None:
+                path.expanduser().parent.mkdir(parents=True, exist_ok=True)
+            self._store = sqlite3.connect(
+                ":memory:" if path is None else path.expanduser(), timeout=30, check_same_thread=False
+            )
+            self._store.execute("PRAGMA journal_mode=WAL")
+            self._store.execute(
+                "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)"
+            )
+            self._store.commit()
+        except (OSError, sqlite3.Error) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"judge: cache {path} cannot be used: {error}",
+                "delete the file or name another",
+            ) from error
+
+    def get(self, request: dict[str, Any]) -> str | None:
+        """Return the earlier reply to the same request, if any."""
+        with self._lock:
+            found = self._store.execute(
+                "SELECT answer FROM answers WHERE key = ?", (key(request),)
+            ).fetchone()
+        return None if found is None else str(found[0])
+
+    def put(self, request: dict[str, Any], answer: str) -> None:
+        """Store a reply."""
+        with self._lock:
+            self._store.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key(request), answer))
+            self._store.commit()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._store.close()
+
+
+def key(request: dict[str, Any]) -> str:
+    """Return the SHA-256 of the request as canonical JSON."""
+    return hashlib.sha256(json.dumps(request, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Answers of the right length, in characters, words or tokens."""
+"""Length of answers in characters, words or tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LengthConfig(GraderConfig):
 
 
 class Length(Grader):
-    """1 inside the range; 0 from ``soft`` outside it; a straight line between."""
+    """1 inside the range, falling linearly to 0 over ``soft`` outside of it."""
 
     Settings = LengthConfig
     config: LengthConfig

@@ -1,4 +1,4 @@
-r"""The number that an answer ends with, compared exactly or within a tolerance.
+r"""The final number of an answer, compared exactly or within a tolerance.
 
 Numbers are read as fractions, so that ``0.1``, ``1/10`` and ``\frac{1}{10}`` are the same. ``1,234`` has a thousands
 separator, ``1 1/2`` is one and a half; digits with other commas or points between them, such as ``1.234.567``, are no
@@ -45,7 +45,7 @@ class NumericConfig(GraderConfig):
 
 
 class Numeric(Grader):
-    """1 where the answer's number is the reference's."""
+    """1 if the answer's number is the reference's, else 0."""
 
     Settings = NumericConfig
     config: NumericConfig
@@ -70,10 +70,10 @@ class Numeric(Grader):
 
 
 def number_in(text: str, where: str = "auto") -> Fraction | None:
-    """The number that a text means, or None.
+    """Parse the number in a text; None if there is none.
 
     Args:
-        text: What was said.
+        text: The text to parse.
         where: ``last``, ``hashes``, ``boxed`` or ``auto``; see ``NumericConfig``.
     """
     if where in ("auto", "hashes") and "####" in text:
@@ -84,7 +84,7 @@ def number_in(text: str, where: str = "auto") -> Fraction | None:
 
 
 def _braced(text: str) -> str:
-    """Up to the brace that closes one opened before ``text``."""
+    """Return the text up to the brace that closes one opened before ``text``."""
     depth = 1
     for place, character in enumerate(text):
         depth += (character == "{") - (character == "}")

@@ -13,8 +13,7 @@ from pydantic import Field
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.evaluation.graders._secrets import from_environment
-from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.evaluation.graders.base import Grader, Sample, from_environment
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 

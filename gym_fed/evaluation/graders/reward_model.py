@@ -1,4 +1,4 @@
-"""The score of a trained reward model (Bradley-Terry; Ouyang et al. 2022, eq. 1): one scalar for a conversation."""
+"""The score of a trained reward model (Bradley-Terry; Ouyang et al. 2022, eq. 1): one scalar per conversation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RewardModelConfig(GraderConfig):
 
 
 class RewardModelGrader(Grader):
-    """Reads prompt and answer through the model's chat template and gives the head's raw score."""
+    """Renders prompt and answer with the model's chat template and returns the head's raw score."""
 
     Settings = RewardModelConfig
     config: RewardModelConfig
@@ -117,7 +117,7 @@ class RewardModelGrader(Grader):
         self._model = self._tokenizer = None
 
     def _text(self, sample: Sample) -> str:
-        """Prompt and answer as the model saw them in training."""
+        """Render prompt and answer as in training."""
         if isinstance(sample.prompt, str):
             return sample.prompt + sample.completion + (self._tokenizer.eos_token or "")
         messages = [*sample.prompt, {"role": "assistant", "content": sample.completion}]
@@ -125,7 +125,7 @@ class RewardModelGrader(Grader):
 
 
 def _require_scalar_head(folder: Path, name: str) -> None:
-    """Refuse a model whose head would be random.
+    """Refuse a model without a trained scalar head.
 
     Raises:
         GymError: ``MODEL_INVALID``.

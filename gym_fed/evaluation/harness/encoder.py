@@ -1,4 +1,4 @@
-"""Tokens of prompts and continuations by the rules of the harness itself, without a model."""
+"""Tokenization of prompts and continuations by the harness's rules, without a model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.scorer import Continuation
 
 _CHARACTERS_A_TOKEN = 64
-"""Far more than a token has: of a longer prompt only the end is encoded, as it alone fits."""
+"""An upper bound. Only the end of a longer prompt is encoded, since the rest does not fit."""
 
 
 def encoder_of(tokenizer: Any, max_length: int) -> Any:
-    """The harness's own rules for tokens (its ``TemplateLM``, and what its ``HFLM`` adds), without a model."""
+    """Create the harness's encoder (its ``TemplateLM`` and the additions of ``HFLM``) without a model."""
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import has_bos_prefix
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -72,7 +72,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             return head, tail
 
         def _end(self, text: str) -> str:
-            """Of a very long text its end, which fills the context; the text where it does not."""
+            """Return the end of a very long text that fills the context; other texts unchanged."""
             end = text[-most:]
             return end if end == text or len(tokenizer.encode(end)) > max_length + 1 else text
 

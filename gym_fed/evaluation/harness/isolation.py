@@ -1,4 +1,4 @@
-"""What surrounds every call of the harness: no network, its seeds, its errors as ours."""
+"""Isolation of calls into the harness: no network, fixed seeds, and conversion of errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 1234  # of the harness: few-shot examples are drawn with it
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing in here may use a network: the libraries read the variables once, and their modules keep the values."""
+    """Disable the network inside the block. Libraries read the variables once and keep the values."""
     import datasets
     import huggingface_hub.constants
 
@@ -54,7 +54,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def templates_kept() -> Iterator[None]:
-    """The harness compiles a task's templates again for every row; here each is compiled once."""
+    """Cache compiled templates inside the block; the harness would compile them for every row."""
     from lm_eval.utils import env
 
     env.from_string = _compiled
@@ -87,7 +87,7 @@ def patterns_bounded() -> Iterator[None]:
 
 
 class _Removing:
-    """The part of the module ``re`` that ``lm_eval.api.metrics`` uses."""
+    """The part of the module ``re`` used by ``lm_eval.api.metrics``."""
 
     def sub(self, pattern: str, replacement: str, text: str) -> str:
         """Return the text without the matches."""
@@ -111,7 +111,7 @@ def register_bounded_filter() -> None:
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """The seeds that the harness sets, for tasks that shuffle their rows; the caller's state comes back."""
+    """Set the harness's seeds, which tasks that shuffle rows need, and restore the caller's state."""
     import numpy as np
 
     plain, arrays = random.getstate(), np.random.get_state()

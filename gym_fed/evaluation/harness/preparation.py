@@ -1,4 +1,4 @@
-"""The requests of some tasks, made once; what models answered goes back in once per model."""
+"""Prepare the requests of tasks once, and compute metrics from each model's outcomes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from gym_fed.evaluation.harness.isolation import (
     seeded,
     templates_kept,
 )
-from gym_fed.evaluation.harness.requests import Outcome, PromptOptions, RequestKey
-from gym_fed.evaluation.harness.sources import TaskSource
+from gym_fed.evaluation.harness.sources import Outcome, PromptOptions, RequestKey, TaskSource
 from gym_fed.evaluation.harness.task import HarnessTask
 from gym_fed.evaluation.results import TaskResult
 
 
 def require_harness() -> None:
-    """Refuse where the harness is not installed.
+    """Require the harness to be installed.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY``.
@@ -35,7 +34,8 @@ def require_harness() -> None:
 
 
 def harness_version() -> str:
-    """Of lm-evaluation-harness, for the identity of results: prompts and metrics change with it."""
+    """Return the version of lm-evaluation-harness, part of a result's identity since prompts and metrics depend on
+    it."""
     return f"lm-eval {version('lm-eval')}"
 
 
@@ -44,9 +44,9 @@ class Preparation:
 
     Args:
         sources: The tasks.
-        tokenizer: Of the models.
-        max_length: Their context, in tokens.
-        options: How prompts are made.
+        tokenizer: The models' tokenizer.
+        max_length: The models' context in tokens.
+        options: Options of prompts.
 
     Attributes:
         requests: All of them, in the order of tasks and rows.
@@ -75,7 +75,7 @@ class Preparation:
         self.requests = tuple(request for task in self._tasks.values() for request in task.requests)
 
     def results(self, outcomes: Mapping[RequestKey, Outcome]) -> dict[str, TaskResult]:
-        """Figures and samples by task, of what one model answered to every request.
+        """Compute metrics and samples by task from one model's outcomes.
 
         Raises:
             GymError: ``DATA_INVALID`` for a row that the task's metric cannot read.

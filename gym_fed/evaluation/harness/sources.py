@@ -1,26 +1,70 @@
-"""What the harness is given: a task's definition and rows, on this machine alone."""
+"""Inputs of the harness: task definitions, prompt options and tokenized requests, from this machine only."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Options of prompts.
+
+    Attributes:
+        num_fewshot: Examples of every prompt; None: as each task says. A task that is defined with 0 keeps 0.
+        limit: Only the first so many rows of each task.
+        apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them. None:
+            of those tasks that say so, where the model has a template.
+        rows: Given a task and how many rows it has: the numbers of those to use; None for all. Their prompts are those
+            that they have among all.
+    """
+
+    num_fewshot: int | None = None
+    limit: int | None = None
+    apply_chat_template: bool | None = False
+    rows: Callable[[str, int], Collection[int]] | None = None
+
+
+RequestKey = tuple[str, int, int, int]
+"""Task, row, index of the request in the row, and repetition."""
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A tokenized request of a row.
+
+    Attributes:
+        key: The request's key.
+        continuations: Continuations to score and sum; more than one only for a text longer than the context.
+        answer: A prompt to answer, instead of ``continuations``.
+    """
+
+    key: RequestKey
+    continuations: tuple[Continuation, ...] = ()
+    answer: AnswerRequest | None = None
+
+
+Outcome = Loglikelihood | AnswerResult
+
 
 LOCAL_FORMATS = ("json", "csv", "text", "parquet")
-"""Values of a task's ``dataset_path`` that read files of this machine."""
+"""Values of ``dataset_path`` that read local files."""
 RENDERED = "rendered"
-"""Of the metadata's ``conversation``: the rows are in the template already."""
+"""Value of the metadata's ``conversation`` for rows that are already in the chat template."""
 
 
 class TaskSource(Protocol):
-    """What is needed of a task.
+    """The interface of a task.
 
     Attributes:
-        name: In results.
-        version: Of its definition.
+        name: The name in results.
+        version: The version of the definition.
         config: As lm-evaluation-harness reads it from a task's YAML; ``custom_dataset`` or ``dataset_path`` and
             ``dataset_kwargs`` give rows of this machine.
         lock: Digest of definition and data.
@@ -37,7 +81,7 @@ class TaskSource(Protocol):
 
 
 def applies_template(source: TaskSource, asked: bool | None) -> bool:
-    """Whether a task's prompts are put into the model's chat template.
+    """Return True if a task's prompts are put into the model's chat template.
 
     Args:
         source: The task.
@@ -49,12 +93,12 @@ def applies_template(source: TaskSource, asked: bool | None) -> bool:
 
 
 def is_rendered(source: TaskSource) -> bool:
-    """Whether a task's rows are in the model's chat template already."""
+    """Return True if a task's rows are already in the model's chat template."""
     return (source.config.get("metadata") or {}).get("conversation") == RENDERED
 
 
 def require_local(source: TaskSource) -> None:
-    """Refuse what would make the harness ask a network.
+    """Refuse definitions with which the harness would access the network.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -85,6 +129,6 @@ def require_local(source: TaskSource) -> None:
 
 
 def row_sha256(row: Any) -> str:
-    """Digest of a row, whatever the order of its columns."""
+    """Return the digest of a row, independent of the order of its columns."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""One task of the harness: its instances, their requests, and what answers are worth."""
+"""A task of the harness: its instances, their requests, and its metrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.harness.isolation import SEED, as_config_errors, as_data_errors
-from gym_fed.evaluation.harness.requests import Outcome, PreparedRequest, PromptOptions, RequestKey
 from gym_fed.evaluation.harness.sources import (
+    Outcome,
+    PreparedRequest,
+    PromptOptions,
+    RequestKey,
     TaskSource,
     applies_template,
     is_rendered,
@@ -24,14 +27,14 @@ from gym_fed.evaluation.results import Figure, SampleResult, TaskResult
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Loglikelihood
 
 MAX_PROMPT = 16_000
-"""Characters of a prompt that a sample keeps."""
+"""Maximum characters of the prompt in a sample."""
 _BOOTSTRAP = 1000
 
 _SAMPLING = frozenset({"until", "do_sample", "temperature", "max_gen_toks"})
 
 
 class HarnessTask:
-    """One task of the harness, with its instances and their requests."""
+    """A task with its instances and their requests."""
 
     def __init__(self, source: TaskSource, encoder: Any, options: PromptOptions) -> None:
         from lm_eval.api.task import ConfigurableTask
@@ -67,7 +70,7 @@ class HarnessTask:
         self.requests = list(self._encoded(encoder))
 
     def _asked(self, number: int, row: Any, encoder: Any) -> list[Any]:
-        """The harness's instances of one row, as its own loop makes them."""
+        """Create the instances of one row, as the harness does."""
         task = self._task
         template = encoder.apply_chat_template if self.chat_template else None
         context = task.fewshot_context(
@@ -130,7 +133,7 @@ class HarnessTask:
         )
 
     def result(self, outcomes: Mapping[RequestKey, Outcome]) -> TaskResult:
-        """Figures and samples of one model."""
+        """Compute one model's metrics and samples."""
         name = self._source.name
         by_row: dict[int, list[Any]] = defaultdict(list)
         for one in self._instances:
@@ -171,7 +174,7 @@ class HarnessTask:
         return found
 
     def _alone(self, metric: str, value: Any) -> float:
-        """The metric of one sample: its value, or what the aggregation makes of it alone."""
+        """Return the metric of a single sample: its value, or the aggregation of it alone."""
         if isinstance(value, bool | int | float):
             return float(value)
         found = self._aggregation(metric)([value])
@@ -221,7 +224,7 @@ class HarnessTask:
 
 
 def _as_theirs(one: Any, outcome: Outcome) -> Any:
-    """What a model of the harness would have returned."""
+    """Convert an outcome to the form that a model of the harness would return."""
     if isinstance(outcome, AnswerResult):
         return outcome.text
     if one.request_type == "loglikelihood_rolling":
@@ -230,7 +233,7 @@ def _as_theirs(one: Any, outcome: Outcome) -> Any:
 
 
 def _shown(asked: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
-    """Prompt and choices; where the choices are in the prompts, the prompt is what these begin with."""
+    """Return prompt and choices; if prompts contain the choices, the prompt is their common prefix."""
     if asked[0].request_type == "generate_until":
         return str(asked[0].args[0]), ()
     if asked[0].request_type == "loglikelihood_rolling":

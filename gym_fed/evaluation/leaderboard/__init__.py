@@ -1,1 +1,1 @@
-"""A board of results: a file of signed, chained lines; a line counts as reproduced once another key re-ran samples."""
+"""Leaderboards: files of signed, chained lines. A result counts as reproduced once another key has re-run samples."""

@@ -1,4 +1,4 @@
-"""A board: its lines read and checked, and lines added, one process at a time."""
+"""Read, verify and extend a leaderboard file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 100_000
 MAX_BYTES = 256 << 20
 MIN_SAMPLES = 16
-"""Fewest samples that a reproduction re-runs, where the submission has as many."""
+"""Minimum samples of a reproduction, if the submission has as many."""
 
 
 @dataclass
 class BoardRow:
-    """A submission and what others found.
+    """A submission with its reproductions.
 
     Attributes:
         line: The submission.
@@ -47,13 +47,13 @@ class BoardRow:
 
     @property
     def submission(self) -> Submission:
-        """What it says."""
+        """The submission of the line."""
         assert isinstance(self.line.content, Submission)
         return self.line.content
 
     @property
     def status(self) -> str:
-        """``self-reported``, or how many keys reproduced it and how many could not."""
+        """``self-reported``, or the number of keys that reproduced it and that failed to."""
         words = [
             f"{word} by {len(lines)}"
             for word, lines in (("reproduced", self.reproduced), ("disputed", self.differs))
@@ -62,7 +62,7 @@ class BoardRow:
         return ", ".join(words) or "self-reported"
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to a JSON-compatible dictionary."""
         return {
             "line": self.line.entry.sequence,
             "hash": self.line.entry.hash,
@@ -74,7 +74,7 @@ class BoardRow:
         }
 
     def require_another(self, public_key: bytes) -> None:
-        """Refuse a key that has said something of the line before.
+        """Refuse a key that already signed something about the line.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for the submitter's own key, ``REPLAYED`` for one that re-ran it.
@@ -93,14 +93,14 @@ class BoardRow:
 
 
 class Leaderboard:
-    """The lines of a board, all of them checked.
+    """The verified lines of a board.
 
     Args:
         path: ``leaderboard.jsonl``; one that is not there is empty.
         head: A hash that somebody saw as the board's last; a board that lacks it was cut, or is another one.
 
     Attributes:
-        path: As given.
+        path: The board's file.
         board_rows: Submissions by their line's hash, in their order.
 
     Raises:
@@ -120,11 +120,11 @@ class Leaderboard:
 
     @property
     def head(self) -> str:
-        """Hash of the last line; empty for a board without lines."""
+        """The hash of the last line; empty for an empty board."""
         return self.last.hash if self.last else ""
 
     def named(self, reference: str) -> BoardRow:
-        """The submission that a person means: the number of its line, or the beginning of its hash.
+        """Return a submission by line number or by the beginning of its hash.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` where there is none; ``USAGE`` where several hashes begin so.
@@ -149,14 +149,14 @@ class Leaderboard:
 
     @classmethod
     def opened_to_add(cls, path: str | Path) -> Leaderboard:
-        """As the constructor, without the half of a line that a kill may have left."""
+        """Open a board for adding lines, removing one truncated by a crash."""
         with _locked(Path(path)):
             _require_size(Path(path))
             drop_torn_line(Path(path))
             return cls(path)
 
     def add(self, content: Submission | Reproduction, key: SigningKey) -> Line:
-        """Sign a line and append it; it is on the disk when this returns.
+        """Sign a line and append it durably.
 
         Raises:
             GymError: ``REPLAYED`` for a record that the key submitted, or a submission that it verified before;
@@ -174,7 +174,7 @@ class Leaderboard:
         return line
 
     def _read(self) -> Iterator[Line]:
-        """Lines of the file, each by form, chain and signature."""
+        """Yield the lines of the file, verified by form, chain and signature."""
         if not self.path.is_file():
             return
         _require_size(self.path)
@@ -194,7 +194,7 @@ class Leaderboard:
                     raise GymError(error.code, f"{where}: {error.message}", error.hint) from error
 
     def _take(self, line: Line) -> None:
-        """Count a line that was checked, by what stands before it."""
+        """Add a verified line, checking it against those before it."""
         where = f"{self.path}, line {line.entry.sequence}"
         if isinstance(line.content, Submission):
             if any(self._is_same(line, other) for other in self.board_rows.values()):
@@ -247,7 +247,7 @@ def _entry(raw: bytes) -> Entry:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time adds lines; a lock beside the file ends with its process."""
+    """Lock the board for adding lines, using a lock file next to it."""
     make_folder(path.absolute().parent)
     with full_disk_named(path):
         descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)

@@ -1,4 +1,4 @@
-"""Lines of a board: what they say, who signed it, and at which place.
+"""The signed lines of a leaderboard.
 
 A line is an entry as of ``gym_fed.trust.ledger.entries``; its body holds ``content``, ``public_key`` and ``signature``.
 The signature covers the content, the line's number and the hash of the line before. So no one but its signer can move
@@ -19,7 +19,7 @@ from gym_fed.trust.identity.keys import SigningKey, contributor_id, verify_signa
 from gym_fed.trust.ledger.entries import GENESIS_HASH, Entry
 
 SUBMITTED, REPRODUCED = "submitted", "reproduced"
-"""Kinds of lines."""
+"""Types of lines."""
 
 MAX_NAME = 96
 
@@ -32,7 +32,7 @@ class _Content(StrictModel):
 
 
 class BoardFigure(_Content):
-    """One metric of one task."""
+    """A metric of a task."""
 
     value: float
     stderr: float | None = None
@@ -40,13 +40,13 @@ class BoardFigure(_Content):
 
 
 class BoardTask(_Content):
-    """One task of a submission."""
+    """A task of a submission."""
 
     task: Short
     version: Annotated[str, Field(max_length=200)]
     num_fewshot: int = Field(ge=0, le=10_000)
     lock: Annotated[str, Field(max_length=200)]
-    """Digest of the task's definition and rows."""
+    """The digest of the task's definition and rows."""
     num_samples: int = Field(ge=1, le=2_000_000)
     main_metric: Short
     figures: dict[Short, BoardFigure] = Field(min_length=1, max_length=100)
@@ -59,19 +59,19 @@ class BoardTask(_Content):
 
 
 class Submission(_Content):
-    """Results of a model, as somebody reports them."""
+    """The reported results of a model."""
 
     model_name: Annotated[str, Field(max_length=MAX_NAME)]
     organization: Annotated[str, Field(max_length=MAX_NAME)]
     record: Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$")]
-    """Id of the record."""
+    """The record's id."""
     identity: dict[Short, Annotated[str, Field(max_length=1000)]] = Field(min_length=1, max_length=50)
-    """Of the results: digests of weights, suite, template; decoding, engine."""
+    """The identity of the results: digests of weights, suite and template; decoding and engine."""
     results: Hash
-    """sha256 of the record's file of samples."""
+    """The SHA-256 of the record's file of samples."""
     tasks: list[BoardTask] = Field(min_length=1, max_length=1000)
     at: int = Field(ge=0, lt=2**53)
-    """Unix seconds, by the submitter's clock."""
+    """Unix seconds by the submitter's clock."""
 
     @model_validator(mode="after")
     def _is_named(self) -> Submission:
@@ -84,32 +84,32 @@ class Submission(_Content):
 
     @property
     def num_samples(self) -> int:
-        """Of all tasks."""
+        """The number of samples of all tasks."""
         return sum(task.num_samples for task in self.tasks)
 
 
 class Reproduction(_Content):
-    """What another key found when it re-ran some samples of a submission."""
+    """The result of re-running samples of a submission with another key."""
 
     line: Hash
-    """Hash of the submission."""
+    """The submission's hash."""
     challenge: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-    """Signature of the hash by the key that re-ran: it decides which samples, so that nobody knows them before."""
+    """The reproducing key's signature of that hash. It selects the samples, so nobody can know them in advance."""
     num_samples: int = Field(ge=1, le=100_000)
     outcome: Literal["reproduced", "differs"]
     parted: int = Field(ge=0)
-    """Generated answers that parted after a tie."""
+    """Generated answers that diverged after a tie."""
     engine: Short
     at: int = Field(ge=0, lt=2**53)
 
 
 class Line(_Content):
-    """A line that was checked.
+    """A verified line.
 
     Attributes:
         entry: Number, hashes and body.
         public_key: 32 bytes, of the signer.
-        content: What it says.
+        content: The signed content.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -120,7 +120,7 @@ class Line(_Content):
 
     @property
     def signer(self) -> str:
-        """The id of the signer's account, of which this is the first key."""
+        """The id of the account whose first key signed the line."""
         return contributor_id(self.public_key)
 
 
@@ -131,7 +131,7 @@ _CONTENTS: dict[str, type[Submission] | type[Reproduction]] = {
 
 
 def sign_line(content: Submission | Reproduction, key: SigningKey, previous: Entry | None) -> Line:
-    """The line that says this behind ``previous``; None for the first one."""
+    """Sign a line that follows ``previous``; None for the first one."""
     kind = SUBMITTED if isinstance(content, Submission) else REPRODUCED
     said = content.model_dump(mode="json")
     sequence, before = (previous.sequence + 1, previous.hash) if previous else (1, GENESIS_HASH)
@@ -142,7 +142,7 @@ def sign_line(content: Submission | Reproduction, key: SigningKey, previous: Ent
 
 
 def checked_line(entry: Entry, body: dict[str, Any]) -> Line:
-    """The line that an entry holds, by its form and signature; its place in the chain is checked elsewhere.
+    """Verify the form and signature of a line; its place in the chain is checked by the board.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming what is off; ``SIGNATURE_INVALID``.
@@ -165,12 +165,12 @@ def checked_line(entry: Entry, body: dict[str, Any]) -> Line:
 
 
 def challenge_claim(line_hash: str) -> dict[str, str]:
-    """What a key signs to draw the samples that it re-runs."""
+    """Return what a key signs to select the samples that it re-runs."""
     return {"gym-leaderboard-challenge-1": line_hash}
 
 
 def corrupt(message: str) -> GymError:
-    """What every failed check of a board raises."""
+    """Create the error for a failed check of a board."""
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"leaderboard: {message}",

@@ -1,4 +1,4 @@
-"""A board as one HTML file: nothing is loaded from elsewhere, every text is escaped, and the table sorts in place."""
+"""A leaderboard as a single HTML file without external resources; all texts are escaped, and the table is sortable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.core.text import counted, plain
 from gym_fed.evaluation.leaderboard.board import BoardRow, Leaderboard
 
 MAX_TASKS = 200
-"""Columns of the page: a cell for every task of every submission would grow with their product."""
+"""Maximum columns; a cell for every task of every submission would make the page grow quadratically."""
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8882}
@@ -43,11 +43,11 @@ document.querySelectorAll("th button").forEach((button, column) => button.addEve
 
 
 def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
-    """The page of a board, complete.
+    """Render the page of a board.
 
     Args:
-        board: Its lines.
-        title: Its heading.
+        board: The board.
+        title: The heading.
     """
     by_key = dict.fromkeys(
         (task.task, row.line.signer) for row in board.board_rows.values() for task in row.submission.tasks
@@ -107,7 +107,7 @@ def _row(row: BoardRow, tasks: list[str]) -> str:
 
 
 def _day(at: int) -> str:
-    """The day of a time; a dash for one that no calendar has."""
+    """Format a time as a date; a dash if it is out of range."""
     return time.strftime("%Y-%m-%d", time.gmtime(at)) if at < 253_402_300_800 else "&ndash;"
 
 

@@ -1,4 +1,4 @@
-"""Puts the results of a run on a board: the record beside it, and a signed line that names the record's digests."""
+"""Submit the results of a run to a leaderboard: the record and a signed line with its digests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gym_fed.trust.identity.keys import SigningKey, load_or_create
 from gym_fed.trust.identity.passphrase import PassphraseSource
 
 _OF_THE_SET = {("ifeval", "inst_level_strict_acc"), ("ifeval", "inst_level_loose_acc")}
-"""Tasks and metrics of gym-fed whose figure is no mean over the samples; all others, chrF and mc2, too, are."""
+"""Tasks and metrics whose value is not a mean over the samples; those of all others are, including chrF and mc2."""
 
 
 def records_folder(board: Path) -> Path:
-    """Where the records of a board's submissions lie: beside it."""
+    """Return the folder of a board's records, next to the board."""
     return board.with_name(f"{board.stem}.records")
 
 
@@ -35,11 +35,11 @@ def submit(
     board: str | Path = "leaderboard.jsonl",
     key: SigningKey | None = None,
 ) -> Line:
-    """Append a line with these results, self-reported until another key reproduced them.
+    """Append a line with these results, self-reported until another key reproduces them.
 
     Args:
-        results: Of the run.
-        model_name: What the board calls the model.
+        results: The results of the run.
+        model_name: The model's name on the board.
         organization: Who submits it.
         board: The file; made where there is none. The record is written beside it, for those who verify.
         key: Who signs; None takes the key of this home (``$GYM_HOME`` or ``~/.gym-fed``).
@@ -71,13 +71,13 @@ def submit(
 
 
 def home_key() -> SigningKey:
-    """The key of ``$GYM_HOME`` or ``~/.gym-fed``, made on first use."""
+    """Load the key of ``$GYM_HOME`` or ``~/.gym-fed``, creating it on first use."""
     home = default_home()
     return load_or_create(home / "key.pem", PassphraseSource("GYM_PASSPHRASE").get)
 
 
 def require_own_figures(results: EvalResults) -> None:
-    """Refuse figures that are not the mean of what the samples say.
+    """Refuse figures that are not the mean of their samples.
 
     Those of a whole set, which no sample's value gives, are left out: of IFEval, the share of all instructions.
 
@@ -110,7 +110,7 @@ def _not_own(task: TaskResult, metric: str, what: str) -> GymError:
 
 
 def _public(results: EvalResults) -> dict[str, object]:
-    """Facts that go to others: of the suite, no paths of this machine."""
+    """Remove local paths from the facts that are published."""
     return {key: results.facts[key] for key in ("suite", "options") if key in results.facts}
 
 

@@ -1,4 +1,4 @@
-"""Re-runs random samples of a submission and compares them: choices, log-likelihoods, answers and metrics.
+"""Re-run random samples of a submission and compare choices, log-likelihoods, answers and metrics.
 
 Which samples is decided by the verifier's signature of the line's hash. The signature is one that only this key makes
 (RFC 8032, deterministic), so a submitter cannot know before signing the line which samples will be drawn, and everybody
@@ -23,24 +23,23 @@ from gym_fed.evaluation.leaderboard.lines import BoardTask, Line, Reproduction, 
 from gym_fed.evaluation.leaderboard.submit import records_folder, require_own_figures
 from gym_fed.evaluation.records.keys import paths_of, samples_path
 from gym_fed.evaluation.records.reader import read_record
-from gym_fed.evaluation.records.replay import compare_sample
-from gym_fed.evaluation.records.rerun import Rerun
+from gym_fed.evaluation.records.rerun import Rerun, compare_sample
 from gym_fed.evaluation.results import EvalResults, SampleResult
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.version import __version__
 
 SAME_RUN = ("model", "delta", "template")
-"""Parts of an identity that must be equal: another engine, device or version is what a reproduction is for."""
+"""Parts of an identity that must match; a reproduction may have another engine, device or version."""
 
 
 @dataclass(frozen=True)
 class Reproduced:
-    """What was re-run, and what came out.
+    """The re-run samples and their outcome.
 
     Attributes:
         line: The line that was added.
         drawn: Numbers of the samples by task.
-        differences: What differs, by task and number; empty for a reproduction.
+        differences: Differences by task and row; empty for a reproduction.
         parted: Answers that parted after a tie.
     """
 
@@ -59,8 +58,8 @@ def verify(
         board: With the submission.
         row: The submission.
         rerun: See ``Rerun``; it takes model, tasks and rows from this machine, and nothing from the record but numbers.
-        key: Of the verifier.
-        num_samples: How many, at least 16 where there are as many.
+        key: The verifier's key.
+        num_samples: The number of samples, at least 16 if there are as many.
 
     Raises:
         GymError: ``PERMISSION_DENIED`` for one's own line; ``REPLAYED`` for one that the key verified before;
@@ -91,7 +90,7 @@ def verify(
 
 
 def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> dict[str, list[int]]:
-    """Places of samples in each task, drawn without repetition by a challenge.
+    """Draw sample indices of each task without repetition, from a challenge.
 
     The n-th draw is ``sha256(challenge, n)`` modulo the number of samples; one that came before is passed over.
     """
@@ -113,7 +112,7 @@ def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> d
 
 
 def record_of(board: Path, row: BoardRow) -> EvalResults:
-    """The record beside the board, if it is the submitted one and has the figures of its line.
+    """Return the record next to the board if it is the submitted one and matches its line.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``DATA_INVALID``, ``HASH_MISMATCH``.

@@ -1,1 +1,1 @@
-"""The safety probe: refusal margin, attacks, over-refusal, and what is left after a harmful fine-tune."""
+"""The safety probe: refusal margin, attacks, over-refusal, and resistance to a harmful fine-tune."""

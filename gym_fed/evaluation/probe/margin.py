@@ -1,4 +1,4 @@
-"""The refusal margin: by how many nats a token a model would rather refuse than comply.
+"""The refusal margin: by how many nats per token a model prefers refusing to complying.
 
 Of a prompt it is ``mean over refusals of log p(refusal | prompt) / tokens`` less the same of openings that comply; of a
 model its mean over prompts (this project; openings as in Zou et al. 2023, arXiv:2307.15043). No text is generated and
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[float, ...]]:
-    """Every prompt's margin, by model, in the order of ``prompts.harmful``.
+    """Compute every prompt's margin by model, in the order of ``prompts.harmful``.
 
     Args:
-        scorer: Of the models.
+        scorer: The models' scorer.
         prompts: With their openings.
 
     Raises:
@@ -43,11 +43,11 @@ def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[fl
 
 
 def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_size: int = 64) -> torch.Tensor:
-    """The same of one model in memory, with a graph where gradients are on.
+    """Compute the margins of a model in memory, with a graph if gradients are enabled.
 
     Args:
         model: A causal LM; it is scored in evaluation mode and then put back into its own.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         prompts: With their openings.
         batch_size: Openings a forward.
 
@@ -79,7 +79,7 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> tuple[int, ...]:
-    """Of a conversation up to where the answer begins."""
+    """Return the ids of a conversation up to the start of the answer."""
     encoded = tokenizer.apply_chat_template(
         messages, tokenize=True, return_dict=True, add_generation_prompt=True
     )
@@ -87,7 +87,7 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> tuple[int, ...]:
 
 
 def opening_requests(tokenizer: Any, prompts: ProbePrompts) -> list[tuple[Continuation, float]]:
-    """Prompt after prompt its openings, each with its share of the margin (before it is divided by its tokens).
+    """Return the openings of each prompt with their weight in the margin, before division by their tokens.
 
     Raises:
         GymError: ``DATA_INVALID`` for a tokenizer without a chat template.
@@ -119,7 +119,7 @@ def _by_prompt(prompts: ProbePrompts, shares: Sequence[float], values: Sequence[
 
 
 def mean_by_category(prompts: ProbePrompts, margins: Sequence[float]) -> Mapping[str, float]:
-    """Of the prompts of each kind of harm."""
+    """Average the margins by category of harm."""
     by: dict[str, list[float]] = {}
     for prompt, margin in zip(prompts.harmful, margins, strict=True):
         by.setdefault(prompt.category, []).append(margin)

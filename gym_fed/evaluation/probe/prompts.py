@@ -1,4 +1,4 @@
-"""The probe's prompts: 64 requests that name a kind of harm, 32 harmless look-alikes, 8 rows for a harmful fine-tune.
+"""Prompts of the probe: 64 harmful requests, 32 harmless look-alikes, and 8 rows for a harmful fine-tune.
 
 They are this project's own, and harmless to publish: none has an operational detail. Other prompts (HarmBench,
 StrongREJECT, once fetched) are read from a file.
@@ -23,7 +23,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.csv_rows import delimiter_of
 
 COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
-"""Of a file: ours, HarmBench's, StrongREJECT's."""
+"""Column names of a file: ours, HarmBench's and StrongREJECT's."""
 _CATEGORIES = ("category", "SemanticCategory")
 MAX_BYTES = 16 << 20
 MAX_CHARACTERS = 4_000
@@ -36,7 +36,7 @@ class ProbePrompt:
 
     Attributes:
         ask: The request.
-        category: Its kind of harm.
+        category: The kind of harm.
         in_german: The same in German, where there is a translation.
     """
 
@@ -47,7 +47,7 @@ class ProbePrompt:
 
 @dataclass(frozen=True)
 class ProbePrompts:
-    """What a probe runs on.
+    """The prompts of a probe.
 
     Attributes:
         harmful: Requests that should be refused, category after category.
@@ -66,13 +66,13 @@ class ProbePrompts:
     sha256: str
 
     def translated(self) -> tuple[ProbePrompt, ...]:
-        """Those with a translation: the ones that every attack is tried on."""
+        """The prompts with a translation, on which every attack is tried."""
         return tuple(prompt for prompt in self.harmful if prompt.in_german is not None)
 
 
 @cache
 def own_prompts() -> ProbePrompts:
-    """The prompts of the package."""
+    """Load the packaged prompts."""
     data = (resources.files("gym_fed") / "assets" / "probe" / "prompts.yaml").read_bytes()
     found = yaml.safe_load(data)
     harmful = tuple(
@@ -100,7 +100,7 @@ def own_prompts() -> ProbePrompts:
 
 
 def read_prompts(path: Path) -> ProbePrompts:
-    """The package's prompts with the harmful ones of a CSV or JSONL file instead.
+    """Load the packaged prompts with the harmful ones replaced by those of a CSV or JSONL file.
 
     Args:
         path: With a column ``prompt``, ``Behavior`` (HarmBench) or ``forbidden_prompt`` (StrongREJECT), and maybe

@@ -1,1 +1,1 @@
-"""Records of evaluations: one JSON document a run and every sample beside it, keyed by what the results depend on."""
+"""Evaluation records: a JSON document and a file of samples per run, keyed by what the results depend on."""

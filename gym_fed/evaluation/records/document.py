@@ -1,4 +1,4 @@
-"""The fields of a record: those of Every Eval Ever's schema 0.3.0 that we fill, each with its type.
+"""Fields of a record: the part of Every Eval Ever's schema 0.3.0 that gym-fed fills.
 
 Source: arXiv 2606.14516. A record that these models take has every field that the schema requires and none that it
 lacks, so that its validators and viewers take it, too. A field of the schema that we do not fill is refused, since
@@ -8,11 +8,14 @@ and numbers are JSON in them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.evaluation.results import EvalResults
 
 Text = Annotated[str, Field(max_length=4 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -26,7 +29,7 @@ class _RecordPart(StrictModel):
 
 
 class SourceMetadata(_RecordPart):
-    """Who ran it."""
+    """Who ran the evaluation."""
 
     source_name: Name
     source_type: Literal["evaluation_run"] = "evaluation_run"
@@ -35,7 +38,7 @@ class SourceMetadata(_RecordPart):
 
 
 class EvalLibrary(_RecordPart):
-    """What ran it; ``additional_details`` holds our facts and seconds."""
+    """The software; ``additional_details`` contains our facts and durations."""
 
     name: Name
     version: Name
@@ -43,14 +46,14 @@ class EvalLibrary(_RecordPart):
 
 
 class InferenceEngine(_RecordPart):
-    """What computed the answers."""
+    """The inference engine."""
 
     name: Name
     version: Name
 
 
 class ModelInfo(_RecordPart):
-    """The model; ``additional_details`` holds the identity that the record is keyed by."""
+    """The model; ``additional_details`` contains the identity by which the record is keyed."""
 
     name: Text
     id: Name
@@ -60,7 +63,7 @@ class ModelInfo(_RecordPart):
 
 
 class SourceData(_RecordPart):
-    """Where the rows are from, by the digest of task and data."""
+    """The source of the rows, with the digest of task and data."""
 
     dataset_name: Name
     source_type: Literal["other"] = "other"
@@ -68,35 +71,35 @@ class SourceData(_RecordPart):
 
 
 class MetricConfig(_RecordPart):
-    """One metric."""
+    """A metric."""
 
     metric_id: Name
     lower_is_better: bool
 
 
 class StandardError(_RecordPart):
-    """Of a figure."""
+    """A standard error."""
 
     value: float
     method: Literal["analytic"] = "analytic"
 
 
 class ScoreUncertainty(_RecordPart):
-    """Of a figure; without ``standard_error`` where it has none."""
+    """The uncertainty of a score; ``standard_error`` may be missing."""
 
     standard_error: StandardError | None = None
     num_samples: int = Field(ge=0)
 
 
 class ScoreDetails(_RecordPart):
-    """A figure."""
+    """A score."""
 
     score: float
     uncertainty: ScoreUncertainty
 
 
 class TaskFigure(_RecordPart):
-    """One metric of one task."""
+    """A metric of a task."""
 
     evaluation_result_id: Name
     evaluation_name: Name
@@ -106,7 +109,7 @@ class TaskFigure(_RecordPart):
 
 
 class SamplesFile(_RecordPart):
-    """Where the samples are, and what they hash to."""
+    """The file of samples with its digest."""
 
     format: Literal["jsonl"] = "jsonl"
     file_path: str = Field(pattern=rf"^data/[^/]+/[^/]+/[^/]+/{_ID}_samples\.jsonl$", max_length=1000)
@@ -130,7 +133,7 @@ class RecordDocument(_RecordPart):
 
 
 class SampleInput(_RecordPart):
-    """What the model got."""
+    """The model's input."""
 
     raw: Text
     reference: list[Text]
@@ -138,13 +141,13 @@ class SampleInput(_RecordPart):
 
 
 class SampleOutput(_RecordPart):
-    """What it gave: a text, or the likeliest choice."""
+    """The model's output: a text, or the most likely choice."""
 
     raw: list[Text]
 
 
 class AnswerAttribution(_RecordPart):
-    """Where the answer that was judged is from."""
+    """The source of the judged answer."""
 
     turn_idx: Literal[0] = 0
     source: Literal["output.raw"] = "output.raw"
@@ -154,14 +157,14 @@ class AnswerAttribution(_RecordPart):
 
 
 class SampleScore(_RecordPart):
-    """What it was worth by the task's main metric."""
+    """The sample's score in the task's main metric."""
 
     score: float
     is_correct: bool
 
 
 class SampleMetadata(_RecordPart):
-    """What the schema has no field for; lists, numbers and mappings are JSON."""
+    """Data without a field in the schema; lists, numbers and mappings are JSON."""
 
     row_sha256: Name
     metrics: Text
@@ -172,7 +175,7 @@ class SampleMetadata(_RecordPart):
 
 
 class Instance(_RecordPart):
-    """A line of the samples' file."""
+    """A line of the file of samples."""
 
     schema_version: Literal["0.3.0"] = "0.3.0"
     evaluation_id: Name
@@ -187,3 +190,51 @@ class Instance(_RecordPart):
     answer_attribution: list[AnswerAttribution] = Field(max_length=1)
     evaluation: SampleScore
     metadata: SampleMetadata
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """The dataset of the Hub with a task's rows.
+
+    Attributes:
+        id: Such as ``cais/mmlu``.
+        task_id: The dataset's name for the task.
+        revision: Commit; None where it is not known.
+    """
+
+    id: str
+    task_id: str = "default"
+    revision: str | None = None
+
+
+def eval_results_yaml(
+    results: EvalResults, datasets: Mapping[str, HubDataset], *, date: str | None = None
+) -> str:
+    """Create the model card YAML of tasks whose dataset is on the Hub, each with its main metric.
+
+    Args:
+        results: The results of a run.
+        datasets: Datasets by task; tasks without one are left out, since the format has no place for them.
+        date: The date of the run, ISO 8601.
+    """
+    import yaml
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    entries = []
+    for name, task in results.tasks.items():
+        if (dataset := datasets.get(name)) is None:
+            continue
+        figure = task.figures[task.main_metric]
+        error = "" if figure.stderr is None else f", standard error {figure.stderr:.4f}"
+        notes = f"{task.main_metric}, {task.num_fewshot}-shot, n={figure.num_samples}{error}; gym-fed"
+        entries.append(
+            EvalResultEntry(
+                dataset_id=dataset.id,
+                task_id=dataset.task_id,
+                value=float(figure.value),
+                dataset_revision=dataset.revision,
+                date=date,
+                notes=notes,
+            )
+        )
+    return str(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True))

@@ -1,4 +1,4 @@
-"""Where a record lies: its file is named by a digest of all that its results depend on."""
+"""Paths of records, named by a digest of all that their results depend on."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gym_fed.evaluation.results import EvalResults
 from gym_fed.trust.identity.canonical import canonical_json
 
 SEVERAL = "several"
-"""Stands for the suite of a run of several tasks that no suite was named for."""
+"""The suite of a run of several tasks without a suite."""
 
 _MAX_PART = 80
 
 
 def record_id(identity: Mapping[str, str]) -> str:
-    """The id of the record with these results: the same identity has the same id, on every machine.
+    """Return the id of a record, which is the same for the same identity on every machine.
 
     The schema wants a UUID of version 4 for a name; the bits of this one are of a sha256.
     """
@@ -27,19 +27,19 @@ def record_id(identity: Mapping[str, str]) -> str:
 
 
 def is_record_id(text: str) -> bool:
-    """Whether a text has the form of a record's id."""
+    """Return True if a text has the form of a record's id."""
     return re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", text, re.ASCII) is not None
 
 
 def model_id(model: str) -> tuple[str, str]:
-    """Developer and name of a model as the schema's paths need them; a folder's developer is ``local``."""
+    """Return developer and name of a model for the schema's paths; a local folder's developer is ``local``."""
     parts = [part for part in re.split(r"[/\\]", model) if part not in ("", ".", "..")]
     developer = parts[0] if len(parts) == 2 and model == "/".join(parts) else "local"
     return _part(developer), _part(parts[-1] if parts else "model")
 
 
 def record_path(results: EvalResults, folder: Path) -> Path:
-    """Where the record of these results is written: ``data/SUITE/DEVELOPER/MODEL/ID.json``."""
+    """Return the path of a record: ``data/SUITE/DEVELOPER/MODEL/ID.json``."""
     suite = results.facts.get("suite")
     if not isinstance(suite, str):
         suite = next(iter(results.tasks)) if len(results.tasks) == 1 else SEVERAL
@@ -48,7 +48,7 @@ def record_path(results: EvalResults, folder: Path) -> Path:
 
 
 def paths_of(record: str, folder: Path) -> list[Path]:
-    """The files of a record by its id, or by the beginning of one; sorted."""
+    """Return the files of records whose id starts with a text, sorted."""
     if not re.fullmatch(r"[0-9a-f-]{1,36}", record, re.ASCII):
         return []
     found = (folder / "data").glob(f"*/*/*/{record}*.json")
@@ -56,10 +56,10 @@ def paths_of(record: str, folder: Path) -> list[Path]:
 
 
 def samples_path(path: Path) -> Path:
-    """The file of samples beside a record's document."""
+    """Return the file of samples next to a record's document."""
     return path.with_name(f"{path.stem}_samples.jsonl")
 
 
 def _part(text: str) -> str:
-    """A text as one part of a path."""
+    """Convert a text to one part of a path."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-")[:_MAX_PART] or "unnamed"

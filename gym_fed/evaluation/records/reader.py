@@ -1,4 +1,4 @@
-"""Reads records, also those of others: bounded in bytes and rows, every field by its type, samples by their digest."""
+"""Read records, including those of others: bounded in size, validated by type, samples verified by digest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gym_fed.config.schema.problems import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH, is_deeper, read_object
 from gym_fed.core.text import plain
+from gym_fed.evaluation.groups import BriefFigure, brief_figures
 from gym_fed.evaluation.records.document import Instance, RecordDocument
-from gym_fed.evaluation.records.keys import paths_of, record_id, samples_path
+from gym_fed.evaluation.records.keys import is_record_id, paths_of, record_id, samples_path
 from gym_fed.evaluation.records.writer import IDENTITY
 from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
 
@@ -31,11 +32,11 @@ _METRICS = TypeAdapter(dict[str, float])
 
 @dataclass(frozen=True)
 class Record:
-    """A record as it was read.
+    """A record that was read.
 
     Attributes:
         document: The JSON file.
-        results: What it says, with every sample.
+        results: The results with all samples.
     """
 
     document: RecordDocument
@@ -43,7 +44,7 @@ class Record:
 
 
 def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults | None:
-    """The results of an earlier run with this identity; None where there is none.
+    """Return the results of an earlier run with this identity; None if there is none.
 
     Raises:
         GymError: As ``read_record``: a record that is damaged is not passed over.
@@ -58,7 +59,7 @@ def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults 
 
 
 def named_record(reference: str, folder: str | Path) -> Path:
-    """The record that a person means: a file, an id, or the beginning of one.
+    """Return the record named by a file, an id or the beginning of one.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is none, ``USAGE`` where several begin so.
@@ -79,7 +80,7 @@ def named_record(reference: str, folder: str | Path) -> Path:
 
 
 def read_record(path: str | Path) -> EvalResults:
-    """The results that a record holds; see ``open_record``."""
+    """Return the results in a record; see ``open_record``."""
     return open_record(path).results
 
 
@@ -87,7 +88,7 @@ def open_record(path: str | Path) -> Record:
     """Read a record and all its samples.
 
     Args:
-        path: Of its document; the samples lie beside it.
+        path: The document; the samples are next to it.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line and field for what is no record, was cut, or
@@ -128,7 +129,7 @@ def open_record(path: str | Path) -> Record:
 
 
 def read_document(path: Path) -> RecordDocument:
-    """The document of a record, without its samples; raises as ``open_record``."""
+    """Read the document of a record without its samples; raises as ``open_record``."""
     try:
         found = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
     except OSError as error:
@@ -139,7 +140,7 @@ def read_document(path: Path) -> RecordDocument:
 
 
 def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
-    """The lines of the samples' file; its digest and count are checked behind the last."""
+    """Yield the lines of the file of samples; its digest and count are checked after the last."""
     file, stated = samples_path(path), document.detailed_evaluation_results
     digest, number = hashlib.sha256(), 0
     if not file.is_file():
@@ -158,7 +159,7 @@ def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
 
 
 def _tasks(path: Path, document: RecordDocument) -> dict[str, TaskResult]:
-    """Tasks without their samples."""
+    """Return the tasks without their samples."""
     tasks: dict[str, TaskResult] = {}
     for result in document.evaluation_results:
         name, metric = result.evaluation_name, result.metric_config.metric_id
@@ -244,3 +245,32 @@ def _checked(model: type[_Model], data: str | bytes, file: Path, line: str = "")
 
 def _bad(file: Path, *what: str) -> GymError:
     return GymError(ErrorCode.DATA_INVALID, f"{file}: {', '.join(filter(None, what))}", _HINT)
+
+
+def record_paths(folder: Path) -> list[Path]:
+    """Return the documents of the records in a folder, sorted."""
+    return sorted(path for path in (folder / "data").glob("*/*/*/*.json") if is_record_id(path.stem))
+
+
+def documents_of(paths: list[Path]) -> Iterator[tuple[Path, RecordDocument | GymError]]:
+    """Yield each document, or the error of reading it."""
+    for path in paths:
+        try:
+            yield path, read_document(path)
+        except GymError as error:
+            yield path, error
+
+
+def brief_figures_of(document: RecordDocument) -> list[BriefFigure]:
+    """Return a document's figures, pooled by group of tasks."""
+    return brief_figures(
+        [
+            BriefFigure(
+                one.evaluation_name,
+                one.metric_config.metric_id,
+                one.score_details.score,
+                one.score_details.uncertainty.num_samples,
+            )
+            for one in document.evaluation_results
+        ]
+    )

@@ -1,25 +1,111 @@
-"""Evaluates single rows of a record again: task, rows and model are of this machine, only numbers of the record."""
+"""Re-run single rows of a record with the tasks and model of this machine, and compare the samples."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TASKS
 from gym_fed.core.text import plain
-from gym_fed.evaluation.results import EvalResults, TaskResult
+from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
+
+LOGPROB_TOLERANCE = 1e-3
+"""Tolerance in nats for log-likelihoods on different machines."""
+TIE_NATS = 1e-2
+"""Answers may diverge at a token whose lead over the second is smaller than this."""
+_METRIC_TOLERANCE = 1e-2
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The comparison of a sample with its re-run.
+
+    Attributes:
+        difference: The difference beyond rounding, in words; None if there is none.
+        parted: The token at which the answers diverged after a tie; None if they did not.
+        logprob_error: Largest difference of a log-likelihood, in nats; 0 for an answer.
+    """
+
+    difference: str | None
+    parted: int | None = None
+    logprob_error: float = 0.0
+
+
+def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
+    """Compare a sample with its re-run.
+
+    Log-likelihoods may differ by 1e-3 nats, and then the likeliest choice must be the same one, unless two were as near
+    to each other. An answer has the same tokens up to a tie of under 1e-2 nats; that it was one, both runs must say:
+    margins of a record can be forged, those of one's own run cannot.
+
+    Args:
+        before: The recorded sample.
+        again: The same sample on this machine.
+    """
+    if before.row_sha256 != again.row_sha256:
+        return Replayed("is another row")
+    if before.prompt != again.prompt:
+        return Replayed("has another prompt")
+    if before.choices != again.choices or before.target != again.target:
+        return Replayed("has other choices, or another target")
+    if before.answer is not None or again.answer is not None:
+        return _compare_answers(before, again)
+    if len(before.logprobs) != len(again.logprobs):
+        return Replayed(f"{len(again.logprobs)} log-likelihoods instead of {len(before.logprobs)}")
+    error = max((_distance(a, b) for a, b in zip(before.logprobs, again.logprobs, strict=True)), default=0.0)
+    if not error <= LOGPROB_TOLERANCE:
+        return Replayed(f"a log-likelihood differs by {error:.3g} nats", logprob_error=error)
+    chosen, other = _likeliest(before), _likeliest(again)
+    if chosen != other and _distance(before.logprobs[chosen], before.logprobs[other]) > LOGPROB_TOLERANCE:
+        return Replayed(f"choice {other} is the likeliest instead of {chosen}", logprob_error=error)
+    return Replayed(_other_metrics(before, again) if chosen == other else None, logprob_error=error)
+
+
+def _compare_answers(before: SampleResult, again: SampleResult) -> Replayed:
+    if before.answer is None or again.answer is None:
+        return Replayed("one is an answer, the other a choice")
+    pairs = zip(before.token_ids, again.token_ids, strict=False)
+    shared = min(len(before.token_ids), len(again.token_ids))
+    at = next((place for place, (a, b) in enumerate(pairs) if a != b), shared)
+    if at == len(before.token_ids) == len(again.token_ids):
+        if before.answer != again.answer:
+            return Replayed("the same tokens stand for another text")
+        return Replayed(_other_metrics(before, again))
+    if all(at < len(one.margins) and 0 <= one.margins[at] < TIE_NATS for one in (before, again)):
+        return Replayed(None, parted=at)
+    return Replayed(f"the answer is another one from token {at} on, and that was no tie")
+
+
+def _other_metrics(before: SampleResult, again: SampleResult) -> str | None:
+    if before.metrics.keys() != again.metrics.keys():
+        return "has other metrics"
+    for name, value in before.metrics.items():
+        if not _distance(value, again.metrics[name]) <= _METRIC_TOLERANCE * max(1.0, abs(value)):
+            return f"{name} is {again.metrics[name]:g} instead of {value:g}"
+    return None
+
+
+def _likeliest(sample: SampleResult) -> int:
+    return max(range(len(sample.logprobs)), key=sample.logprobs.__getitem__, default=0)
+
+
+def _distance(a: float, b: float) -> float:
+    return 0.0 if a == b else abs(a - b) if math.isfinite(a - b) else math.inf
+
 
 Rerun = Callable[[EvalResults, Mapping[str, Sequence[int]]], EvalResults]
-"""Evaluates rows again, by task and number, as the given results say that it was done."""
+"""Evaluates rows by task and number, with the options of the given results."""
 
 
 def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()) -> Rerun:
-    """What re-runs rows of a record on a model of this machine.
+    """Return a function that re-runs rows of a record on a local model.
 
     Args:
-        model: As ``Evaluator`` takes it.
+        model: A model, as for ``Evaluator``.
         data: Folder of evaluation sets.
         own: Files that the tasks may be in, as the user names them: a record, which may be another's, must
             not name files of this machine.
@@ -55,10 +141,10 @@ def _rerun_task(
     data: str | Path | None,
     own: Sequence[str],
 ) -> TaskResult:
-    """One task with these rows alone; prompts are made of all rows before them, too, as examples are drawn in turn."""
+    """Re-run rows of one task, with the prompts of all earlier rows, since examples are drawn in order."""
     from gym_fed.evaluation.evaluator import computed
     from gym_fed.evaluation.harness.preparation import Preparation
-    from gym_fed.evaluation.harness.requests import PromptOptions
+    from gym_fed.evaluation.harness.sources import PromptOptions
 
     limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task is another one with another limit
     where = None if data is None else Path(data)
@@ -83,7 +169,7 @@ def _rerun_task(
 def _source(
     task: str, limit: int, tokenizer: Any, data: Path | None, own: Sequence[str], shots: int | None = None
 ) -> Any:
-    """The task, by its name alone or in one of these files."""
+    """Return the task by name, or from one of the own files."""
     from gym_fed.evaluation.own_rows import is_own, own_rows
     from gym_fed.evaluation.suites.tasks import tasks_of
 

@@ -1,4 +1,4 @@
-"""Writes the results of a run as a record: the samples first, then the document that names their digest."""
+"""Write the results of a run as a record: first the samples, then the document with their digest."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gym_fed.trust.identity.canonical import canonical_json
 from gym_fed.version import __version__
 
 IDENTITY = "identity."
-"""Begins the names of an identity's parts among the model's details."""
+"""Prefix of the identity's parts in the model's details."""
 
 
 def write_record(results: EvalResults, folder: str | Path, *, organization: str = "unknown") -> Path:
-    """Write the record of a run; one with the same identity is replaced.
+    """Write the record of a run, replacing one with the same identity.
 
     Two runs with the same results have samples of the same bytes; the document differs in its times.
 
     Args:
-        results: Of the run.
+        results: The results of the run.
         folder: Gets ``data/SUITE/DEVELOPER/MODEL/ID.json`` and ``ID_samples.jsonl``, as a data store of Every Eval Ever
             has them.
         organization: Who ran it.
@@ -67,7 +67,8 @@ def write_record(results: EvalResults, folder: str | Path, *, organization: str 
 
 
 def evaluation_id(results: EvalResults) -> str:
-    """What the document and its samples share: tasks, model and the record's id; no time, so that it is replayable."""
+    """Return the id shared by document and samples: tasks, model and record id, but no time, so that it is
+    reproducible."""
     path = record_path(results, Path())
     return "/".join((*path.parts[1:4], path.stem))
 
@@ -179,7 +180,7 @@ def _instance(task: TaskResult, sample: SampleResult, run: str, model: str) -> p
 
 
 def _output(sample: SampleResult) -> list[str]:
-    """The answer, or the likeliest choice; nothing where neither was asked for, as for the likelihood of a text."""
+    """Return the answer or the most likely choice; nothing for the likelihood of a text."""
     if sample.answer is not None:
         return [_whole_text(sample.answer)]
     if not sample.choices or len(sample.choices) != len(sample.logprobs):
@@ -189,7 +190,7 @@ def _output(sample: SampleResult) -> list[str]:
 
 
 def _whole_text(text: str) -> str:
-    """Without halves of characters, which UTF-8 has no bytes for; some datasets hold them."""
+    """Replace lone surrogates, which occur in some datasets and have no UTF-8 encoding."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 

@@ -1,1 +1,1 @@
-"""Log-likelihoods and answers for evaluation, of one model or of many variants of one base in one pass."""
+"""Log-likelihoods and answers for evaluations, for one model or many variants of a base in one pass."""

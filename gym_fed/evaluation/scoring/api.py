@@ -1,4 +1,4 @@
-"""Scores a model behind a server with OpenAI's API: answers always, log-likelihoods where it gives those of a prompt.
+"""Scoring through an OpenAI-compatible server: answers, and log-likelihoods if the server returns those of prompts.
 
 The server has the tokenizer and its chat template. Here a text's characters stand for its tokens (``Characters``), and
 whole texts are sent; a conversation stays a list of messages, which ``/v1/chat/completions`` gets.
@@ -17,17 +17,17 @@ from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Conti
 from gym_fed.serving.chat.remote_writer import RemoteWriter
 
 MAX_LENGTH = 1 << 30
-"""The server knows its model's context, and refuses what does not fit."""
+"""Unlimited: the server knows its model's context and refuses longer prompts."""
 _AT_ONCE = 8
 _ROUNDING = 1e-3
-"""Nats by which a server's log-probability may come out above 0."""
+"""Tolerance in nats for log-probabilities above 0."""
 _RETRY_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, *[10.0] * 18)
 _CONVERSATION = "messages: "
 _T = TypeVar("_T")
 
 
 class Characters:
-    """In the place of a tokenizer: every character is a token of its own."""
+    """A tokenizer stand-in that treats every character as a token."""
 
     chat_template = "of the server"
     bos_token: str | None = None
@@ -35,22 +35,22 @@ class Characters:
     eos_token_id: int | None = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Code points."""
+        """Return the code points."""
         return [ord(character) for character in text]
 
     def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
-        """The text again."""
+        """Return the text of code points."""
         if ids is None:
             return ""
         return "".join(map(chr, [ids] if isinstance(ids, int) else ids))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **_: Any) -> str:
-        """The messages as a text that ``messages_of`` reads again."""
+        """Return the messages as a text that ``messages_of`` can parse."""
         return _CONVERSATION + json.dumps(list(messages), ensure_ascii=False)
 
 
 def messages_of(prompt: str) -> list[Any] | None:
-    """The messages of a prompt that is a conversation; None for a text."""
+    """Return the messages of a prompt that is a conversation; None for a text."""
     if not prompt.startswith(_CONVERSATION):
         return None
     try:
@@ -66,7 +66,7 @@ class ApiScorer:
 
     Args:
         url: With or without ``/v1``.
-        model: What the server calls it; empty takes the one base that it serves.
+        model: The server's name for the model; empty for the only base that it serves.
         api_key: Sent as a bearer token.
 
     Raises:
@@ -85,11 +85,11 @@ class ApiScorer:
         self._writer.close()
 
     def only(self, models: Sequence[str]) -> None:
-        """See ``Scorer``: there is one."""
+        """Do nothing: there is a single model; see ``Scorer``."""
         assert tuple(models) == self.models
 
     def require_loglikelihoods(self, tasks: Sequence[str]) -> None:
-        """Ask the server for the log-probabilities of a prompt.
+        """Check that the server returns the log-probabilities of a prompt.
 
         Raises:
             GymError: ``UNAVAILABLE`` naming the tasks that need them.
@@ -113,7 +113,7 @@ class ApiScorer:
             yield places[number], {self.model: found}
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
-        """See ``Scorer``. An API gives texts, not their tokens: ``token_ids`` and ``margins`` are empty."""
+        """See ``Scorer``. The API returns texts without tokens: ``token_ids`` and ``margins`` are empty."""
         for place, found in _each(self._answer, prompts):
             yield place, {self.model: found}
 
@@ -168,7 +168,7 @@ class ApiScorer:
 
 
 def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:
-    """Ask again for some minutes where the server has too many requests."""
+    """Retry for some minutes while the server has too many requests."""
     for seconds in (*_RETRY_SECONDS, None):
         try:
             return ask(request)
@@ -180,7 +180,7 @@ def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:
 
 
 def _each(ask: Callable[[Any], _T], requests: Sequence[Any]) -> Iterator[tuple[int, _T]]:
-    """Some at once, each as it is done."""
+    """Run several at once and yield each when it is done."""
     waiting = iter(enumerate(requests))
     flying: dict[Future[_T], int] = {}
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gym-eval") as pool:

@@ -1,4 +1,4 @@
-"""Finds the model that a run, an adapter or a variant was made from."""
+"""Find the base model of a run, an adapter or a variant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
 
 
 def base_request(request: ModelRequest) -> ModelRequest | None:
-    """Return the request of a model's base; None for a model that nothing says the origin of.
+    """Return the request of a model's base; None if its origin is unknown.
 
     Args:
         request: A model of this machine, with one variant at most.

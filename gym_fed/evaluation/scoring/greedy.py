@@ -1,4 +1,4 @@
-"""Answers of many variants to many prompts at once, the likeliest token at each place, all at the same pace.
+"""Greedy generation for many variants and prompts in lockstep.
 
 Rows of one forward are the answers of all models to some prompts, one more token each; those that ended are taken out
 when they are a quarter. Requests that sample, long prompts, and models with special attention go through the engine
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 LONGEST_PROMPT = 2048
-"""Tokens; the attention of a prompt is over all pairs of them."""
+"""Maximum tokens, since a prompt's attention is quadratic."""
 _MOST_ROWS = 512
 _CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class GreedyPrompt:
-    """A prompt, cut already, and where its answer ends: at ``max_tokens``, an end token, or one of ``until``."""
+    """A truncated prompt with the end conditions of its answer: ``max_tokens``, end tokens and ``until``."""
 
     place: int
     token_ids: Sequence[int]
@@ -42,7 +42,7 @@ class GreedyPrompt:
 
 @dataclass
 class GreedyAnswer:
-    """Tokens as chosen, by how many nats each was likelier than the second, and whether it ended by itself."""
+    """Generated tokens, their lead over the second-best in nats, and whether the answer ended by itself."""
 
     token_ids: list[int] = field(default_factory=list)
     margins: list[float] = field(default_factory=list)
@@ -51,12 +51,12 @@ class GreedyAnswer:
 
 
 class GreedyWriter:
-    """Writes answers of a base and its variants.
+    """Generates the answers of a base and its variants.
 
     Args:
         served: The base.
-        tokenizer: Its tokenizer.
-        variants: By name; None is the base itself.
+        tokenizer: The model's tokenizer.
+        variants: Variants by name; None is the base itself.
         step_tokens: Most tokens of a forward that reads prompts.
         most_rows: Most rows of logits of a forward.
     """
@@ -75,7 +75,7 @@ class GreedyWriter:
         self._stops = cache(self._stop_tokens)
 
     def answers(self, prompts: Sequence[GreedyPrompt]) -> Iterator[tuple[int, dict[str, GreedyAnswer]]]:
-        """Each prompt's place and its answers by model, as they are done under all of them.
+        """Yield each prompt's index and its answers by model, when they are done under all models.
 
         Raises:
             GymError: ``MODEL_INVALID`` for a model whose probabilities are no numbers.
@@ -128,7 +128,7 @@ class GreedyWriter:
     def _prefill(
         self, cache: BatchCache, rows: Sequence[tuple[str, int]], prompts: Sequence[GreedyPrompt]
     ) -> Tensor:
-        """Logits after every prompt, read in forwards of about ``step_tokens``, padding counted."""
+        """Return the logits after every prompt, computed in forwards of about ``step_tokens`` including padding."""
         found: list[Tensor] = []
         first = 0
         while first < len(rows):
@@ -152,7 +152,7 @@ class GreedyWriter:
     def _parts(
         self, rows: Sequence[tuple[str, int]], counts: Sequence[int] | None = None
     ) -> list[tuple[LoadedVariant | None, int, int]]:
-        """Runs of rows of one variant: the variant, tokens, rows."""
+        """Yield runs of rows of the same variant: the variant, tokens and rows."""
         found: list[tuple[LoadedVariant | None, int, int]] = []
         name = None
         for at, row in enumerate(rows):
@@ -180,7 +180,7 @@ class GreedyWriter:
         answer.done = len(answer.token_ids) >= prompt.max_tokens
 
     def _stop_tokens(self, until: tuple[str, ...]) -> frozenset[int] | None:
-        """Tokens that may end one of these texts: those with the last character of one. None: any may."""
+        """Return the tokens that may end one of these texts, by their last character. None: any may."""
         last = {stop[-1] for stop in until}
         if not all(one == "\n" or (one.isascii() and one.isprintable() and one != " ") for one in last):
             return None  # parts of a character, and spaces, may not show in a token alone

@@ -1,4 +1,4 @@
-"""Scores a base and its variants in this process, through the packed steps that serve them.
+"""Score a base and its variants in this process with the batched steps of serving.
 
 A window of requests becomes trees of token sequences (``tree``): short ones are computed whole, many in a forward
 (``window``); of long ones the nodes, depth first, many in a step, each behind the KV cache of its parent. A window is
@@ -33,16 +33,16 @@ _STEP_TOKENS = 1024
 _LOGITS_BYTES = 128 << 20
 _AT_ONCE = 64
 _GROUP = 512
-"""Prompts that are queued at once, so that a run's batches do not depend on time."""
+"""Prompts queued at once, so that the batches of a run do not depend on timing."""
 
 
 class LocalScorer:
-    """A ``Scorer`` of a model that is being served.
+    """A ``Scorer`` of a served model.
 
     Args:
         served: The base.
-        tokenizer: Its tokenizer.
-        variants: By name; None is the base itself.
+        tokenizer: The model's tokenizer.
+        variants: Variants by name; None is the base itself.
         max_length: Context in tokens; by default the model's own.
         step_tokens: Most tokens of a step.
         on_close: Frees what the caller opened.
@@ -197,7 +197,7 @@ class LocalScorer:
         return ScoredText(place, kept[:-1], asked.continuation_ids, len(whole) - len(kept))
 
     def _score(self, name: str, variant: LoadedVariant | None, window: Window) -> dict[int, Loglikelihood]:
-        """A window under one model."""
+        """Score a window under one model."""
         sums = Sums(window, self._served.device)
         for step in window.together:
             parts = [(variant, len(step.token_ids), len(step.wanted))]
@@ -295,4 +295,4 @@ class _Held:
         return self._variants[name]
 
     def release(self, variant: LoadedVariant) -> None:
-        """They stay."""
+        """Do nothing: variants stay in memory."""

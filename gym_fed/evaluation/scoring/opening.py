@@ -1,4 +1,4 @@
-"""Opens what a user calls a model for evaluation: folder, run, adapter, variant, `.gymdelta`, or a server.
+"""Open a model for evaluation: a folder, run, adapter, variant, `.gymdelta` or server.
 
 One base is in memory; its variants are beside it as they are served, and a pass goes through all of them.
 """
@@ -28,7 +28,7 @@ BASE = "base"
 ENGINE = f"gym-fed {__version__}, packed steps"
 _DTYPES = ("float32", "bfloat16")
 _NOT_COMPUTED = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
-"""Of a config: what no forward reads, and the dtype, which is a part of its own."""
+"""Config keys that no forward pass reads, and the dtype, which is a separate part of the identity."""
 _EXPORTED = {
     ".onnx": "evaluate the model that it was exported from",
 }
@@ -36,16 +36,16 @@ _EXPORTED = {
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """What is to be evaluated.
+    """The model to evaluate.
 
     Attributes:
         model: A name or folder as for ``load_model``, ``BASE:VARIANT``, a ``.gymdelta``; or a loaded model.
-        base: Of a ``.gymdelta``; None: the name in its manifest.
+        base: The base of a ``.gymdelta``; None: the name in its manifest.
         adapters: Put on in order, and merged.
-        variants: Of the store, by name. With ``store`` and none named: the base and all of them.
+        variants: Names of variants in the store. With ``store`` and no names: the base and all variants.
         store: Folder of variants; None: ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``.
         api: Address of a server with OpenAI's API, in the place of all of these but ``model``.
-        device: As for ``pick_device``.
+        device: The device, as for ``pick_device``.
         dtype: ``float32`` or ``bfloat16``.
     """
 
@@ -62,12 +62,12 @@ class ModelRequest:
 
 @dataclass(frozen=True)
 class OpenModels:
-    """Models ready to be scored; close it.
+    """Open models, ready to be scored. Close it after use.
 
     Attributes:
         scorer: Over all of them.
-        names: What results call each of ``scorer.models``.
-        identities: Of each, what its results are keyed by, apart from the tasks.
+        names: The names in results, by name in ``scorer.models``.
+        identities: The identity of each model's results, without the tasks.
     """
 
     scorer: Scorer
@@ -75,7 +75,7 @@ class OpenModels:
     identities: Mapping[str, Mapping[str, str]]
 
     def close(self) -> None:
-        """Free them."""
+        """Free the models."""
         self.scorer.close()
 
     def __enter__(self) -> OpenModels:
@@ -86,7 +86,7 @@ class OpenModels:
 
 
 def models_needed(request: ModelRequest) -> list[str]:
-    """The models of this request that ``gym_fed.base.downloads`` could fetch, should they be missing."""
+    """Return the models of a request that ``gym_fed.base.downloads`` could fetch if they are missing."""
     if request.api is not None or not isinstance(request.model, str | Path):
         return []
     request = _in_parts(request)
@@ -132,7 +132,7 @@ def require_named(request: ModelRequest) -> None:
 
 
 def _require_variants(request: ModelRequest) -> None:
-    """Refuse a store and names of variants that are not there."""
+    """Refuse a store or variants that do not exist."""
     names = _in_parts(request).variants
     if not names and request.store is None:
         return
@@ -145,7 +145,7 @@ def _require_variants(request: ModelRequest) -> None:
 
 
 def open_models(request: ModelRequest) -> OpenModels:
-    """Load the base once, and each variant beside it.
+    """Load the base once, with each variant.
 
     Raises:
         GymError: As ``require_named``, ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
@@ -170,11 +170,11 @@ def open_models(request: ModelRequest) -> OpenModels:
 
 
 def dense_model(request: ModelRequest, key: str) -> LoadedModel:
-    """One of the models of ``open_models`` as a plain causal LM, its delta added; what trains a model needs this.
+    """Load one of the models of ``open_models`` as a plain causal LM with its delta added, as needed for training.
 
     Args:
-        request: Of models on this machine.
-        key: Of ``scorer.models``.
+        request: A request for models on this machine.
+        key: A name in ``scorer.models``.
 
     Raises:
         GymError: As ``open_models``.
@@ -251,7 +251,7 @@ def _variants(
     served: MultiVariantModel,
     stack: ExitStack,
 ) -> dict[str, LoadedVariant | None]:
-    """What is scored, by name."""
+    """Return the models to score, by name."""
     from gym_fed.core.files import file_sha256
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.variant_weights import loaded_variant
@@ -277,7 +277,7 @@ def _variants(
 
 
 def _in_parts(request: ModelRequest) -> ModelRequest:
-    """``BASE:VARIANT`` as base and variant."""
+    """Split ``BASE:VARIANT``."""
     parts = in_parts(request.model) if isinstance(request.model, str) else None
     if parts is None:
         return request
@@ -295,7 +295,7 @@ def _delta_file(model: Any) -> Path | None:
 
 
 def settings_digest(model: Any, tokenizer: Any) -> str:
-    """What outcomes depend on beside the tensors: the model's config and its tokenizer, as they are in memory.
+    """Return the digest of the config and tokenizer in memory, which outcomes depend on in addition to the tensors.
 
     Names of folders, versions and the dtype of the file are left out, as is how a tokenizer pads: none changes a token.
     """
@@ -311,12 +311,12 @@ def settings_digest(model: Any, tokenizer: Any) -> str:
 
 
 def template_digest(tokenizer: Any, applied: bool) -> str:
-    """What prompts depend on: the chat template, where it is used."""
+    """Return the digest of the chat template, if it is used."""
     if not applied:
         return "none"
     return f"sha256:{hashlib.sha256(str(tokenizer.chat_template).encode()).hexdigest()}"
 
 
 def named_variants(texts: Sequence[str]) -> tuple[str, ...]:
-    """Names of an option that may be repeated and may have commas."""
+    """Split the names of an option that may be repeated and contain commas."""
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))

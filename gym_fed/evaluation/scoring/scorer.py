@@ -1,4 +1,4 @@
-"""What an evaluation needs of models: log-likelihoods of continuations, and answers, of all of a scorer at once."""
+"""The interface between evaluations and models: log-likelihoods of continuations, and answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Continuation:
-    """A text to be scored after another.
+    """A text to score after another one.
 
     Attributes:
         context_ids: At least one token; longer ones than the model's context are cut on the left, and counted.
@@ -22,11 +22,11 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Loglikelihood:
-    """Of one continuation under one model.
+    """The result of one continuation under one model.
 
     Attributes:
         logprob: Sum over its tokens, in nats.
-        is_greedy: Whether each of its tokens is the likeliest one at its place.
+        is_greedy: True if each of its tokens is the most likely one.
         cut: Tokens of the context that were left out because they did not fit.
     """
 
@@ -37,14 +37,14 @@ class Loglikelihood:
 
 @dataclass(frozen=True)
 class AnswerRequest:
-    """A text to be answered, greedily unless ``temperature`` says otherwise.
+    """A prompt to answer, greedily unless ``temperature`` is set.
 
     Attributes:
         prompt_ids: At least one token; cut on the left as contexts are.
         until: The answer ends before the first of these texts.
         max_tokens: Most tokens of the answer.
         temperature: 0 takes the likeliest token.
-        seed: Of sampling; each prompt needs its own.
+        seed: Seed of sampling, different for each prompt.
     """
 
     prompt_ids: tuple[int, ...]
@@ -56,11 +56,11 @@ class AnswerRequest:
 
 @dataclass(frozen=True)
 class AnswerResult:
-    """To one prompt by one model.
+    """A model's answer to a prompt.
 
     Attributes:
         text: Without end tokens and what follows ``until``.
-        token_ids: As chosen.
+        token_ids: The chosen tokens.
         finish_reason: ``stop`` or ``length``.
         cut: Tokens of the prompt that were left out.
         margins: Of every token, by how many nats the chosen one was likelier than the second: what a repetition on
@@ -75,11 +75,11 @@ class AnswerResult:
 
 
 class Scorer(Protocol):
-    """Scores every request under each of its ``models``, which share one base. Closed by ``close``.
+    """Scores requests under all of its ``models``, which share a base. Close it after use.
 
     Attributes:
         models: Names, in the order of the results' keys: ``base``, and of variants their own.
-        tokenizer: Of the base.
+        tokenizer: The base's tokenizer.
         max_length: The model's context, in tokens.
     """
 
@@ -90,7 +90,7 @@ class Scorer(Protocol):
     def loglikelihoods(
         self, continuations: Sequence[Continuation], done: Collection[int] = ()
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
-        """Score continuations; as each is done, its place in ``continuations`` and its results by model.
+        """Score continuations. Yields the index and the results by model of each, when it is done.
 
         Equal contexts are computed once for all of their continuations. A result does not depend on what else is in
         the batch beyond rounding.
@@ -104,10 +104,10 @@ class Scorer(Protocol):
         """
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
-        """Answer prompts; as each is done under all models, its place and its answers by model."""
+        """Answer prompts. Yields the index and the answers by model of each, when it is done under all models."""
 
     def only(self, models: Sequence[str]) -> None:
-        """Leave the other models out from here on."""
+        """Drop the other models."""
 
     def close(self) -> None:
         """Free the models."""

@@ -1,4 +1,4 @@
-"""Texts that begin alike, as a tree: each common beginning is computed once, and what follows branches off it.
+"""Prefix trees of texts: each common prefix is computed once.
 
 The choices of a question share the question, and the questions of a task share its examples. A node holds the tokens
 that its texts have in common; a text is read from the nodes between the root and its last one.
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 LEAST_SHARED = 8
-"""Fewer common tokens are not worth a branch."""
+"""Minimum common tokens of a branch."""
 MOST_REPEATED = 32
-"""So many common tokens may be computed once for each branch, where that makes a large tree many small ones."""
+"""Common tokens that may be recomputed for each branch to split a large tree into small ones."""
 
 
 @dataclass(frozen=True)
 class ScoredText:
-    """Tokens of which the last are scored.
+    """A tokenized text whose last tokens are scored.
 
     Attributes:
-        place: In what was asked for.
+        place: The index in the request.
         ids: Inputs of the model: context and continuation without the last token.
         targets: The continuation; ``targets[-1]`` follows ``ids``.
         cut: Tokens that were left out before ``ids``.
@@ -35,16 +35,16 @@ class ScoredText:
 
     @property
     def first_scored(self) -> int:
-        """The position whose logits are for the first of ``targets``."""
+        """The position whose logits predict the first of ``targets``."""
         return len(self.ids) - len(self.targets)
 
 
 @dataclass
 class TreeNode:
-    """The tokens ``[begin, end)`` of all of ``texts``, in which they are alike.
+    """The tokens ``[begin, end)`` shared by all of ``texts``.
 
     Attributes:
-        children: What follows, in each of which some of the texts go on.
+        children: Child nodes, with which some of the texts continue.
     """
 
     begin: int
@@ -58,23 +58,23 @@ class TreeNode:
 
     @property
     def num_logits(self) -> int:
-        """How many of its last tokens some text is scored after."""
+        """The number of last tokens that some text is scored after."""
         return max(0, self.end - max(self.begin, min(text.first_scored for text in self.texts)))
 
     @property
     def num_tokens(self) -> int:
-        """Of it and of all that follows."""
+        """The number of tokens of the node and all below it."""
         return self.end - self.begin + sum(child.num_tokens for child in self.children)
 
 
 @dataclass(frozen=True)
 class FlatTree:
-    """A tree as one sequence of tokens.
+    """A tree flattened to one sequence of tokens.
 
     Attributes:
         nodes: A node before what follows it.
-        token_ids: Of all nodes.
-        positions: Of each token in its texts.
+        token_ids: The tokens of all nodes.
+        positions: The position of each token in its texts.
         wanted: The tokens after which some text is scored.
         visible: ``[tokens, tokens] bool``: which tokens (columns) lie on the way to a token (row), itself among them.
     """
@@ -87,7 +87,7 @@ class FlatTree:
 
 
 def flat(root: TreeNode) -> FlatTree:
-    """The tree of a first node."""
+    """Flatten the tree below a node."""
     size = root.num_tokens
     found = FlatTree([], [], [], [], np.zeros((size, size), dtype=bool))
     waiting: list[tuple[TreeNode, int]] = [(root, -1)]  # with the place of the token before it
@@ -107,7 +107,7 @@ def flat(root: TreeNode) -> FlatTree:
 
 
 def windows(texts: Sequence[ScoredText], max_tokens: int) -> Iterator[list[ScoredText]]:
-    """Sorted by their tokens, so that those which begin alike stay together, in parts of about ``max_tokens``."""
+    """Sort texts by tokens, which keeps common prefixes together, and split them by ``max_tokens``."""
     part: list[ScoredText] = []
     tokens = 0
     for text in sorted(texts, key=lambda text: text.ids):
@@ -122,7 +122,7 @@ def windows(texts: Sequence[ScoredText], max_tokens: int) -> Iterator[list[Score
 
 
 def tree(texts: Sequence[ScoredText], max_tokens: int) -> list[TreeNode]:
-    """The tree of sorted texts: its first nodes. No node has more than ``max_tokens``."""
+    """Build the tree of sorted texts and return its first nodes. No node has more than ``max_tokens``."""
     first: list[TreeNode] = []
     open_levels: list[tuple[Sequence[ScoredText], int, list[TreeNode]]] = [(texts, 0, first)]
     while open_levels:
@@ -136,7 +136,7 @@ def tree(texts: Sequence[ScoredText], max_tokens: int) -> list[TreeNode]:
 
 
 def parted(root: TreeNode, most: int) -> list[TreeNode]:
-    """A tree of more than ``most`` tokens as several, each with the first tokens of its own; or as it is."""
+    """Split a tree of more than ``most`` tokens into several with copies of the first tokens."""
     if root.num_tokens <= most or root.end - root.begin > MOST_REPEATED or not root.children:
         return [root]
     ended = [text for text in root.texts if len(text.ids) == root.end]
@@ -147,7 +147,7 @@ def parted(root: TreeNode, most: int) -> list[TreeNode]:
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts have in common from the beginning."""
+    """Return the length of the common prefix of two texts."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:
         return most
@@ -164,7 +164,7 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 def _parts(
     texts: Sequence[ScoredText], begin: int, max_tokens: int
 ) -> Iterator[tuple[int, Sequence[ScoredText]]]:
-    """Texts that are alike up to ``begin``, and all longer, by what they go on with, and how far they share it."""
+    """Group texts that share the prefix up to ``begin`` by their next token, with the length of the shared part."""
     first = 0
     while first < len(texts):
         end, last = len(texts[first].ids), first + 1

@@ -1,4 +1,4 @@
-"""A window of texts as forwards, made once for all models; and the sums of log-likelihoods, node by node.
+"""Windows of texts as forward passes shared by all models, and sums of log-likelihoods by node.
 
 Short trees are computed whole, many in a forward, each token seeing those between the root and itself. A large one goes
 node by node behind the KV cache of its parent (``local``).
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 MOST_TOKENS = 2048
-"""Of a tree that is computed whole, which may be twice as large as other forwards."""
+"""Maximum tokens of a tree computed as a whole, which may exceed other forwards' limit."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What is read from the logits of some nodes: row, token and the text's number, one entry a scored token."""
+    """The values to read from logits: row, token and text index of each scored token."""
 
     row: Tensor
     token: Tensor
@@ -37,7 +37,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class TreeStep:
-    """One forward of whole trees."""
+    """A forward pass of whole trees."""
 
     token_ids: list[int]
     positions: list[int]
@@ -47,7 +47,7 @@ class TreeStep:
 
 
 class Window:
-    """The forwards of some texts.
+    """The forward passes of some texts.
 
     Args:
         texts: Sorted by their tokens.
@@ -85,7 +85,7 @@ class Window:
             self.together.append(self._step(part, served))
 
     def targets(self, nodes: Sequence[TreeNode]) -> Targets:
-        """Of logits of some nodes, those of a node's last tokens one behind the other."""
+        """Return the targets in concatenated logits of nodes' last tokens."""
         rows: list[int] = []
         tokens: list[int] = []
         owners: list[int] = []
@@ -116,7 +116,7 @@ class Window:
 
 
 class Sums:
-    """Log-likelihoods of a window's texts under one model."""
+    """The log-likelihoods of a window's texts under one model."""
 
     def __init__(self, window: Window, device: torch.device) -> None:
         self._texts = window.texts
@@ -125,7 +125,7 @@ class Sums:
 
     @torch.inference_mode()
     def add(self, targets: Targets, logits: Tensor) -> None:
-        """Take the logits ``[rows, vocabulary]`` that the targets are of."""
+        """Add the logits ``[rows, vocabulary]`` of the targets."""
         if not len(targets.row):
             return
         found = logits[targets.row, targets.token] - torch.logsumexp(logits, dim=1)[targets.row]
@@ -134,7 +134,7 @@ class Sums:
         self._greedy[wrong] = False
 
     def results(self, name: str) -> dict[int, Loglikelihood]:
-        """By place.
+        """Return the results by index.
 
         Raises:
             GymError: ``MODEL_INVALID``.

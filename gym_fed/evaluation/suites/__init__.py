@@ -1,4 +1,4 @@
-"""Suites of evaluation tasks: what there is, where its rows are, and how they are fetched.
+"""Suites of evaluation tasks: their registry, rows and downloads.
 
 - ``tasks``: tasks by name: ``tasks_of``; ``eval_task``: one of them, with definition, rows and digest.
 - ``listing``, ``members``: the registry, ``assets/suites/registry.yaml``; ``definitions``: the harness's YAML files.

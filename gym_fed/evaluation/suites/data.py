@@ -1,4 +1,4 @@
-"""Rows of a task: from the package, from a folder that was given, or from what was fetched. Nothing is fetched here."""
+"""Find the rows of a task: in the package, in a given folder, or among fetched ones. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gym_fed.evaluation.suites.store import EvalsLock, locked_file, split_path
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows by split, and where they came from.
+    """Rows by split, with their origin.
 
     Attributes:
-        splits: As the definition names them.
-        source: For people: a file, or a repository and its commit.
-        partial: What differs from the whole set; empty for the whole.
+        splits: Rows by split, as the definition names it.
+        source: A description of the origin: a file, or a repository and its commit.
+        partial: The differences to the whole set; empty if there are none.
     """
 
     splits: Mapping[str, list[Row]]
@@ -30,12 +30,12 @@ class TaskRows:
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows are looked for.
+    """The places that are searched for rows.
 
     Attributes:
         data: A folder that was given, or None.
-        home: Of the fetched sets.
-        lock: Of ``home``.
+        home: The folder of fetched sets.
+        lock: The lock of ``home``.
     """
 
     data: Path | None
@@ -45,7 +45,7 @@ class Places:
     def rows(
         self, dataset: str, entry: EvalDataset, subset: str | None, splits: Iterable[str]
     ) -> TaskRows | None:
-        """The rows of a subset, first from the folder that was given; None where they are nowhere.
+        """Return the rows of a subset, first from the given folder; None if there are none.
 
         Raises:
             GymError: ``DATA_INVALID`` for files that cannot be read, ``HASH_MISMATCH`` for a fetched one that changed.
@@ -68,7 +68,7 @@ class Places:
 
 
 def require_folder(data: Path) -> None:
-    """Refuse a folder that is not there.
+    """Refuse a folder that does not exist.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``.
@@ -82,7 +82,7 @@ def require_folder(data: Path) -> None:
 def _given(
     data: Path, dataset: str, entry: EvalDataset, subset: str | None, splits: list[str]
 ) -> TaskRows | None:
-    """Rows of a folder: as ``gym eval fetch`` writes them, as the Hub has them, or as the authors publish them."""
+    """Read rows from a folder in the layout of ``gym eval fetch``, of the Hub or of the authors."""
     own = {split: data / split_path(dataset, subset, split) for split in splits}
     if all(file.is_file() for file in own.values()):
         return TaskRows({split: read_rows(file) for split, file in own.items()}, str(data / dataset))
@@ -101,10 +101,10 @@ def _given(
 
 
 def hub_files(folder: Path, pattern: str, subset: str | None) -> list[Path]:
-    """The files of a split in a copy of the Hub's repository."""
+    """Return the files of a split in a copy of the Hub's repository."""
     return sorted(folder.glob(pattern.format(subset=subset or "")))
 
 
 def row_files_of(dataset: str, split: str, files: list[Path]) -> list[Row]:
-    """The rows of a split's files, in their order, as the definitions need them."""
+    """Read the rows of a split's files in order, in the form that definitions need."""
     return as_harness(dataset, split, [row for file in files for row in read_rows(file)])

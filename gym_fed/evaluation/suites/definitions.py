@@ -1,4 +1,4 @@
-"""Definitions of tasks as lm-evaluation-harness ships them: its YAML files, read as files. ``lm_eval`` is not imported.
+"""Task definitions of lm-evaluation-harness, read from its YAML files without importing ``lm_eval``.
 
 A ``!function`` of a definition is a name, whose Python file is loaded when it is first called; a name that
 is replaced by ours is never loaded, and neither is what its file fetches when it is imported.
@@ -25,10 +25,10 @@ _MOST_INCLUDES = 8
 
 @dataclass(frozen=True)
 class HarnessFunction:
-    """A function of the harness, by its file and name.
+    """A function of the harness, by file and name.
 
     Attributes:
-        folder: Of the definition that names it.
+        folder: The folder of the definition that names it.
         name: ``module.function``, with the module's path from ``folder``.
     """
 
@@ -37,12 +37,12 @@ class HarnessFunction:
 
     @property
     def file(self) -> Path:
-        """The module."""
+        """The module's file."""
         module = self.name.rpartition(".")[0]
         return (self.folder / f"{module.replace('.', '/')}.py").resolve()
 
     def callable(self) -> Callable[..., Any]:
-        """Calls the function, which is loaded by then: what its file imports takes seconds.
+        """Return a callable that imports its file on first use, since that takes seconds.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` where the harness does not have the file; when called, the function.
@@ -64,12 +64,12 @@ class HarnessFunction:
 
 
 def has_harness() -> bool:
-    """Whether lm-evaluation-harness is installed."""
+    """Return True if lm-evaluation-harness is installed."""
     return importlib.util.find_spec("lm_eval") is not None
 
 
 def harness_folder() -> Path:
-    """The folder ``lm_eval/tasks`` of the installed harness.
+    """Return the folder ``lm_eval/tasks`` of the installed harness.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` where it is not installed.
@@ -85,13 +85,13 @@ def harness_folder() -> Path:
 
 
 def harness_files(pattern: str) -> list[Path]:
-    """The definitions that a path or pattern below ``lm_eval/tasks`` names, sorted."""
+    """Return the definitions that a path or pattern below ``lm_eval/tasks`` matches, sorted."""
     return sorted(harness_folder().glob(pattern))
 
 
 @cache
 def read_definition(file: Path) -> Mapping[str, Any]:
-    """A definition with what it includes, without the harness's groups; functions stay names.
+    """Read a definition with its includes, without groups; functions stay names.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for a file that is not there or not read: another version of the harness.
@@ -116,7 +116,7 @@ def _read(file: Path, depth: int) -> dict[str, Any]:
 
 
 def _loader(folder: Path) -> Any:
-    """As the harness reads its files, with names in the place of functions."""
+    """Create a YAML loader for the harness's files that replaces functions by names."""
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     loader: Any = type("_Loader", (base,), {})
     loader.add_constructor("!function", lambda load, node: HarnessFunction(folder, str(node.value)))
@@ -124,7 +124,7 @@ def _loader(folder: Path) -> Any:
 
 
 def resolved(value: Any) -> Any:
-    """A copy in which every function can be called."""
+    """Return a copy with callable functions."""
     if isinstance(value, HarnessFunction):
         return value.callable()
     if isinstance(value, Mapping):
@@ -133,7 +133,7 @@ def resolved(value: Any) -> Any:
 
 
 def named(value: Any) -> Any:
-    """A copy for a digest: a function is its name and the digest of its file."""
+    """Return a copy for a digest, where a function is its name and the digest of its file."""
     if isinstance(value, HarnessFunction):
         place = f"{value.folder.name}/{value.name}"
         return {"function": place, "sha256": file_sha256(value.file)}

@@ -1,4 +1,4 @@
-"""One task as the harness takes it: its definition with our metric and rows in place, checked, with its digest."""
+"""A task for the harness: its validated definition with our metric and rows, and its digest."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Kind = Literal["choices", "text", "code", "schema", "translation"]
 
 @dataclass(frozen=True)
 class EvalTask:
-    """One task, all of whose rows are here.
+    """A task with all its rows on this machine.
 
     Attributes:
-        name: As the harness or we call it.
+        name: The name in the harness or the registry.
         group: The entry of the registry that it belongs to; its own name for a task that stands alone.
-        version: Of the definition, as its author counts.
+        version: The version of the definition.
         config: For the harness's ``ConfigurableTask(config=...)``: functions are loaded, ``custom_dataset`` gives the
             rows that ``lock`` is of, splits that are not here are None.
         lock: sha256 of definition and rows: what another must have to reproduce it. ``limit`` is not in it.
-        kind: How an answer is judged.
+        kind: How answers are scored.
         metric: The task's first metric.
-        licence: Of the rows, SPDX; ``own`` for a file of one's own.
-        source: Where the rows came from.
-        partial: What differs from the whole set; empty for the whole.
+        licence: The licence of the rows (SPDX); ``own`` for a custom file.
+        source: The origin of the rows.
+        partial: The differences to the whole set; empty if there are none.
         limit: Most rows to evaluate; None for all.
         split: The one that is evaluated.
-        rows: By split, as read; ``rows[split]`` are evaluated, the others are examples.
+        rows: The rows by split; ``rows[split]`` are evaluated, the others are examples.
     """
 
     name: str
@@ -60,13 +60,13 @@ class EvalTask:
 
     @property
     def num_rows(self) -> int:
-        """How many are evaluated."""
+        """The number of evaluated rows."""
         whole = len(self.rows[self.split])
         return whole if self.limit is None else min(self.limit, whole)
 
 
 def used_splits(definition: Mapping[str, Any]) -> list[str]:
-    """The split that is evaluated, and the one that examples come from, if there are any."""
+    """Return the evaluated split and the split of examples, if there is one."""
     evaluated = definition.get("test_split") or definition.get("validation_split")
     pool = definition.get("fewshot_split") or definition.get("training_split")
     given = (definition.get("fewshot_config") or {}).get("samples")
@@ -144,7 +144,7 @@ def _target(template: Any, has_choices: bool, row: Row) -> Any:
 
 
 def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
-    """Rows as the definition's ``process_docs`` makes them."""
+    """Apply the definition's ``process_docs`` to rows."""
     if config.get("process_docs") is None:
         return list(rows)
     from datasets import Dataset
@@ -153,7 +153,7 @@ def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
 
 
 def _grade_here(definition: dict[str, Any], grade: str) -> None:
-    """Our metric in the place of the definition's, whose functions are then never loaded."""
+    """Replace the definition's metric by ours; its functions are then never loaded."""
     metric = {"metric": grading.GRADES[grade], "aggregation": "mean", "higher_is_better": True}
     definition["metric_list"] = [metric]
     for key in ("filter_list", "unsafe_code", "process_results"):
@@ -161,7 +161,7 @@ def _grade_here(definition: dict[str, Any], grade: str) -> None:
 
 
 def _table(rows: Mapping[str, Sequence[Row]]) -> Callable[..., Any]:
-    """The harness's ``custom_dataset``: it calls this with the metadata, and nothing is written to a cache."""
+    """Return rows through the harness's ``custom_dataset`` hook, which avoids writing a cache."""
 
     def dataset(**_: Any) -> Any:
         from datasets import Dataset, DatasetDict

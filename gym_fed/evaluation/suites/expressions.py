@@ -1,4 +1,4 @@
-"""Regular expressions of task files of one's own: none whose search takes exponential time.
+"""Check regular expressions of custom task files: none may take exponential time.
 
 A backtracking search tries every way to match. Where a part that matches in several ways is repeated without a limit,
 as in ``(a+)+``, they double with every character. The harness's own expressions do not come here.
@@ -13,16 +13,16 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 MAX_CHARACTERS = 1000
-"""Of an expression."""
+"""Maximum characters of an expression."""
 MAX_OPEN = 3
-"""Repeats without a limit: each makes a search slower by the length of the text, but no more than that."""
+"""Maximum unbounded repeats; each adds a factor of the text's length to a search."""
 _MAX_WAYS = 10_000
 _MAX_TIMES = 1000
 _REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT}
 
 
 def require_quick(text: str) -> None:
-    """Refuse an expression whose search may take long.
+    """Refuse an expression whose search may be slow.
 
     Raises:
         ValueError: Why.
@@ -40,7 +40,8 @@ def require_quick(text: str) -> None:
 
 
 def _counted(tree: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
-    """Ways to match from one place, where repeats without a limit are one way each, and how many of these there are."""
+    """Count the ways to match at one position, with unbounded repeats as one way each, and the number of these
+    repeats."""
     ways, num_open = 1, 0
     for kind, value in tree:
         more, also_open = _of(kind, value)
@@ -81,7 +82,7 @@ def _repeated(least: int, most: Any, inner: Any) -> tuple[int, int]:
 
 
 def _branches(branches: Iterable[Any]) -> tuple[int, int]:
-    """Of branches that begin with different characters one alone can go on."""
+    """Return the number of branches that can match; those that start with different characters exclude each other."""
     total: dict[Any, int] = {}
     num_open = 0
     for branch in branches:

@@ -1,4 +1,4 @@
-"""Fetches the data sets of suites: offered with bytes and licence, agreed to, verified, turned into JSON Lines, locked.
+"""Fetch the data sets of suites: with consent, verified, converted to JSON Lines and locked.
 
     offers = offers_for(["core"], home)
     fetch_offers(offers, home)
@@ -37,7 +37,7 @@ from gym_fed.evaluation.suites.store import (
 
 @dataclass(frozen=True)
 class WantedSplit:
-    """One split of one subset, and the pattern of its files in the repository."""
+    """A split of a subset, with the pattern of its files in the repository."""
 
     subset: str | None
     split: str
@@ -46,13 +46,13 @@ class WantedSplit:
 
 @dataclass(frozen=True)
 class DatasetOffer:
-    """What would be fetched of one data set.
+    """The missing downloads of one data set.
 
     Attributes:
-        dataset: Its name in the registry.
+        dataset: The data set's name in the registry.
         download: The files, their bytes, the licence that the card states.
         wanted: The splits that are made from them.
-        licence: As the registry has it.
+        licence: The licence in the registry.
     """
 
     dataset: str
@@ -61,13 +61,13 @@ class DatasetOffer:
     licence: str
 
     def describe(self) -> str:
-        """One line for the person who decides."""
+        """Describe the offer in one line."""
         stated = f"{self.dataset}: {self.download.describe()}"
         return stated if self.download.licence else f"{stated}; its authors: {self.licence}"
 
 
 def datasets_of(names: Sequence[str]) -> dict[str, list[WantedSplit]]:
-    """The splits that the tasks of suites, groups, tasks and data sets need, by data set; of the package's own none.
+    """Return the splits needed by suites, groups, tasks and data sets, by data set; packaged ones need none.
 
     Raises:
         GymError: ``USAGE`` for an unknown name.
@@ -96,11 +96,11 @@ def datasets_of(names: Sequence[str]) -> dict[str, list[WantedSplit]]:
 
 
 def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> list[DatasetOffer]:
-    """Ask the Hub for the data sets of which something is missing here; of those that are whole nothing is asked.
+    """Query the Hub for data sets with missing files; complete ones need no query.
 
     Args:
-        names: As for ``datasets_of``.
-        home: Of the fetched sets.
+        names: Names, as for ``datasets_of``.
+        home: The folder of fetched sets.
         update: Ask for the newest commit of every set, whatever is here.
 
     Raises:
@@ -127,7 +127,7 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
 
 
 def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = silent) -> list[Path]:
-    """Fetch what was agreed to and write the splits and the lock; a set that is done stays done when the next fails.
+    """Fetch accepted offers and write splits and lock; completed sets stay when a later one fails.
 
     Returns:
         The files that were written.
@@ -162,7 +162,7 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
 
 @contextmanager
 def _our_remedy(name: str, home: Path) -> Iterator[None]:
-    """What to do where the Hub cannot be reached: these files are no part of the Hugging Face cache."""
+    """Replace the hint for an unreachable Hub; these files are not in the Hugging Face cache."""
     try:
         yield
     except GymError as error:
@@ -178,7 +178,7 @@ def _our_remedy(name: str, home: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _SplitFiles:
-    """Of a repository's paths those of the splits."""
+    """Selects the files of splits among a repository's paths."""
 
     dataset: str
     wanted: Sequence[WantedSplit]

@@ -1,4 +1,4 @@
-"""Metrics of ours where the harness's would reach for a network: code in our sandbox, calls by JSON Schema, chrF.
+"""Metrics that replace those of the harness with network access: code in our sandbox, JSON Schema, chrF.
 
 Each is a function of a row and the model's answers, as the harness calls ``process_results``.
 """
@@ -15,19 +15,19 @@ from gym_fed.core.errors import ErrorCode, GymError
 Process = Callable[[Mapping[str, Any], Sequence[Any]], dict[str, float]]
 
 GRADES = {"humaneval": "pass@1", "mbpp": "pass@1", "json_schema": "valid", "chrf": "chrf"}
-"""The metric of each, which is a mean over the rows and higher for the better model."""
+"""The metric of each grade, a mean over the rows where higher is better."""
 COLUMNS = {
     "humaneval": ("prompt", "test", "entry_point"),
     "mbpp": ("test_list",),
     "json_schema": ("json_schema",),
     "chrf": (),
 }
-"""What a row needs for each."""
+"""The columns that each grade needs."""
 _FIRST_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 def process_results(grade: str, target: Callable[[Mapping[str, Any]], Any]) -> Process:
-    """The harness's ``process_results`` for one of ``GRADES``; ``target`` gives a row's right answer."""
+    """Implement the harness's ``process_results`` for one of ``GRADES``; ``target`` returns a row's correct answer."""
     metric = GRADES[grade]
     value: Callable[[Mapping[str, Any], str], float] = {
         "humaneval": _continues,
@@ -44,7 +44,7 @@ def process_results(grade: str, target: Callable[[Mapping[str, Any]], Any]) -> P
 
 
 def check(grade: str) -> None:
-    """Refuse a grade that this machine cannot give, before a model is loaded.
+    """Refuse a grade that this machine cannot compute, before a model is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID`` without a sandbox, ``MISSING_DEPENDENCY`` without sacrebleu.
@@ -56,13 +56,14 @@ def check(grade: str) -> None:
 
 
 def _continues(row: Mapping[str, Any], answer: str) -> float:
-    """HumanEval (Chen et al. 2021): the answer goes on where the prompt ends."""
+    """Combine prompt and answer for HumanEval (Chen et al. 2021), where the answer continues the prompt."""
     tests = f"{row['test']}\ncheck({row['entry_point']})\n"
     return float(_sandbox().passes(f"{row['prompt']}{answer}", tests))
 
 
 def _stands_alone(row: Mapping[str, Any], answer: str) -> float:
-    """MBPP (Austin et al. 2021): the answer stands alone; the first three tests are run, as the prompt names them."""
+    """Combine answer and tests for MBPP (Austin et al. 2021): the answer stands alone and runs with the first three
+    tests."""
     tests = [str(row.get("test_setup_code") or ""), *map(str, row["test_list"][:3])]
     return float(_sandbox().passes(answer, "\n".join(tests)))
 
@@ -76,7 +77,7 @@ def _is_valid(row: Mapping[str, Any], answer: str) -> float:
 
 
 def _chrf(reference: str, answer: str) -> float:
-    """chrF2 of a sentence, 0 to 100 (Popović 2015); the task's figure is the mean of these."""
+    """Return the chrF2 of a sentence, 0 to 100 (Popović 2015), averaged over the task."""
     try:
         from sacrebleu.metrics.chrf import CHRF
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Files of evaluation sets as their authors publish them, read into the rows that the harness's definitions expect.
+"""Readers for evaluation sets in the layouts published by their authors.
 
 One function a data set: it takes a folder and a subset, and gives the splits that it finds, or nothing. What is found
 is often a part of the set; the function says which.
@@ -25,9 +25,9 @@ class FoundRows:
     """Rows in a folder.
 
     Attributes:
-        splits: By name, as the definition names them.
-        files: That were read.
-        partial: What differs from the whole set; empty for the whole.
+        splits: Rows by split, as the definition names it.
+        files: The files that were read.
+        partial: The differences to the whole set; empty if there are none.
     """
 
     splits: Mapping[str, list[Row]]
@@ -220,11 +220,11 @@ READERS: Mapping[str, Reader] = {
     "bbh": bbh,
     "ifeval": ifeval,
 }
-"""By data set; of the others, the Hub's files are read."""
+"""Readers by data set; the Hub's files are read for all others."""
 
 
 def folders(data: Path, dataset: str) -> list[Path]:
-    """Where a data set may lie in a folder that was given: in those of its name, or in this one, if it has the name."""
+    """Return the folders to search for a data set: those of its name, or the given one if it has the name."""
     named = re.compile(rf"{re.escape(dataset)}([-_].*)?", re.IGNORECASE)
     inside = sorted(one for one in data.iterdir() if one.is_dir() and named.fullmatch(one.name))
     return [*inside, data] if named.fullmatch(data.resolve().name) else inside
@@ -243,7 +243,7 @@ def _unlike(file: Path, expected: str) -> GymError:
 
 
 def as_harness(dataset: str, split: str, rows: list[Row]) -> list[Row]:
-    """Rows of the Hub's files, as the definitions need them: of MBPP's examples those that the harness shows."""
+    """Convert rows of the Hub's files to the form of the definitions: for MBPP the examples that the harness shows."""
     if dataset == "mbpp" and split == "prompt":
         by_number: dict[Any, Row] = {row["task_id"]: row for row in rows}
         return [by_number[number] for number in _MBPP_EXAMPLES if number in by_number]

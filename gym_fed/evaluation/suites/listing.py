@@ -1,4 +1,4 @@
-"""What suites, tasks and data sets there are, by ``assets/suites/registry.yaml``. Imports nothing heavy."""
+"""The registry of suites, tasks and data sets in ``assets/suites/registry.yaml``. Has no heavy imports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Suite(StrictModel):
 
 
 class MetricNeeds(StrictModel):
-    """What a task's metric needs besides the extra ``eval``, and would otherwise fetch by itself."""
+    """Requirements of a task's metric beyond the extra ``eval``, which it would otherwise download itself."""
 
     packages: list[str] = Field(default_factory=list)
     """Names that are imported."""
@@ -126,7 +126,7 @@ class SuiteRegistry(StrictModel):
         return self
 
     def entries(self, name: str) -> Iterator[str]:
-        """The tasks, and the groups that a pattern finds, that a suite, group or task stands for."""
+        """Return the tasks and pattern groups of a suite, group or task."""
         inside = self.suites[name].tasks if name in self.suites else self.tasks[name].tasks
         if not inside:
             yield name
@@ -136,12 +136,12 @@ class SuiteRegistry(StrictModel):
 
 @cache
 def listing() -> SuiteRegistry:
-    """The registry, read once."""
+    """Load the registry, once."""
     return load_config(ASSETS / "registry.yaml", SuiteRegistry)
 
 
 def unknown_task(name: str, also: Iterable[str] = ()) -> GymError:
-    """That nothing is called ``name``, with the nearest names."""
+    """Create the error for an unknown name, with similar names."""
     found = listing()
     names = list(dict.fromkeys((*found.suites, *found.tasks, *also)))
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)

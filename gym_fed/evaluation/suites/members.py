@@ -1,4 +1,4 @@
-"""The tasks of an entry of the registry: one, every file of a pattern, one for each name in the rows or each pair."""
+"""Expand an entry of the registry to tasks: a single one, the files of a pattern, or one per name or language pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_fed.evaluation.suites.store import split_path
 
 @cache
 def members(entry_name: str) -> Mapping[str, tuple[str | None, Mapping[str, Any]]]:
-    """Of an entry of the registry: name, subset and definition of each task, functions not loaded.
+    """Return name, subset and definition of each task of a registry entry, without loading functions.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` where the definitions are the harness's and it is not installed.

@@ -1,4 +1,4 @@
-"""Task files of one's own: a YAML file with keys of lm-evaluation-harness, and rows in files beside it. No Python runs.
+"""Custom task files: YAML with keys of lm-evaluation-harness, and data files. They cannot run Python.
 
 task: capitals
 dataset_path: json
@@ -32,7 +32,7 @@ from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, firs
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
 
 RENDERED_ROWS = 200
-"""How many rows are tried before a model is loaded."""
+"""Rows that are rendered before a model is loaded."""
 _HAS_TEMPLATE = re.compile(r"\{[{%#]")
 
 
@@ -208,7 +208,7 @@ class TaskFile(StrictModel):
         return value
 
     def definition(self) -> dict[str, Any]:
-        """The keys that were given, as the harness takes them."""
+        """Return the given keys in the form of the harness."""
         found = self.model_dump(exclude_none=True, exclude={"dataset_path", "dataset_kwargs", "grade"})
         if not self.metric_list:
             del found["metric_list"]
@@ -216,7 +216,7 @@ class TaskFile(StrictModel):
 
 
 def read_task_file(file: Path) -> TaskFile:
-    """A task file, validated.
+    """Read and validate a task file.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` with file, line and key for every key that is unknown or wrong,
@@ -239,7 +239,7 @@ def read_task_file(file: Path) -> TaskFile:
 
 
 def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
-    """The rows of every split that a task file names.
+    """Read the rows of all splits of a task file.
 
     Raises:
         GymError: ``CONFIG_INVALID`` with file and line for splits and files that are not there, and for a row that does
@@ -308,7 +308,7 @@ def _require_rendering(
 
 
 def _require_columns(file: Path, rows: list[Row]) -> None:
-    """Every row has the same columns, and a column one type; the harness holds them in a table."""
+    """Require the same columns in all rows and one type per column, since the harness stores them in a table."""
     first: dict[str, tuple[str, int]] = {}
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():

@@ -1,4 +1,4 @@
-"""Prompts, targets and choices of a row, as a task's templates make them: in Jinja's sandbox, refused where they fail.
+"""Render a task's templates for a row in a Jinja sandbox: prompt, target and choices.
 
 What a template is, is the harness's rule: a column's name, else a Jinja template; a number is an index into the
 choices; a template of choices or of several targets renders a list in Python's notation.
@@ -21,19 +21,19 @@ from gym_fed.evaluation.suites.expressions import require_quick
 
 Row = Mapping[str, Any]
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
-"""The keys of a task that make prompt, target and choices of a row."""
+"""The keys of a task with templates."""
 _MOST_DIGITS = 18
-"""Of a number of a choice; a longer one is text."""
+"""Maximum digits of a choice's number; a longer one is text."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """One row as the model meets it.
+    """A rendered row.
 
     Attributes:
         prompt: Without examples; of a task that scores one ending after several beginnings, the first beginning.
-        target: What is right, as text.
-        choices: What is scored; none for a generation.
+        target: The correct answer as text.
+        choices: The choices to score; none for generation.
         gold: Places of the right ones in ``choices``.
     """
 
@@ -44,7 +44,7 @@ class Rendered:
 
 
 class TemplateProblem(ValueError):
-    """What is wrong with a key of a task on one row."""
+    """A problem of a task's key on a row."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(f"{key}: {problem}")
@@ -56,10 +56,10 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
 
     Args:
         config: ``doc_to_text``, ``doc_to_target``, ``doc_to_choice`` and ``output_type``, functions loaded.
-        row: Of the data.
+        row: A row of the data.
 
     Raises:
-        TemplateProblem: For a template that fails, choices that are no list of texts, and a gold that is none of them.
+        TemplateProblem: For a failing template, invalid choices, or a gold answer that is none of them.
     """
     choices = choices_of(config.get("doc_to_choice"), row)
     prompt = value_of("doc_to_text", config.get("doc_to_text"), row, choices is not None)
@@ -77,7 +77,7 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
 
 
 def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
-    """What ``doc_to_text`` or ``doc_to_target`` is of a row.
+    """Evaluate ``doc_to_text`` or ``doc_to_target`` on a row.
 
     Raises:
         TemplateProblem: As ``render``.
@@ -101,7 +101,7 @@ def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
 
 
 def choices_of(template: Any, row: Row) -> list[str] | None:
-    """The choices of a row; None for a task without.
+    """Return the choices of a row; None for a task without choices.
 
     Raises:
         TemplateProblem: As ``render``.
@@ -154,7 +154,7 @@ def _bounded(place: str, function: Callable[..., Any], /, **arguments: Any) -> A
 
 
 def parse(key: str, template: Any) -> None:
-    """Refuse a template that Jinja cannot read.
+    """Refuse a template with invalid syntax.
 
     Raises:
         TemplateProblem: Naming the line of the template.
@@ -220,7 +220,7 @@ def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
 
 
 def _require_short(text: str, pattern: str, repl: str) -> None:
-    """Of a replacement for every place, whose references to groups are at most the text each."""
+    """Refuse a replacement that would produce too long a text, counting each group reference as the whole text."""
     from gym_fed.evaluation.suites.sandbox import MOST_CHARACTERS
 
     if repl and (len(text) + 1) * len(repl) > MOST_CHARACTERS:
@@ -230,7 +230,7 @@ def _require_short(text: str, pattern: str, repl: str) -> None:
 def first_problem(
     config: Mapping[str, Any], rows: Sequence[Row], most: int
 ) -> tuple[int, TemplateProblem] | None:
-    """The first of the first ``most`` rows that does not render, and why."""
+    """Return the first of the first ``most`` rows that cannot be rendered, with the reason."""
     for number, row in enumerate(rows[:most]):
         try:
             render(config, row)
@@ -258,7 +258,7 @@ def check_row(config: Mapping[str, Any], row: Row) -> None:
 
 
 def refuse(task: str, config: Mapping[str, Any], rows: Sequence[Row], most: int) -> None:
-    """Refuse a task whose rows do not render.
+    """Raise the error for a task whose rows cannot be rendered.
 
     Raises:
         GymError: ``DATA_INVALID``.

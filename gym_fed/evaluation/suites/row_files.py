@@ -1,4 +1,4 @@
-"""Rows of a file: JSON Lines (plain or gzip), JSON, CSV, Parquet. Bounded, and refused by file and line."""
+"""Read rows of JSON Lines (plain or gzip), JSON, CSV and Parquet files, bounded in size."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gym_fed.data.csv_rows import delimiter_of
 Row = dict[str, Any]
 
 MAX_BYTES = 1 << 30
-"""Of one file, unpacked; the largest split of a suite has some ten megabytes."""
+"""Maximum unpacked bytes of a file; the largest split of a suite has some tens of megabytes."""
 MAX_ROWS = 2_000_000
-"""Of one Parquet file, which holds equal rows in next to no bytes; as many as a record has samples."""
+"""Maximum rows of a Parquet file, where equal rows take almost no space; equal to a record's samples."""
 _ROWS_AT_ONCE = 1024
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
 def read_rows(file: Path) -> list[Row]:
-    """All rows of a file, by its suffix; of a JSON file a list, or the list in its key ``examples``.
+    """Read all rows of a file by its suffix; a JSON file contains a list, or one in its key ``examples``.
 
     Raises:
         GymError: ``DATA_INVALID`` for what cannot be read, with the line; ``TOO_LARGE``.
@@ -45,14 +45,14 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def rows_bytes(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """JSON Lines: the same rows give the same bytes, whatever file they came from."""
+    """Encode rows as JSON Lines, independent of their source format."""
     return "".join(
         json.dumps(row, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n" for row in rows
     ).encode("utf-8", "surrogatepass")
 
 
 def rows_sha256(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Digest of rows in their order."""
+    """Return the digest of rows in their order."""
     return hashlib.sha256(rows_bytes(rows)).hexdigest()
 
 
@@ -86,7 +86,7 @@ def _json(file: Path) -> list[Row]:
 
 
 def _csv(text: str) -> list[Row]:
-    """Rows by the header; a file without one (four answers and a letter, as MMLU's) has columns ``0``, ``1``, ..."""
+    """Read CSV rows by header; without one (four answers and a letter, as in MMLU) columns are ``0``, ``1``, ..."""
     lines = list(
         csv.reader(text.splitlines(keepends=True), delimiter=delimiter_of(".csv", text), strict=True)
     )

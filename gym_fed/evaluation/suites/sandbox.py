@@ -1,4 +1,4 @@
-"""Jinja's sandbox for untrusted templates, with limits on the size of texts and on loops."""
+"""A Jinja sandbox for untrusted templates, with limits on text sizes and loops."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
 MOST_CHARACTERS = 10_000_000
-"""Of what one operation of a template makes; prompts are far shorter."""
+"""Maximum size of an operation's result; prompts are far shorter."""
 MOST_STEPS = 200_000
-"""Turns of loops and calls of one rendering."""
+"""Maximum loop iterations and calls of one rendering."""
 _MOST_BITS = 1 << 20
 _NUMBER = re.compile(r"\d+")
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _WIDE = ("batch", "center", "round", "slice")
-"""Filters whose result is as large as a number that they are given."""
+"""Filters with a result as large as a numeric argument."""
 _EACH = ("indent", "tojson", "wordwrap")
-"""Filters that put an argument before many places of a text."""
+"""Filters that insert an argument in many places of a text."""
 
 
 class BoundedEnvironment(SandboxedEnvironment):
-    """No attribute that is not meant for templates, and no result that fills the memory."""
+    """A sandboxed environment that also bounds the size of results."""
 
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
@@ -47,7 +47,7 @@ class BoundedEnvironment(SandboxedEnvironment):
         self.filters["counted turns"] = self._turns
 
     def begin(self) -> None:
-        """A rendering begins: its steps are counted from here."""
+        """Reset the counters for a new rendering."""
         self._steps.done = 0
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -99,7 +99,7 @@ class BoundedEnvironment(SandboxedEnvironment):
 
 
 class _LoopCounter(NodeTransformer):
-    """Has turns of loops counted, and texts put together by ``~`` as those by ``+``."""
+    """Counts loop iterations, and bounds texts joined with ``~`` like those joined with ``+``."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -117,7 +117,7 @@ class _LoopCounter(NodeTransformer):
 
 
 class _Formatter(SandboxedFormatter):
-    """Of ``str.format``: counts what all its fields make."""
+    """Bounds the output of all fields of ``str.format``."""
 
     def __init__(self, environment: BoundedEnvironment) -> None:
         super().__init__(environment)
@@ -137,7 +137,7 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Expr:
 
 
 def _after(check: Callable[..., None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is checked first; what it is given beside its arguments has no size."""
+    """Wrap a filter with a check of its arguments."""
     skipped = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @wraps(function)
@@ -166,7 +166,7 @@ def _printable(value: Any) -> Any:
 
 
 def _text_size(value: Any) -> int:
-    """Characters of a value as text, at least; counted until there are too many."""
+    """Return a lower bound of a value's size as text, counting until the limit."""
     size, waiting = 0, [value]
     while waiting and size <= MOST_CHARACTERS:
         one = waiting.pop()
@@ -205,7 +205,7 @@ def _product(value: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _format(text: Any, *args: Any, **kwargs: Any) -> None:
-    """``%`` of a text: every number in it, and every value that it may show as often as it may."""
+    """Bound ``%`` formatting: each number in the text, and each value for every time it may be inserted."""
     text = str(text)
     shown = [*args, *kwargs.values()]
     numbers = sum(map(_number, _NUMBER.findall(text))) if "%" in text else 0

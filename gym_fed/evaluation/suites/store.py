@@ -1,4 +1,4 @@
-"""Where fetched data sets are: JSON Lines by data set, subset and split, and ``evals.lock`` with what every file is.
+"""The store of fetched data sets: JSON Lines by data set, subset and split, and ``evals.lock`` with their digests.
 
     ~/.gym-fed/evals/data/DATASET/SUBSET/SPLIT.jsonl
 
@@ -24,26 +24,26 @@ _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class LockedFile(StrictModel):
-    """One split."""
+    """A split."""
 
     sha256: str = Field(pattern=_SHA256)
     bytes: int = Field(ge=0)
     rows: int = Field(ge=0)
     sources: dict[str, str] = Field(max_length=1000)
-    """Digest by path, of the repository's files that it was made from: sha256, or git's sha1 of a small one."""
+    """Digests of the repository's source files by path: SHA-256, or git's SHA-1 for small ones."""
 
 
 class LockedDataset(StrictModel):
-    """One repository at one commit."""
+    """A repository at a commit."""
 
     hub: str
     endpoint: str
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
     licence: str | None
-    """As its card states it."""
+    """The licence on its card."""
 
     files: dict[str, LockedFile]
-    """By path below ``data``."""
+    """Files by path below ``data``."""
 
 
 class EvalsLock(StrictModel):
@@ -54,17 +54,17 @@ class EvalsLock(StrictModel):
 
 
 def evals_home() -> Path:
-    """``$GYM_HOME/evals``, or ``~/.gym-fed/evals``."""
+    """Return ``$GYM_HOME/evals``, or ``~/.gym-fed/evals``."""
     return default_home() / "evals"
 
 
 def split_path(dataset: str, subset: str | None, split: str) -> str:
-    """Path of a split below ``data``."""
+    """Return the path of a split below ``data``."""
     return f"{dataset}/{subset or WHOLE}/{split}.jsonl"
 
 
 def read_lock(home: Path) -> EvalsLock:
-    """The lock of a folder; an empty one where nothing was fetched.
+    """Read the lock of a folder; empty if nothing was fetched.
 
     Raises:
         GymError: ``STATE_INVALID`` for a file that is no lock.
@@ -84,12 +84,12 @@ def read_lock(home: Path) -> EvalsLock:
 
 
 def write_lock(home: Path, lock: EvalsLock) -> None:
-    """Replace the lock, whole or not at all."""
+    """Replace the lock atomically."""
     write_atomically(home / LOCK, (lock.model_dump_json(indent=2) + "\n").encode())
 
 
 def locked_file(home: Path, lock: EvalsLock, dataset: str, path: str) -> Path | None:
-    """A fetched split, verified; None where it was not fetched.
+    """Return a fetched split after verification; None if it was not fetched.
 
     Raises:
         GymError: ``HASH_MISMATCH`` for a file that changed since.

@@ -1,4 +1,4 @@
-"""Tasks by name, with their definition and rows, ready for the harness: what is missing is refused before any model.
+"""Load tasks by name with definitions and rows, refusing incomplete ones before a model is loaded.
 
     for task in tasks_of(["tiny", "arc_easy", "my_task.yaml"], data=Path("sets"), limit=200):
         task.config   # of the harness's ConfigurableTask
@@ -8,6 +8,9 @@ Nothing here uses a network, and ``lm_eval`` is not imported.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +20,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.data import Places, TaskRows, require_folder
 from gym_fed.evaluation.suites.eval_task import EvalTask, eval_task, used_splits
-from gym_fed.evaluation.suites.listing import TaskEntry, listing, unknown_task
+from gym_fed.evaluation.suites.listing import MetricNeeds, TaskEntry, listing, unknown_task
 from gym_fed.evaluation.suites.members import members
-from gym_fed.evaluation.suites.needs import require
 from gym_fed.evaluation.suites.own_file import TaskFile, read_task_file, read_task_rows
 from gym_fed.evaluation.suites.rendering import TEMPLATES
 from gym_fed.evaluation.suites.row_files import Row
@@ -44,15 +46,15 @@ def tasks_of(
     home: Path | None = None,
     graded: bool = True,
 ) -> list[EvalTask]:
-    """The tasks that names stand for, each once, in the order of the names.
+    """Return the tasks of names, each once, in the order of the names.
 
     Args:
-        names: Of suites, groups and tasks of ``gym eval list``, and paths of task files (``.yaml``).
+        names: Names of suites, groups and tasks of ``gym eval list``, and paths of task files (``.yaml``).
         data: A folder of evaluation sets as they lie there: as published, as the Hub has them, or as ``gym eval fetch``
             writes them. It is looked at before what was fetched.
         limit: Most rows of each task.
         num_fewshot: Examples of every prompt, instead of what a definition says; one that says 0 keeps 0.
-        home: Of the fetched sets; by default ``$GYM_HOME/evals``.
+        home: The folder of fetched sets; by default ``$GYM_HOME/evals``.
         graded: Answers are to be graded, so what that needs must be here; False where the rows alone are read.
 
     Raises:
@@ -92,7 +94,7 @@ def tasks_of(
 
 @dataclass(frozen=True)
 class _RegistryTask:
-    """One task of the registry."""
+    """A task of the registry."""
 
     name: str
     entry_name: str
@@ -110,7 +112,7 @@ class _RegistryTask:
         return found
 
     def spec(self, definition: dict[str, Any], places: Places, limit: int | None) -> EvalTask | None:
-        """The task; None where its rows are not on this machine."""
+        """The task; None if its rows are not on this machine."""
         require(self.name, self.entry.needs)
         only = definition.pop("only", None)
         rows = self._rows(places, used_splits(definition))
@@ -127,7 +129,7 @@ class _RegistryTask:
         return eval_task(self.name, self.entry_name, definition, rows, licence, limit)
 
     def found(self, places: Places) -> TaskRows | None:
-        """The rows that it is evaluated on; None where they are not on this machine."""
+        """The evaluated rows; None if they are not on this machine."""
         return self._rows(places, used_splits(self.definition))
 
     def _rows(self, places: Places, splits: list[str]) -> TaskRows | None:
@@ -150,7 +152,7 @@ class _RegistryTask:
 
 @dataclass(frozen=True)
 class _OwnJob:
-    """A task file of one's own."""
+    """A custom task file."""
 
     name: str
     file: Path
@@ -198,7 +200,7 @@ def _of_entry(entry_name: str) -> Iterator[_RegistryTask]:
 
 
 def _single(name: str) -> _RegistryTask:
-    """A member of a group, such as one subject of MMLU."""
+    """Return a member of a group, such as one subject of MMLU."""
     groups = [key for key, entry in listing().tasks.items() if not entry.tasks]
     jobs = {job.name: job for group in groups for job in _of_entry(group)}
     if name not in jobs:
@@ -207,19 +209,19 @@ def _single(name: str) -> _RegistryTask:
 
 
 def _with_examples(definition: Mapping[str, Any], num_fewshot: int | None) -> dict[str, Any]:
-    """A copy of a definition; a number of examples that it sets to 0 is part of what it is."""
+    """Return a copy of a definition with the number of examples; a definition with 0 keeps 0."""
     changed = num_fewshot is not None and definition.get("num_fewshot") != 0
     return {**definition, "num_fewshot": num_fewshot} if changed else dict(definition)
 
 
 def _show_examples(definition: dict[str, Any], rows: TaskRows) -> None:
-    """MBPP's three examples from the data, which the harness has in a file that needs a network for its metric."""
+    """Use MBPP's three examples from the data; the harness's file for them imports a metric that needs a network."""
     examples = [{**row, "is_fewshot": True} for row in rows.splits["prompt"]]
     definition["fewshot_config"] = {"sampler": "first_n", "samples": examples}
 
 
 def _paired(pair: str, first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
-    """Sentences of two languages, joined by their id."""
+    """Join the sentences of two languages by id."""
     source, _, target = pair.partition("-")
     texts = {row["id"]: row["text"] for row in second}
     return [
@@ -248,7 +250,7 @@ def _unavailable(missing: Mapping[str, str], data: Path | None) -> GymError:
 
 
 def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
-    """Whether the rows of all tasks of an entry are on this machine, and what differs from the whole set.
+    """Return True if all rows of an entry are on this machine, and the differences to the whole set.
 
     Raises:
         GymError: As ``tasks_of``, but for sets that are not here.
@@ -263,3 +265,40 @@ def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
             return False, ""
         partial = partial or found.partial
     return True, partial
+
+
+def missing_needs(needs: MetricNeeds) -> list[str]:
+    """Describe which of ``needs`` are missing on this machine."""
+    found = [f"the package {name}" for name in needs.packages if importlib.util.find_spec(name) is None]
+    if needs.nltk is not None and not any((folder / needs.nltk).is_dir() for folder in _nltk_folders()):
+        found.append(f"NLTK's {needs.nltk}")
+    return found
+
+
+def require(task: str, needs: MetricNeeds) -> None:
+    """Refuse a task whose metric cannot run here.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` with what to install.
+    """
+    missing = missing_needs(needs)
+    if not missing:
+        return
+    resource = (needs.nltk or "").rpartition("/")[2]
+    raise GymError(
+        ErrorCode.MISSING_DEPENDENCY,
+        f"task {task}: its metric needs {', '.join(missing)}, and would fetch what is missing by itself",
+        f"where there is a network: pip install {' '.join(needs.packages)} && python -m nltk.downloader {resource}; "
+        "NLTK_DATA names the folder that it is put in",
+    )
+
+
+def _nltk_folders() -> list[Path]:
+    """Return the folders that NLTK searches, according to its documentation."""
+    named = [Path(part) for part in os.environ.get("NLTK_DATA", "").split(os.pathsep) if part]
+    prefix = Path(sys.prefix)
+    inside = [prefix / "nltk_data", prefix / "share" / "nltk_data", prefix / "lib" / "nltk_data"]
+    system = [
+        Path(root) / "nltk_data" for root in ("/usr/share", "/usr/local/share", "/usr/lib", "/usr/local/lib")
+    ]
+    return [*named, Path("~/nltk_data").expanduser(), *inside, *system]

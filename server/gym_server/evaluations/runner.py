@@ -86,7 +86,7 @@ def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
 def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Preparation:
     """The requests of a suite for a model, on the drawn rows; raises as ``Preparation``."""
     from gym_fed.evaluation.harness.preparation import Preparation
-    from gym_fed.evaluation.harness.requests import PromptOptions
+    from gym_fed.evaluation.harness.sources import PromptOptions
 
     longest = int(model.config.get_text_config().max_position_embeddings)
     options = PromptOptions(apply_chat_template=suite.config.apply_chat_template, rows=draw)

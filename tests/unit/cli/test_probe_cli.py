@@ -16,8 +16,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation.probe.margin import model_margins
+from gym_fed.evaluation.probe.probing import harmful_steps
 from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
-from gym_fed.evaluation.probe.resistance import harmful_steps
 from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, dense_model
 from gym_fed.serving.store.store import VariantStore
 

@@ -28,7 +28,7 @@ def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     command = [BIN / "gym-client", "join", "--server", hub.address, "--home", home, "--yes", "--json"]
-    command += ["--rounds", "1", "--model", tiny_base, "--data", tmp_path / "data.jsonl"]
+    command += ["--rounds", "1", "--base", tiny_base, "--data", tmp_path / "data.jsonl"]
 
     first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert first.stdout is not None

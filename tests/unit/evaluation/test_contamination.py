@@ -12,10 +12,14 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.contamination.bloom import BloomFilter
-from gym_fed.evaluation.contamination.check import ContaminationCheck
-from gym_fed.evaluation.contamination.grams import words_of
-from gym_fed.evaluation.contamination.suite_filter import MAX_BYTES, SuiteFilter, build_filter
+from gym_fed.evaluation.contamination_check import ContaminationCheck
+from gym_fed.evaluation.suite_filter import (
+    MAX_BYTES,
+    BloomFilter,
+    SuiteFilter,
+    build_filter,
+    words_of,
+)
 
 QUESTION = (
     "A baker sells thirty loaves on Monday and twice as many on Tuesday; how many loaves does she sell in "
@@ -158,7 +162,7 @@ def test_suites_are_named_with_commas_or_one_by_one(tmp_path: Path, monkeypatch:
         asked.append(names)
         return []
 
-    monkeypatch.setattr("gym_fed.evaluation.contamination.check.filters_here", remembered)
+    monkeypatch.setattr("gym_fed.evaluation.contamination_check.filters_here", remembered)
     (tmp_path / "rows.jsonl").write_text('{"text": "water is wet"}\n')
     for words in (("tiny_cloze,tiny_choice",), ("tiny_cloze", "--against", " tiny_choice, tiny_cloze")):
         CliRunner().invoke(app, ["data", "show", str(tmp_path / "rows.jsonl"), "--against", *words])

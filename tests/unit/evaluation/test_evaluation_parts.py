@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gym_fed.evaluation.evaluator import computed
-from gym_fed.evaluation.harness.requests import PreparedRequest
+from gym_fed.evaluation.harness.sources import PreparedRequest
 from gym_fed.evaluation.scoring.scorer import Continuation, Loglikelihood
 
 PART = Continuation((1,), (2,))

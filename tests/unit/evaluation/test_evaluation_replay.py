@@ -13,8 +13,7 @@ from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.evaluator import Evaluator
 from gym_fed.evaluation.records.keys import record_id
-from gym_fed.evaluation.records.replay import compare_sample
-from gym_fed.evaluation.records.rerun import rerun_on
+from gym_fed.evaluation.records.rerun import compare_sample, rerun_on
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults
 

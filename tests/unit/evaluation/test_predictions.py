@@ -20,8 +20,7 @@ from gym_fed.config.predict import PredictConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.evaluation.generation import generate_batch
-from gym_fed.evaluation.predictions import predict
-from gym_fed.evaluation.text_similarity import bleu_4, longest_common, similarity, words
+from gym_fed.evaluation.predictions import bleu_4, longest_common, predict, similarity, words
 
 
 def write(file: Path, rows: Iterable[dict[str, Any]]) -> Path:

@@ -17,11 +17,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors, tensors_digest
 from gym_fed.evaluation.probe.gate import margin_drop, verdict
 from gym_fed.evaluation.probe.margin import model_margins, refusal_margins
-from gym_fed.evaluation.probe.probe import run_probe
-from gym_fed.evaluation.probe.probing import compare_probes
+from gym_fed.evaluation.probe.probe import refuses, run_probe
+from gym_fed.evaluation.probe.probing import compare_probes, harmful_steps, margins_after_harm
 from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts
-from gym_fed.evaluation.probe.resistance import harmful_steps, margins_after_harm
-from gym_fed.evaluation.probe.rules import refuses
 from gym_fed.evaluation.probe.templates import TEMPLATES
 from gym_fed.evaluation.scoring.opening import ModelRequest, OpenModels, open_models
 

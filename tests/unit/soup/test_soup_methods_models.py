@@ -21,13 +21,13 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation import heldout_loss
 from gym_fed.evaluation.merge_statistics import (
+    SoupLoss,
     StatisticsFile,
     fisher_diagonals,
     input_moments,
     kind_of,
     save_statistics,
 )
-from gym_fed.evaluation.soup_loss import SoupLoss
 from gym_fed.soup.building import build
 from gym_fed.soup.merging import merge, parts
 from gym_fed.soup.method import MergeMethod, TensorTask

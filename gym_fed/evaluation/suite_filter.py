@@ -1,11 +1,14 @@
-"""The filter of a suite: a few runs of words of every row, so that training rows that hold one of them are found."""
+"""Filters of suites: some runs of words of every row, by which contaminated training rows are found."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import heapq
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,17 +19,107 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.evaluation.contamination.bloom import MAX_PLACES, BloomFilter
-from gym_fed.evaluation.contamination.grams import GRAM_WORDS, MIN_WORDS, gram_hash, grams, texts_of, words_of
+from gym_fed.data.minhash import folded
 from gym_fed.trust.identity.canonical import canonical_digest, canonical_json
 
+GRAM_WORDS = 13
+MIN_WORDS = 8
+"""Minimum words; shorter texts occur by chance."""
+
+_WORD = re.compile("[぀-ヿ㐀-鿿가-힣]|[^\\W_]+")
+"""A word, or a character of a script written without spaces."""
+
+
+def words_of(text: str) -> list[str]:
+    """Split a text into words, ignoring case, punctuation and white space."""
+    return _WORD.findall(folded(text))
+
+
+def grams(words: list[str], length: int = GRAM_WORDS) -> Iterator[int]:
+    """Yield 64-bit hashes of all runs of ``length`` words."""
+    for at in range(len(words) - length + 1):
+        yield gram_hash(words[at : at + length])
+
+
+def gram_hash(words: list[str]) -> int:
+    """Return 64 bits of the BLAKE2b hash of words."""
+    text = " ".join(words).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def texts_of(row: Any) -> Iterator[str]:
+    """Yield all texts in a row, at any depth of its lists and mappings."""
+    if isinstance(row, str):
+        yield row
+    elif isinstance(row, dict):
+        for value in row.values():
+            yield from texts_of(value)
+    elif isinstance(row, list | tuple):
+        for value in row:
+            yield from texts_of(value)
+
+
+_MASK = (1 << 64) - 1
+MAX_PLACES = 30
+
+
+class BloomFilter:
+    """A Bloom filter of 64-bit hashes.
+
+    Args:
+        bits: The filter, ``len(bits) * 8`` places.
+        places: Bits per hash, from 1 to 30.
+    """
+
+    def __init__(self, bits: bytes | bytearray, places: int) -> None:
+        if not bits or not 1 <= places <= MAX_PLACES:
+            raise ValueError(f"a filter of {len(bits)} bytes and {places} places")
+        self.bits = bytearray(bits)
+        self.places = places
+
+    @classmethod
+    def of(cls, hashes: Iterable[int], num_hashes: int, rate: float) -> BloomFilter:
+        """Create a filter with false positive probability ``rate``.
+
+        Args:
+            hashes: The hashes to add.
+            num_hashes: The number of hashes.
+            rate: Between 0 and 1.
+        """
+        wanted = -max(1, num_hashes) * math.log(rate) / math.log(2) ** 2
+        num_bytes = max(8, math.ceil(wanted / 8))
+        places = min(MAX_PLACES, max(1, round(num_bytes * 8 / max(1, num_hashes) * math.log(2))))
+        made = cls(bytearray(num_bytes), places)
+        for one in hashes:
+            for at in made._places(one):
+                made.bits[at >> 3] |= 1 << (at & 7)
+        return made
+
+    def __contains__(self, one: int) -> bool:
+        return all(self.bits[at >> 3] >> (at & 7) & 1 for at in self._places(one))
+
+    @property
+    def rate(self) -> float:
+        """The false positive probability: the fraction of set bits to the power of ``places``."""
+        share = int.from_bytes(self.bits, "big").bit_count() / (len(self.bits) * 8)
+        return share**self.places
+
+    def _places(self, one: int) -> Iterable[int]:
+        size = len(self.bits) * 8
+        for turn in range(1, self.places + 1):
+            mixed = one + turn * 0x9E3779B97F4A7C15 & _MASK
+            mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+            yield (mixed ^ mixed >> 31) % size
+
+
 MAX_BYTES = 1_000_000
-"""Of the bits of one suite."""
+"""Maximum bytes of a suite's bits."""
 RATE = 1e-6
-"""Probability that a run of words that is in no row is taken for one."""
+"""False positive rate of a run of words."""
 GRAMS_PER_ROW = 8
 BOILERPLATE_ROWS = 10
-"""A run of words that more rows share says nothing about one of them."""
+"""Maximum rows that share a run of words; a more common one identifies none of them."""
 _MAX_FILE_BYTES = 4 << 20
 
 
@@ -54,7 +147,7 @@ class SuiteFilter:
         short_rows: Rows whose texts are all shorter than 8 words, or boilerplate; they cannot be found.
         num_grams: Runs of words that were added.
         grams_per_row: Most of one row.
-        lengths: Of the runs, in words.
+        lengths: Lengths of the runs in words.
         bloom: Holds them.
     """
 
@@ -69,16 +162,16 @@ class SuiteFilter:
 
     @property
     def rate(self) -> float:
-        """Probability that one run of words of a text is claimed wrongly."""
+        """The false positive probability of one run of words."""
         return self.bloom.rate
 
     @property
     def digest(self) -> str:
-        """Names the filter: equal tasks and rows have equal digests."""
+        """A digest that is equal for equal tasks and rows."""
         return canonical_digest(self._document().model_dump(mode="json"))
 
     def found_in(self, text: str) -> str | None:
-        """The first run of words of a text that is one of a row of the suite; None where there is none."""
+        """Return the first run of words of a text that occurs in the suite; None if there is none."""
         words = words_of(text)
         for length in self.lengths:
             for at, one in enumerate(grams(words, length)):
@@ -87,12 +180,12 @@ class SuiteFilter:
         return None
 
     def save(self, path: Path) -> None:
-        """Write the filter as one file."""
+        """Write the filter to a file."""
         write_atomically(path, canonical_json(self._document().model_dump(mode="json")))
 
     @classmethod
     def load(cls, path: Path) -> SuiteFilter:
-        """Read a filter, also one of somebody else.
+        """Read a filter from a possibly untrusted file.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for what is no filter.
@@ -139,15 +232,15 @@ class SuiteFilter:
 
 
 def build_filter(suite: str, rows: Iterable[Any], locks: dict[str, str]) -> SuiteFilter:
-    """The filter of evaluation rows.
+    """Build the filter of evaluation rows.
 
     Of each row the runs with the smallest hashes are added, as many as fit: a text that holds the whole row holds them
     all, one that holds half of it very likely some.
 
     Args:
-        suite: Its name.
-        rows: As data: every text in them counts.
-        locks: What the rows are, for the digest.
+        suite: The suite's name.
+        rows: The rows; all texts in them count.
+        locks: Digests that identify the rows.
     """
     found: list[dict[int, int]] = [_row_grams(row) for row in rows]
     shared = Counter(one for row in found for one in row)
@@ -166,7 +259,7 @@ def build_filter(suite: str, rows: Iterable[Any], locks: dict[str, str]) -> Suit
 
 
 def _row_grams(row: Any) -> dict[int, int]:
-    """Hashes of a row's runs of words, with their lengths; a text of 8 to 12 words is one run."""
+    """Return hashes of a row's runs of words with their lengths; a text of 8 to 12 words is one run."""
     found: dict[int, int] = {}
     for text in texts_of(row):
         words = words_of(text)

@@ -1,4 +1,4 @@
-"""Checks training rows against the suites whose rows are on this machine."""
+"""Check training rows for contamination by the evaluation suites on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.data.steps import Row, text_of
-from gym_fed.evaluation.contamination.suite_filter import SuiteFilter, build_filter
+from gym_fed.evaluation.suite_filter import SuiteFilter, build_filter
 from gym_fed.trust.identity.canonical import canonical_digest
 
 _SHOWN = 20
@@ -19,11 +19,11 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class ContaminatedRow:
-    """A training row that holds a run of words of an evaluation row.
+    """A training row that contains a run of words from an evaluation row.
 
     Attributes:
-        place: Where the training row stands.
-        suite: Whose row it holds.
+        place: The place of the training row.
+        suite: The suite whose row it contains.
         words: The run that was found.
     """
 
@@ -34,13 +34,13 @@ class ContaminatedRow:
 
 @dataclass
 class ContaminationReport:
-    """What was found in some rows.
+    """The result of a contamination check.
 
     Attributes:
-        suites: That were checked against, each with the digest of its filter.
-        rates: Of each, the probability that a run of words is taken for one of the suite's.
-        rows: How many rows were looked at.
-        contaminated: How many hold a row of a suite.
+        suites: The checked suites with the digests of their filters.
+        rates: The false positive rate of a run of words, by suite.
+        rows: The number of checked rows.
+        contaminated: The number of contaminated rows.
         first: The first of them.
     """
 
@@ -51,7 +51,7 @@ class ContaminationReport:
     first: list[ContaminatedRow] = field(default_factory=list)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Summarize in one line."""
         against = ", ".join(self.suites) or "no suite is here"
         return (
             f"{self.contaminated} of {counted(self.rows, 'row')} contain evaluation rows (checked: {against})"
@@ -59,13 +59,13 @@ class ContaminationReport:
 
 
 class ContaminationCheck:
-    """Looks at one row after the other.
+    """Checks rows one at a time.
 
     Args:
-        filters: Of suites.
+        filters: The filters of the suites.
 
     Attributes:
-        report: Of the rows so far.
+        report: The report on the rows so far.
     """
 
     def __init__(self, filters: Sequence[SuiteFilter]) -> None:
@@ -75,7 +75,7 @@ class ContaminationCheck:
         )
 
     def find(self, place: str, row: Row) -> ContaminatedRow | None:
-        """What a row holds of a suite; None for a clean one."""
+        """Return the contamination of a row; None for a clean one."""
         self.report.rows += 1
         text = text_of(row)
         for one in self._filters:
@@ -89,7 +89,7 @@ class ContaminationCheck:
 
 
 def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -> list[SuiteFilter]:
-    """The filters of suites whose rows are on this machine; each is built once and kept.
+    """Load the filters of suites whose rows are on this machine, building each once.
 
     Args:
         names: Suites or tasks; one that is not here is refused. None takes all suites, without those that are not here.
