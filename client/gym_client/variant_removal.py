@@ -51,7 +51,9 @@ def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) 
                     yield _removed(client, name)
             except GymError as error:
                 message = f"at {pin.address}: {error.message}"
-                raise GymError(error.code, message, error.hint or "the same command goes on") from error
+                raise GymError(
+                    error.code, message, error.hint or "run the same command again to resume"
+                ) from error
 
 
 def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:

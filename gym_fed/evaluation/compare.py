@@ -197,8 +197,8 @@ def exact_mcnemar(only_first: int, only_second: int) -> float:
     """
     total = only_first + only_second
     term = ways = 1  # C(total, 0), and the sum up to the smaller count
-    for taken in range(min(only_first, only_second)):
-        term = term * (total - taken) // (taken + 1)
+    for successes in range(min(only_first, only_second)):
+        term = term * (total - successes) // (successes + 1)
         ways += term
     return min(1.0, 2 * ways / (1 << total)) if total else 1.0
 
@@ -250,11 +250,11 @@ def _compared(
 def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
     """Return samples by row; repeated rows also have a number."""
     seen: Counter[str] = Counter()
-    found = {}
+    by_row = {}
     for sample in task.samples:
-        found[sample.row_sha256, seen[sample.row_sha256]] = sample
+        by_row[sample.row_sha256, seen[sample.row_sha256]] = sample
         seen[sample.row_sha256] += 1
-    return found
+    return by_row
 
 
 def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> tuple[str, ...]:

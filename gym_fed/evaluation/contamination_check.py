@@ -71,20 +71,21 @@ class ContaminationCheck:
     def __init__(self, filters: Sequence[SuiteFilter]) -> None:
         self._filters = list(filters)
         self.report = ContaminationReport(
-            {one.suite: one.digest for one in self._filters}, {one.suite: one.rate for one in self._filters}
+            {suite_filter.suite: suite_filter.digest for suite_filter in self._filters},
+            {suite_filter.suite: suite_filter.rate for suite_filter in self._filters},
         )
 
     def find(self, place: str, row: Row) -> ContaminatedRow | None:
         """Return the contamination of a row; None for a clean one."""
         self.report.rows += 1
         text = text_of(row)
-        for one in self._filters:
-            if (words := one.found_in(text)) is not None:
-                found = ContaminatedRow(place, one.suite, words)
+        for suite_filter in self._filters:
+            if (words := suite_filter.found_in(text)) is not None:
+                match = ContaminatedRow(place, suite_filter.suite, words)
                 self.report.contaminated += 1
                 if len(self.report.first) < _SHOWN:
-                    self.report.first.append(found)
-                return found
+                    self.report.first.append(match)
+                return match
         return None
 
 
@@ -100,14 +101,14 @@ def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -
     """
     from gym_fed.evaluation.suites.listing import listing
 
-    found = []
+    filters = []
     for name in listing().suites if names is None else names:
         try:
-            found.append(_filter_of(name, data))
+            filters.append(_filter_of(name, data))
         except GymError as error:
             if names is not None or error.code not in (ErrorCode.UNAVAILABLE, ErrorCode.MISSING_DEPENDENCY):
                 raise
-    return found
+    return filters
 
 
 @cache
@@ -117,10 +118,10 @@ def _filter_of(name: str, data: Path | None) -> SuiteFilter:
 
     tasks = tasks_of([name], data, graded=False)
     locks = {task.name: task.lock for task in tasks}
-    kept = evals_home() / "filters" / f"{canonical_digest([2, name, locks])[:32]}.json"
-    if kept.is_file():
-        return SuiteFilter.load(kept)
+    cached = evals_home() / "filters" / f"{canonical_digest([2, name, locks])[:32]}.json"
+    if cached.is_file():
+        return SuiteFilter.load(cached)
     rows: list[Any] = [row for task in tasks for row in task.rows[task.split]]
     made = build_filter(name, rows, locks)
-    made.save(kept)
+    made.save(cached)
     return made

@@ -3,7 +3,7 @@
     results = Evaluator(benchmarks=["tiny"], model="gym-nano").run()
     results["tiny_arithmetic"]["exact_match"]
 
-Every outcome is on the disk before the next is computed, so that the same call goes on after a kill; results that are
+Every outcome is on the disk before the next is computed, so that the same call resumes after a kill; results that are
 there already are read, not computed again.
 """
 
@@ -151,7 +151,7 @@ class Evaluator:
 
         Raises:
             GymError: As ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the same.
-            KeyboardInterrupt: On Ctrl-C; the same call goes on.
+            KeyboardInterrupt: On Ctrl-C; the same call resumes.
         """
         return next(iter(self.run_all().values()))
 
@@ -167,18 +167,18 @@ class Evaluator:
             ]
             identities = self._identities(models, sources)
             ids = {name: record_id(identities[name]) for name in identities}
-            found = {ids[name]: self._recorded(identities[name]) for name in identities}
-            self.cached = {models.names[name] for name in ids if found[ids[name]] is not None}
+            by_id = {ids[name]: self._recorded(identities[name]) for name in identities}
+            self.cached = {models.names[name] for name in ids if by_id[ids[name]] is not None}
             # Of variants with the same bytes one is computed.
-            names = list({key: name for name, key in ids.items() if found[key] is None}.values())
+            names = list({key: name for name, key in ids.items() if by_id[key] is None}.values())
             if names:
                 models.scorer.only(names)
                 missing = {name: identities[name] for name in names}
-                found.update(self._computed(models, sources, missing))
+                by_id.update(self._computed(models, sources, missing))
             made = {}
             self.records = {}
             for name, called in models.names.items():
-                recorded = found[ids[name]]
+                recorded = by_id[ids[name]]
                 assert recorded is not None
                 results, path = recorded
                 made[called] = SubmittableResults(**{**vars(results), "model": called})
@@ -212,7 +212,9 @@ class Evaluator:
         locks = sorted((source.name, str(source.version), source.lock) for source in sources)
         has_template = bool(models.scorer.tokenizer.chat_template)
         apply = self.options.apply_chat_template
-        in_template = sorted(one.name for one in sources if has_template and applies_template(one, apply))
+        in_template = sorted(
+            source.name for source in sources if has_template and applies_template(source, apply)
+        )
         asked = {
             "tasks": locks,
             "limit": self.options.limit,
@@ -288,30 +290,30 @@ def computed(
 
     scored = [request for request in requests if request.continuations]
     parts = [(number, part) for number, request in enumerate(scored) for part in request.continuations]
-    found: dict[int, dict[str, Loglikelihood]] = {}
+    sums: dict[int, dict[str, Loglikelihood]] = {}
     left = {number: len(request.continuations) for number, request in enumerate(scored)}
     done = {place for place, (number, _) in enumerate(parts) if is_done(scored[number].key)}
     for place, by_model in scorer.loglikelihoods([part for _, part in parts], done):
         number = parts[place][0]
-        before = found.get(number)
-        found[number] = dict(by_model) if before is None else _summed(before, by_model)
+        before = sums.get(number)
+        sums[number] = dict(by_model) if before is None else _summed(before, by_model)
         left[number] -= 1
         if not left[number]:
-            yield scored[number], found.pop(number)
+            yield scored[number], sums.pop(number)
     asked = [request for request in requests if request.answer is not None and not is_done(request.key)]
     for place, answers in scorer.answers([request.answer for request in asked if request.answer]):
         yield asked[place], answers
 
 
-def _summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _summed(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: replace(
-            one[name],
-            logprob=one[name].logprob + other[name].logprob,
-            is_greedy=one[name].is_greedy and other[name].is_greedy,
-            cut=one[name].cut + other[name].cut,
+            first[name],
+            logprob=first[name].logprob + other[name].logprob,
+            is_greedy=first[name].is_greedy and other[name].is_greedy,
+            cut=first[name].cut + other[name].cut,
         )
-        for name in one
+        for name in first
     }
 
 

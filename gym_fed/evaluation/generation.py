@@ -37,7 +37,7 @@ def exact_match(
     Raises:
         GymError: ``DATA_INVALID`` for no rows, or rows that do not end with the assistant.
     """
-    prompts, wanted = [], []
+    prompts, references = [], []
     for number, row in enumerate(rows, start=1):
         messages = row.get("messages") or []
         if len(messages) < 2 or messages[-1]["role"] != "assistant":
@@ -47,12 +47,12 @@ def exact_match(
                 "give rows with an answer",
             )
         prompts.append(messages[:-1])
-        wanted.append(messages[-1]["content"].strip())
+        references.append(messages[-1]["content"].strip())
     if not prompts:
         raise GymError(ErrorCode.DATA_INVALID, "no rows to evaluate on", "give at least one row")
     answers = generate_batch(model, tokenizer, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size)
-    right = sum(int(a.strip() == w) for a, w in zip(answers, wanted, strict=True))
-    return right / len(wanted)
+    right = sum(int(a.strip() == w) for a, w in zip(answers, references, strict=True))
+    return right / len(references)
 
 
 def answer(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int = 64) -> str:
@@ -148,17 +148,17 @@ def greedy_ids(
 
 def context_of(model: Any) -> int | None:
     """Return the context length in tokens; None if the config does not contain it."""
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(found) if found else None
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(positions) if positions else None
 
 
 def end_ids(model: Any, tokenizer: Any) -> set[int]:
     """Return the token ids that end an answer, from the generation config and the tokenizer."""
     configured = getattr(model.generation_config, "eos_token_id", None)
-    found = configured if isinstance(configured, list) else [configured]
-    return {token for token in (*found, tokenizer.eos_token_id) if token is not None}
+    ids = configured if isinstance(configured, list) else [configured]
+    return {token for token in (*ids, tokenizer.eos_token_id) if token is not None}
 
 
 def _generate(model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
-    found = greedy_ids(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
-    return [str(tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in found]
+    answers = greedy_ids(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
+    return [str(tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in answers]

@@ -88,19 +88,19 @@ def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> 
 
 
 def _answered(row: dict[str, Any], number: int) -> Sample:
-    said = row.get("completion")
+    completion = row.get("completion")
     prompt = row.get("prompt")
     messages = row.get("messages") or []
     if messages and messages[-1]["role"] == "assistant":
-        prompt, said = messages[:-1], messages[-1:]
-    if prompt is None or not isinstance(said, str | list) or said == []:
+        prompt, completion = messages[:-1], messages[-1:]
+    if prompt is None or not isinstance(completion, str | list) or completion == []:
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"row {number} has no answer to grade",
             "give prompt and completion, or a model that answers",
         )
     rest = {key: value for key, value in row.items() if key not in ("prompt", "completion", "messages")}
-    return Sample(prompt, said if isinstance(said, str) else str(said[-1]["content"]), rest)
+    return Sample(prompt, completion if isinstance(completion, str) else str(completion[-1]["content"]), rest)
 
 
 def _sample(row: dict[str, Any], text: str) -> Sample:

@@ -39,19 +39,19 @@ def groups_of(names: Iterable[str]) -> dict[str, str]:
     from gym_fed.evaluation.suites.listing import listing
     from gym_fed.evaluation.suites.members import members
 
-    wanted, found = set(names), {}
+    chosen, groups = set(names), {}
     for entry_name, entry in listing().tasks.items():
         # The definitions of a group of the harness are read only where a name begins as its own do.
         beginning = (entry.dataset if entry.each == "task" else entry_name.partition("_")[0]) or entry_name
-        if not entry.tasks and any(name.startswith(beginning) for name in wanted):
+        if not entry.tasks and any(name.startswith(beginning) for name in chosen):
             try:
                 of_group = members(entry_name)
             except GymError as error:
                 if error.code is not ErrorCode.MISSING_DEPENDENCY:
                     raise
                 continue  # without the harness its tasks stand alone
-            found.update({name: entry_name for name in of_group if name in wanted and len(of_group) > 1})
-    return found
+            groups.update({name: entry_name for name in of_group if name in chosen and len(of_group) > 1})
+    return groups
 
 
 @dataclass(frozen=True)
@@ -66,37 +66,39 @@ class BriefFigure:
 
 def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
     """Pool the figures of each group and metric into the mean over all rows."""
-    group_of = groups_of(one.task for one in figures)
+    group_of = groups_of(figure.task for figure in figures)
     members: dict[tuple[str, str], list[BriefFigure]] = {}
-    for one in figures:
-        members.setdefault((group_of.get(one.task, one.task), one.metric), []).append(one)
+    for figure in figures:
+        members.setdefault((group_of.get(figure.task, figure.task), figure.metric), []).append(figure)
     made = []
-    for (group, metric), found in members.items():
-        if len(found) == 1:
-            made += found
+    for (group, metric), figures_found in members.items():
+        if len(figures_found) == 1:
+            made += figures_found
             continue
-        rows = sum(one.num_samples for one in found)
-        mean = sum(one.value * one.num_samples for one in found) / max(rows, 1)
-        made.append(BriefFigure(f"{group} ({len(found)} tasks)", metric, mean, rows))
+        rows = sum(figure.num_samples for figure in figures_found)
+        mean = sum(figure.value * figure.num_samples for figure in figures_found) / max(rows, 1)
+        made.append(BriefFigure(f"{group} ({len(figures_found)} tasks)", metric, mean, rows))
     return made
 
 
 def listed(texts: Sequence[str], room: int) -> str:
     """Join texts with commas, as many as fit, and count the others."""
-    kept = list(texts[: room // 2])
+    first_texts = list(texts[: room // 2])
     while True:
-        more = f", and {len(texts) - len(kept)} more" if len(kept) < len(texts) else ""
-        shown = ", ".join(kept) + more
-        if len(shown) <= room or len(kept) <= 1:
+        more = f", and {len(texts) - len(first_texts)} more" if len(first_texts) < len(texts) else ""
+        shown = ", ".join(first_texts) + more
+        if len(shown) <= room or len(first_texts) <= 1:
             return shown
-        kept.pop()
+        first_texts.pop()
 
 
 def _can_be_pooled(tasks: Sequence[TaskResult]) -> bool:
     """Return True if the tasks share their metric and have all samples, which a foreign record may lack."""
     metric = tasks[0].main_metric
     return all(
-        task.main_metric == metric and task.samples and all(metric in one.metrics for one in task.samples)
+        task.main_metric == metric
+        and task.samples
+        and all(metric in sample.metrics for sample in task.samples)
         for task in tasks
     )
 

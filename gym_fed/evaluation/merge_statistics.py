@@ -61,11 +61,11 @@ def fisher_diagonals(
         model.train(was_training)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained[name])
-    found = {name: (total / len(encoded)).float() for name, total in sums.items()}
-    for name, diagonal in found.items():
+    diagonals = {name: (total / len(encoded)).float() for name, total in sums.items()}
+    for name, diagonal in diagonals.items():
         if not bool(torch.isfinite(diagonal).all()):
             raise GymError(ErrorCode.DATA_INVALID, f"tensor {name!r}: a gradient is not finite on this data")
-    return found
+    return diagonals
 
 
 def input_moments(
@@ -82,13 +82,13 @@ def input_moments(
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     try:
-        found = collect_input_moments(
+        sums_by_layer = collect_input_moments(
             model, [torch.tensor([row["input_ids"]]) for row in encoded], samples=len(encoded), full=True
         )
     except CodecError as error:
         raise GymError(ErrorCode.DATA_INVALID, str(error), "give other or more text") from error
     own = {name for name, _ in model.named_parameters()}
-    return {name: moments for name, moments in found.items() if name in own}
+    return {name: moments for name, moments in sums_by_layer.items() if name in own}
 
 
 def save_statistics(path: Path, kind: Kind, statistics: Mapping[str, Tensor]) -> None:
@@ -140,16 +140,16 @@ class StatisticsFile(Mapping[str, Tensor]):
         return len(self._names)
 
 
-def kind_of(wanted: str) -> Kind:
+def kind_of(statistics: str) -> Kind:
     """Return the kind that a merge method names (``MergeMethod.statistics``).
 
     Raises:
         GymError: ``USAGE`` for words that none has.
     """
     for kind, words in KINDS.items():
-        if words == wanted:
+        if words == statistics:
             return kind
-    raise GymError(ErrorCode.USAGE, f"there is no way to measure {wanted!r} of a model")
+    raise GymError(ErrorCode.USAGE, f"there is no way to measure {statistics!r} of a model")
 
 
 class SoupLoss:
@@ -182,16 +182,16 @@ def _applied(model: nn.Module, updates: Sequence[DeltaFile], coefficients: Tenso
     tensors = model_tensors(model)
     inside = [i for i, coefficient in enumerate(coefficients.tolist()) if coefficient]
     chosen, own = [updates[i] for i in inside], coefficients[inside]
-    kept: dict[str, Tensor] = {}
+    originals: dict[str, Tensor] = {}
     try:
         with torch.no_grad():
             for name in sorted({name for update in chosen for name in update.names}):
                 target = tensors[name]
-                kept[name] = target.clone()
+                originals[name] = target.clone()
                 change = combined(chosen, own, name, tuple(target.shape)).to(target.device)
                 target.copy_(target.float() + change)
         yield
     finally:
         with torch.no_grad():
-            for name, tensor in kept.items():
+            for name, tensor in originals.items():
                 tensors[name].copy_(tensor)

@@ -77,7 +77,7 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
     from gym_fed.data.reading import load_rows
 
     try:
-        found = (
+        pairs = (
             generate(name, limit or 100, split="heldout") if name in TASKS else list(load_rows(name))[:limit]
         )
     except GymError as error:
@@ -89,7 +89,7 @@ def _conversations(name: str, limit: int | None) -> Iterator[tuple[list[Mapping[
             "rows need messages, or prompt and completion; other columns are named with --data FILE --columns "
             "prompt=question,completion=answer in place of --tasks, or by a task file",
         ) from error
-    for number, row in enumerate(found, start=1):
+    for number, row in enumerate(pairs, start=1):
         messages = row.get("messages") or [
             {"role": "user", "content": row.get("prompt", "")},
             {"role": "assistant", "content": row.get("completion", "")},

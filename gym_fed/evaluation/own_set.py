@@ -65,7 +65,7 @@ class Rendering:
     """The options with which a run renders rows; the defaults are those of `gym train`.
 
     Attributes:
-        max_length: Rows are cut to so many tokens; None for ``DEFAULT_LENGTH``.
+        max_length: Maximum tokens of a row; None for ``DEFAULT_LENGTH``.
         mask_history: Label the last answer of a conversation alone.
         reasoning: See ``encode_rows``.
         default_system: System message of conversations that have none.
@@ -120,7 +120,7 @@ def render(
         tokenizer: The model's tokenizer.
         rows: Rows of ``read_own_rows``.
         rendering: The run's rendering options.
-        max_length: Rows are cut to so many tokens.
+        max_length: Maximum tokens of a row.
 
     Returns:
         The rows with a label for each token that counts, and for each row the token ids up to its last answer; these
@@ -129,7 +129,7 @@ def render(
     Raises:
         GymError: As ``encode_rows``.
     """
-    given = as_turns(tokenizer, [one.row for one in rows])
+    given = as_turns(tokenizer, [own_row.row for own_row in rows])
     if (system := rendering.default_system) is not None:
         given = [with_system(row, system) for row in given]
     encoded = encode_rows(
@@ -143,7 +143,9 @@ def render(
     last = encode_rows(
         tokenizer, given, max_length=_WHOLE, keep_all=True, mask_history=True, reasoning=rendering.reasoning
     )
-    prompts = [[] if "text" in one.row else _before_label(row) for one, row in zip(rows, last, strict=True)]
+    prompts = [
+        [] if "text" in own_row.row else _before_label(row) for own_row, row in zip(rows, last, strict=True)
+    ]
     return encoded, prompts
 
 
@@ -176,7 +178,7 @@ def run_config(folder: Path) -> dict[str, Any] | None:
 def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:
     """Count the ``rows`` that are in the training files of the run in ``folder``, as far as those exist here."""
     sources = (run_config(folder) or {}).get("data") or []
-    found = set()
+    learned = set()
     for source in sources:
         path = source.get("path") if isinstance(source, dict) else None
         if not isinstance(path, str) or not Path(path).is_file():
@@ -184,10 +186,10 @@ def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:
         try:
             for _, row in iter_rows(path, rename=renaming(source.get("columns") or {})):
                 if kind_of(row) == "supervised":
-                    found.add(_content(*as_kind([row], "supervised")))
+                    learned.add(_content(*as_kind([row], "supervised")))
         except GymError:  # the file has changed since, and is not what is evaluated here
             continue
-    return sum(_content(one.row) in found for one in rows if one.has_answer)
+    return sum(_content(own_row.row) in learned for own_row in rows if own_row.has_answer)
 
 
 def _content(row: Row) -> str:

@@ -4,7 +4,7 @@
 
     generated_predictions.jsonl    {"prompt", "predict", "label"} a row, in the rows' order
     predict_results.json           written last: mean figures, and what became of the rows
-    predict.json                   digests of what decides the answers, so that only the same run goes on
+    predict.json                   digests of what the answers depend on, so that only the same run resumes
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def predict(
 ) -> dict[str, Any]:
     """Answer the rows of ``eval_data``; write answers and metrics to ``output_dir``.
 
-    A run that was stopped or killed goes on after its last whole batch; its answers are those of a run that was not.
+    A stopped or killed run resumes after its last complete batch and gives the same answers.
 
     Args:
         config: The config of the predictions.
@@ -96,7 +96,7 @@ def predict(
             raise GymError(
                 ErrorCode.INTERRUPTED,
                 f"stopped: answered {done} of {counted(len(questions), 'row')} in {folder}",
-                "the same command goes on",
+                "run the same command again to resume",
             )
     figures = mean_similarity(folder / ANSWERS)
     seconds = time.monotonic() - began
@@ -115,8 +115,8 @@ def predict(
 def mean_similarity(file: Path) -> dict[str, float]:
     """Return the means of ``similarity`` over a file of predictions."""
     lines = [json.loads(line) for line in file.read_bytes().splitlines()]
-    found = [similarity(line["predict"], line["label"]) for line in lines]
-    return {name: sum(one[name] for one in found) / len(found) for name in found[0]}
+    scores = [similarity(line["predict"], line["label"]) for line in lines]
+    return {name: sum(score[name] for score in scores) / len(scores) for name in scores[0]}
 
 
 def _load(config: PredictConfig) -> tuple[Any, Any]:
@@ -137,7 +137,7 @@ def _questions(
     config: PredictConfig, tokenizer: Any, rows: list[Row]
 ) -> tuple[list[_Question], dict[str, int]]:
     """Return the rows that can be answered, and the number of others by reason."""
-    found: list[_Question] = []
+    questions: list[_Question] = []
     dropped = {"without an answer": 0, "prompt longer than max_length": 0}
     for number, row in enumerate(rows, 1):
         question = _question(config, tokenizer, row, number)
@@ -146,16 +146,16 @@ def _questions(
         elif len(question.ids) > config.max_length:
             dropped["prompt longer than max_length"] += 1
         else:
-            found.append(question)
+            questions.append(question)
     dropped = {reason: count for reason, count in dropped.items() if count}
-    if not found:
+    if not questions:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"eval_data: no answer is possible for {counted(len(rows), 'row')}: {reasons}",
             "give rows that end with an answer, or raise max_length",
         )
-    return found, dropped
+    return questions, dropped
 
 
 def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _Question | None:
@@ -205,10 +205,10 @@ def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> in
         then = json.loads(file.read_text(encoding="utf-8"))
         if then != now:
             keys = [key for key in values if then["config"].get(key) != values[key]]
-            what = f"with another {keys[0]}" if keys else "on other rows"
+            difference = f"with another {keys[0]}" if keys else "on other rows"
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{folder}: holds unfinished predictions {what}",
+                f"{folder}: holds unfinished predictions {difference}",
                 "choose another output_dir, or delete that folder",
             )
     elif folder.exists() and any(folder.iterdir()):
@@ -230,10 +230,10 @@ def _whole_batches(file: Path, size: int, total: int) -> int:
     lines = file.read_bytes().splitlines(
         keepends=True
     )  # of bytes: a text's other line ends are no lines here
-    kept = len(lines) if len(lines) == total else len(lines) // size * size
-    if kept < len(lines):
-        write_atomically(file, b"".join(lines[:kept]))
-    return kept
+    count = len(lines) if len(lines) == total else len(lines) // size * size
+    if count < len(lines):
+        write_atomically(file, b"".join(lines[:count]))
+    return count
 
 
 def _require_unfinished(folder: Path) -> None:
@@ -281,12 +281,12 @@ def similarity(answer: str, reference: str) -> dict[str, float]:
     """Return ``rouge-1``, ``rouge-2``, ``rouge-l`` and ``bleu-4`` of an answer, from 0 to 100, rounded to 4 places."""
     ours, theirs = words(answer), words(reference)
     if any(ours) and any(theirs):
-        found = {f"rouge-{n}": _rouge_n(ours, theirs, n) for n in (1, 2)}
-        found["rouge-l"] = _f1(longest_common(ours, theirs), len(ours), len(theirs))
+        scores = {f"rouge-{n}": _rouge_n(ours, theirs, n) for n in (1, 2)}
+        scores["rouge-l"] = _f1(longest_common(ours, theirs), len(ours), len(theirs))
     else:
-        found = {"rouge-1": 0.0, "rouge-2": 0.0, "rouge-l": 0.0}
-    found["bleu-4"] = bleu_4(answer, reference)
-    return {name: round(100 * value, 4) for name, value in found.items()}
+        scores = {"rouge-1": 0.0, "rouge-2": 0.0, "rouge-l": 0.0}
+    scores["bleu-4"] = bleu_4(answer, reference)
+    return {name: round(100 * value, 4) for name, value in scores.items()}
 
 
 def words(text: str) -> list[str]:

@@ -111,9 +111,9 @@ class EvalResults:
 
     def __getitem__(self, task: str) -> dict[str, float]:
         """Return the values of a task by metric, and ``num_examples``."""
-        found = self.tasks[task]
-        values = {name: figure.value for name, figure in found.figures.items()}
-        return {**values, "num_examples": len(found.samples)}
+        result = self.tasks[task]
+        values = {name: figure.value for name, figure in result.figures.items()}
+        return {**values, "num_examples": len(result.samples)}
 
     def save(self, path: str | Path) -> Path:
         """Write the values of all tasks as JSON."""

@@ -39,8 +39,8 @@ class RowScores:
         answers: The model's answers.
         ended: For each answer, True if the model ended it within ``max_tokens``.
         counts: How the rows were used.
-        max_length: Rows were cut to so many tokens.
-        max_tokens: Answers were cut to so many tokens.
+        max_length: Maximum tokens of a row.
+        max_tokens: Maximum tokens of an answer.
         too_long: Rows whose prompt leaves no room for an answer.
     """
 
@@ -92,13 +92,13 @@ def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) ->
         GymError: What the graders raise, with the row's place.
     """
     built = [grader for grader in build_graders(graders) if type(grader).setup is Grader.setup]
-    for one in rows if built else ():
-        if one.reference is None:
+    for row in rows if built else ():
+        if row.reference is None:
             continue
         try:
-            grade_answers([{**one.graded, "completion": one.reference}], built)
+            grade_answers([{**row.graded, "completion": row.reference}], built)
         except GymError as error:
-            raise GymError(error.code, f"{one.place}: {error.message}", error.hint) from error
+            raise GymError(error.code, f"{row.place}: {error.message}", error.hint) from error
 
 
 def longest_row(model: Any, rendering: Rendering) -> int:
@@ -124,7 +124,7 @@ def score_rows(
         tokenizer: The tokenizer that rows are rendered with.
         rows: Rows of ``read_own_rows``.
         rendering: The run's rendering options.
-        max_length: Rows are cut to so many tokens.
+        max_length: Maximum tokens of a row.
         graders: Graders of its answers.
         max_tokens: Longest answer; None for twice the longest of the rows' own.
         on_progress: Called with the number of rows done, of how many, and what is computed.
@@ -134,24 +134,26 @@ def score_rows(
     """
     encoded, prompts = render(tokenizer, rows, rendering, max_length)
     losses: list[float | None] = [None] * len(rows)
-    scored = [i for i, one in enumerate(rows) if one.has_answer]
+    scored = [i for i, own_row in enumerate(rows) if own_row.has_answer]
     by_length = sorted(scored, key=lambda i: len(encoded[i]["input_ids"]))
     for start in range(0, len(by_length), _LOSS_ROWS):
         on_progress(start, len(by_length), LOSS)
         at = by_length[start : start + _LOSS_ROWS]
         longest = max(len(encoded[i]["input_ids"]) for i in at)
         size = max(1, min(_LOSS_ROWS, BATCH_TOKENS // max(1, longest)))
-        found = row_losses(model, tokenizer, [encoded[i] for i in at], max_length=max_length, batch_size=size)
-        for i, loss in zip(at, found, strict=True):
+        part_losses = row_losses(
+            model, tokenizer, [encoded[i] for i in at], max_length=max_length, batch_size=size
+        )
+        for i, loss in zip(at, part_losses, strict=True):
             losses[i] = None if math.isnan(loss) and not teaches(encoded[i]["labels"]) else loss
     short = {
         i
-        for i, one in enumerate(rows)
-        if one.is_short and prompts[i] and _num_tokens(tokenizer, one.reference) <= MAX_TOKENS
+        for i, own_row in enumerate(rows)
+        if own_row.is_short and prompts[i] and _num_tokens(tokenizer, own_row.reference) <= MAX_TOKENS
     }
-    wanted = [i for i, ids in enumerate(prompts) if ids and (graders or i in short)]
-    room = max_tokens or _room(tokenizer, [rows[i] for i in wanted])
-    answers, ended = _answers(model, tokenizer, prompts, wanted, room, on_progress)
+    to_answer = [i for i, ids in enumerate(prompts) if ids and (graders or i in short)]
+    room = max_tokens or _room(tokenizer, [rows[i] for i in to_answer])
+    answers, ended = _answers(model, tokenizer, prompts, to_answer, room, on_progress)
     metrics: dict[str, list[float | None]] = {LOSS: losses}
     exact: list[float | None] = [
         float(answer.strip() == row.reference) if i in short and answer is not None else None
@@ -159,7 +161,7 @@ def score_rows(
     ]
     metrics[EXACT_MATCH] = exact
     metrics |= _grades(rows, answers, graders)
-    too_long = sum(answers[i] is None for i in wanted)
+    too_long = sum(answers[i] is None for i in to_answer)
     return RowScores(metrics, answers, ended, encoded.counts, max_length, room, too_long)
 
 
@@ -167,7 +169,7 @@ def row_metrics(
     after: RowScores, before: RowScores | None = None, *, leave_out: Sequence[str] = ()
 ) -> list[RowMetric]:
     """Compute means with standard errors, and paired differences to ``before``; metrics without values are omitted."""
-    found = []
+    metrics = []
     for name, values in after.metrics.items():
         others = None if before is None or name in leave_out else before.metrics[name]
         pairs = [
@@ -179,11 +181,11 @@ def row_metrics(
             continue
         one = [value for value, _ in pairs]
         if others is None:
-            found.append(RowMetric(name, len(one), _mean(one), _stderr(one)))
+            metrics.append(RowMetric(name, len(one), _mean(one), _stderr(one)))
             continue
         other_values = [other for _, other in pairs]
-        found.append(paired_metric(name, one, other_values))
-    return found
+        metrics.append(paired_metric(name, one, other_values))
+    return metrics
 
 
 def paired_metric(name: str, after: Sequence[float], before: Sequence[float]) -> RowMetric:
@@ -218,8 +220,8 @@ def _answers(
         on_progress(start, len(fitting), "answers")
         at = fitting[start : start + _ANSWERS]
         room = min(max_tokens, _context(model) - max(len(prompts[i]) for i in at))
-        found = greedy_ids(model, tokenizer, [prompts[i] for i in at], max_new_tokens=room)
-        for i, answer in zip(at, found, strict=True):
+        generated = greedy_ids(model, tokenizer, [prompts[i] for i in at], max_new_tokens=room)
+        for i, answer in zip(at, generated, strict=True):
             answers[i] = str(tokenizer.decode(answer.ids, skip_special_tokens=True))
             ended[i] = answer.ended
     return answers, ended
@@ -238,18 +240,18 @@ def _grades(
             "shorten the prompts, or use a model that reads more tokens",
         )
     grades = grade_answers([{**rows[i].graded, "completion": answers[i]} for i in at], build_graders(graders))
-    found: dict[str, list[float | None]] = {}
+    grades_by_name: dict[str, list[float | None]] = {}
     for name, values in grades.values.items():
         column: list[float | None] = [None] * len(rows)
         for i, value in zip(at, values, strict=True):
             column[i] = value
-        found[name] = column
-    return found
+        grades_by_name[name] = column
+    return grades_by_name
 
 
 def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
     """Return twice the length of the longest reference, so that long answers are not truncated where they might end."""
-    own = max((_num_tokens(tokenizer, one.reference) for one in rows), default=0)
+    own = max((_num_tokens(tokenizer, row.reference) for row in rows), default=0)
     return _MOST_ANSWER if not own else min(_MOST_ANSWER, max(_LEAST_ANSWER, 2 * own))
 
 
@@ -258,8 +260,8 @@ def _num_tokens(tokenizer: Any, text: str | None) -> int:
 
 
 def _context(model: Any) -> int:
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(found) if found else 1 << 30
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(positions) if positions else 1 << 30
 
 
 def _mean(values: Sequence[float]) -> float:

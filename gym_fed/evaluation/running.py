@@ -1,7 +1,7 @@
 """The outcomes of a running evaluation, written line by line so that a killed one can be resumed.
 
 Every model has a file. Its name is a digest of all that the model's outcomes depend on: another evaluation never
-continues it, and the same one does, whatever other models are beside it. Each line is one request; the last may be
+continues it, and the same one does, with or without other models. Each line is one request; the last may be
 torn, and is then computed again.
 """
 
@@ -90,7 +90,7 @@ class RunningFile:
 
     def has(self, key: RequestKey) -> bool:
         """Return True if a request is done under every model."""
-        return all(key in found for found in self.outcomes.values())
+        return all(key in outcomes for outcomes in self.outcomes.values())
 
     def add(self, key: RequestKey, found: Mapping[str, Outcome]) -> None:
         """Write a request's outcomes to the system's buffers, which survive a kill of this process."""
@@ -163,5 +163,9 @@ def _outcome(value: Any) -> Outcome:
         return Loglikelihood(float(logprob), bool(is_greedy), int(cut))
     text, ids, reason, cut, margins = fields
     return AnswerResult(
-        str(text), tuple(int(one) for one in ids), str(reason), int(cut), tuple(float(one) for one in margins)
+        str(text),
+        tuple(int(item) for item in ids),
+        str(reason),
+        int(cut),
+        tuple(float(item) for item in margins),
     )

@@ -41,7 +41,7 @@ class SoupGame:
         updates: Open deltas of that model; at least one.
         rows: Held-out rows, as for ``heldout_loss``.
         coefficients: ``[n]`` what each update counts for in the round's soup of all, as ``round_coefficients`` has it.
-        max_length: Rows are cut to so many tokens.
+        max_length: Maximum tokens of a row.
         batch_size: Rows per forward pass.
     """
 
@@ -90,12 +90,12 @@ class SoupGame:
 
     def _before(self) -> RowLosses:
         if self._base_losses is None:
-            found = self._losses()
-            if not math.isfinite(found.mean):
+            losses = self._losses()
+            if not math.isfinite(losses.mean):
                 raise GymError(
-                    ErrorCode.DATA_INVALID, f"the held-out loss of the model itself is {found.mean}"
+                    ErrorCode.DATA_INVALID, f"the held-out loss of the model itself is {losses.mean}"
                 )
-            self._base_losses = found
+            self._base_losses = losses
         return self._base_losses
 
     @property
@@ -114,10 +114,10 @@ class SoupGame:
             return np.zeros_like(before.block_weights)
         with self._with(self._summed(coalition)):
             after = self._losses()
-        found = before.gain_to(after)
-        if not (np.isfinite(found).all() and found.sum() > -WORST):
-            found = -WORST * before.block_weights
-        return found
+        gain = before.gain_to(after)
+        if not (np.isfinite(gain).all() and gain.sum() > -WORST):
+            gain = -WORST * before.block_weights
+        return gain
 
     def slopes(self, shares: Vector) -> Vector:
         """Return ``-c_i <gradient at model + sum_j shares_j c_j u_j, u_i>`` by block of held-out rows, ``[n, k]``."""
@@ -125,7 +125,7 @@ class SoupGame:
         for i, share in enumerate(shares.tolist()):
             self._add(step, i, share)
         tokens, blocks = float(self._before().counts.sum()), len(self.block_weights)
-        found, spread = np.zeros((self.n, blocks)), np.zeros(self.n)
+        slopes, spread = np.zeros((self.n, blocks)), np.zeros(self.n)
         whole = {name: self._zeros(name) for name in self._names}
         with self._with(step):
             del step
@@ -137,7 +137,7 @@ class SoupGame:
                     slope = slope.to("cpu", torch.float64)
                     for i, update in enumerate(self._updates):
                         if name in update:
-                            found[i, k] -= self._coefficients[i] * float(
+                            slopes[i, k] -= self._coefficients[i] * float(
                                 (slope * self._change(i, name)).sum()
                             )
         for name in self._names:
@@ -148,7 +148,7 @@ class SoupGame:
                         coefficient**2 * steepness * float(self._change(i, name).double().square().mean())
                     )
         self._chance = np.sqrt(spread)
-        return found
+        return slopes
 
     def chance(self) -> Vector:
         """Return the standard deviation of ``slopes`` for updates with random directions, ``[n]``.
@@ -164,8 +164,8 @@ class SoupGame:
         """Return the inner products of the updates as sent, ``[n, n]``; popcounts for signs."""
         spec = BaseSpec("", "", {name: tuple(tensor.shape) for name, tensor in self._kept.items()})
         norms = [update.norm() for update in self._updates]
-        found: Vector = inner_products(stacks_of(self._updates, spec), norms).numpy()
-        return found
+        products: Vector = inner_products(stacks_of(self._updates, spec), norms).numpy()
+        return products
 
     def _losses(self) -> RowLosses:
         return heldout_row_losses(
@@ -184,10 +184,10 @@ class SoupGame:
             with torch.enable_grad():
                 for loss, _ in batch_losses(self._model, self._tokenizer, rows, self._length, self._batch):
                     loss.backward()  # type: ignore[no-untyped-call]
-            found = {name: parameters[name].grad for name in self._names}
+            gradients = {name: parameters[name].grad for name in self._names}
             return {
                 name: self._zeros(name) if slope is None else slope.float() / tokens
-                for name, slope in found.items()
+                for name, slope in gradients.items()
             }
         finally:
             for name, (wanted, gradient) in before.items():
@@ -213,14 +213,14 @@ class SoupGame:
 
     def _change(self, i: int, name: str) -> Tensor:
         """Return a tensor of an update in float32; callers must not modify it."""
-        kept = self._decoded
-        if kept is not None and (i, name) in kept:
-            return kept[i, name]
-        found = self._updates[i].decode(name)
+        decoded = self._decoded
+        if decoded is not None and (i, name) in decoded:
+            return decoded[i, name]
+        tensor = self._updates[i].decode(name)
         self._updates[i].release(name)
-        if kept is not None:
-            kept[i, name] = found
-        return found
+        if decoded is not None:
+            decoded[i, name] = tensor
+        return tensor
 
     def _zeros(self, name: str) -> Tensor:
         return torch.zeros_like(self._kept[name], dtype=torch.float32)
@@ -241,8 +241,8 @@ class SoupGame:
     def _check(self, tensors: dict[str, Tensor]) -> None:
         for update in self._updates:
             for name in update.names:
-                found = tuple(tensors[name].shape) if name in tensors else None
-                if found != update.record(name).shape:
+                shape = tuple(tensors[name].shape) if name in tensors else None
+                if shape != update.record(name).shape:
                     raise GymError(
                         ErrorCode.BASE_MISMATCH,
                         f"{update.path}: tensor {name!r} {list(update.record(name).shape)} does not fit the model",
@@ -257,9 +257,9 @@ def round_coefficients(
 ) -> list[float]:
     """Return each update's coefficient in a weighted mean: ``server_learning_rate * clip_i * w_i / sum w``."""
     total = math.fsum(weights)
-    found = []
+    coefficients = []
     for update, weight in zip(updates, weights, strict=True):
         norm = update.norm()
         clip = 1.0 if max_norm is None or norm <= max_norm else max_norm / norm
-        found.append(server_learning_rate * clip * weight / total)
-    return found
+        coefficients.append(server_learning_rate * clip * weight / total)
+    return coefficients

@@ -86,17 +86,17 @@ class BloomFilter:
             num_hashes: The number of hashes.
             rate: Between 0 and 1.
         """
-        wanted = -max(1, num_hashes) * math.log(rate) / math.log(2) ** 2
-        num_bytes = max(8, math.ceil(wanted / 8))
+        num_bits = -max(1, num_hashes) * math.log(rate) / math.log(2) ** 2
+        num_bytes = max(8, math.ceil(num_bits / 8))
         places = min(MAX_PLACES, max(1, round(num_bytes * 8 / max(1, num_hashes) * math.log(2))))
         made = cls(bytearray(num_bytes), places)
-        for one in hashes:
-            for at in made._places(one):
+        for value in hashes:
+            for at in made._places(value):
                 made.bits[at >> 3] |= 1 << (at & 7)
         return made
 
-    def __contains__(self, one: int) -> bool:
-        return all(self.bits[at >> 3] >> (at & 7) & 1 for at in self._places(one))
+    def __contains__(self, value: int) -> bool:
+        return all(self.bits[at >> 3] >> (at & 7) & 1 for at in self._places(value))
 
     @property
     def rate(self) -> float:
@@ -104,10 +104,10 @@ class BloomFilter:
         share = int.from_bytes(self.bits, "big").bit_count() / (len(self.bits) * 8)
         return share**self.places
 
-    def _places(self, one: int) -> Iterable[int]:
+    def _places(self, value: int) -> Iterable[int]:
         size = len(self.bits) * 8
         for turn in range(1, self.places + 1):
-            mixed = one + turn * 0x9E3779B97F4A7C15 & _MASK
+            mixed = value + turn * 0x9E3779B97F4A7C15 & _MASK
             mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
             mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
             yield (mixed ^ mixed >> 31) % size
@@ -174,8 +174,8 @@ class SuiteFilter:
         """Return the first run of words of a text that occurs in the suite; None if there is none."""
         words = words_of(text)
         for length in self.lengths:
-            for at, one in enumerate(grams(words, length)):
-                if one in self.bloom:
+            for at, gram in enumerate(grams(words, length)):
+                if gram in self.bloom:
                     return " ".join(words[at : at + length])
         return None
 
@@ -198,8 +198,8 @@ class SuiteFilter:
         try:
             if len(data) > _MAX_FILE_BYTES:
                 raise ValueError(f"larger than {_MAX_FILE_BYTES} bytes")
-            found = _FilterDocument.model_validate_json(data)
-            bits = base64.b64decode(found.bits, validate=True)
+            document = _FilterDocument.model_validate_json(data)
+            bits = base64.b64decode(document.bits, validate=True)
             if not 0 < len(bits) <= MAX_BYTES:
                 raise ValueError(f"{len(bits)} bytes of bits")
         except ValidationError as error:
@@ -207,14 +207,14 @@ class SuiteFilter:
         except ValueError as error:
             raise _bad(path, str(error)) from error
         return cls(
-            found.suite,
-            found.locks,
-            found.num_rows,
-            found.short_rows,
-            found.num_grams,
-            found.grams_per_row,
-            tuple(found.lengths),
-            BloomFilter(bits, found.places),
+            document.suite,
+            document.locks,
+            document.num_rows,
+            document.short_rows,
+            document.num_grams,
+            document.grams_per_row,
+            tuple(document.lengths),
+            BloomFilter(bits, document.places),
         )
 
     def _document(self) -> _FilterDocument:
@@ -242,36 +242,36 @@ def build_filter(suite: str, rows: Iterable[Any], locks: dict[str, str]) -> Suit
         rows: The rows; all texts in them count.
         locks: Digests that identify the rows.
     """
-    found: list[dict[int, int]] = [_row_grams(row) for row in rows]
-    shared = Counter(one for row in found for one in row)
-    kept = [{g: n for g, n in row.items() if shared[g] <= BOILERPLATE_ROWS} for row in found]
-    count, chosen = GRAMS_PER_ROW, _chosen(kept, GRAMS_PER_ROW)
+    row_grams: list[dict[int, int]] = [_row_grams(row) for row in rows]
+    shared = Counter(gram for row in row_grams for gram in row)
+    rare = [{g: n for g, n in row.items() if shared[g] <= BOILERPLATE_ROWS} for row in row_grams]
+    count, chosen = GRAMS_PER_ROW, _chosen(rare, GRAMS_PER_ROW)
     while count > 1 and _num_bytes(len(chosen)) > MAX_BYTES:
         count -= 1
-        chosen = _chosen(kept, count)
+        chosen = _chosen(rare, count)
     rate = RATE
     while _num_bytes(len(chosen), rate) > MAX_BYTES:
         rate *= 2
     bloom = BloomFilter.of(sorted(chosen), len(chosen), rate)
-    findable = sum(bool(row) for row in kept)
+    findable = sum(bool(row) for row in rare)
     lengths = tuple(sorted(set(chosen.values())))
-    return SuiteFilter(suite, locks, findable, len(kept) - findable, len(chosen), count, lengths, bloom)
+    return SuiteFilter(suite, locks, findable, len(rare) - findable, len(chosen), count, lengths, bloom)
 
 
 def _row_grams(row: Any) -> dict[int, int]:
     """Return hashes of a row's runs of words with their lengths; a text of 8 to 12 words is one run."""
-    found: dict[int, int] = {}
+    lengths_by_gram: dict[int, int] = {}
     for text in texts_of(row):
         words = words_of(text)
         if len(words) >= GRAM_WORDS:
-            found.update(dict.fromkeys(grams(words), GRAM_WORDS))
+            lengths_by_gram.update(dict.fromkeys(grams(words), GRAM_WORDS))
         elif len(words) >= MIN_WORDS:
-            found[gram_hash(words)] = len(words)
-    return found
+            lengths_by_gram[gram_hash(words)] = len(words)
+    return lengths_by_gram
 
 
 def _chosen(rows: Sequence[dict[int, int]], count: int) -> dict[int, int]:
-    return {one: row[one] for row in rows for one in heapq.nsmallest(count, row)}
+    return {gram: row[gram] for row in rows for gram in heapq.nsmallest(count, row)}
 
 
 def _num_bytes(num_hashes: int, rate: float = RATE) -> float:
@@ -280,5 +280,5 @@ def _num_bytes(num_hashes: int, rate: float = RATE) -> float:
     return -num_hashes * log(rate) / log(2) ** 2 / 8
 
 
-def _bad(path: Path, what: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"{path}: no filter of a suite: {what}", "build it again")
+def _bad(path: Path, problem: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"{path}: no filter of a suite: {problem}", "build it again")

@@ -108,7 +108,7 @@ class Jobs:
             command: ``["gym", "train", "run.yaml"]``.
             title: A displayed title.
             folder: The folder that the job works on.
-            env: Variables beside this process's own; they are written nowhere.
+            env: Additional environment variables; they are not written to a file.
 
         Raises:
             GymError: ``USAGE`` for a program that is not ours.

@@ -204,7 +204,7 @@ def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> P
         raise GymError(
             ErrorCode.BUSY,
             f"{model.id} is the base of {', '.join(depending)}",
-            "confirm to go on all the same",
+            "confirm to continue anyway",
         )
     return place
 

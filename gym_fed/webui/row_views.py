@@ -1,6 +1,6 @@
 """Views of a data file: a page of rows, one row, sequence lengths, and duplicates.
 
-Each answer ends after a second or two of work: it names the row to go on from.
+Each answer ends after a second or two of work and names the next row.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Walk:
     """Iterate over rows from ``start`` on until the time limit.
 
     Attributes:
-        next: The row to go on from; None at the end of the file.
+        next: The next row; None at the end of the file.
     """
 
     def __init__(self, file: PagedFile, start: int) -> None:

@@ -1,6 +1,6 @@
 """A child process for expensive views: started on demand, answers JSON requests by line, stopped when idle.
 
-What it reads may be large, broken or hostile; the server stays small, and goes on when the process does not.
+Files may be large, broken or hostile; the server stays small and survives the process.
 """
 
 from __future__ import annotations

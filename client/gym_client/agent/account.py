@@ -47,7 +47,7 @@ class Account:
             if not is_passing(error):
                 raise
             self.balance = None
-            text = f"the last verdict and the balance are still to come: {error.message}"
+            text = f"the last verdict and the balance are not known yet: {error.message}"
             self._display.report("away", text, error=error.to_dict())
         else:
             self.take(account)

@@ -1,7 +1,7 @@
 """The agent: takes tasks from the hub, hands each to a Flower ``ClientApp``, and brings the reply back.
 
 Everything that matters is on disk before it is relied on, so an agent may be killed at any line: the next one finds
-its lease, its checkpoint, its signed update and its half-sent upload, and goes on from there.
+its lease, its checkpoint, its signed update and its partial upload, and resumes from there.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Agent:
             home, self.policy, self._take_policy, self.display, self._stop, stamp=policy_stamp
         )
         self._room = DiskRoom(home, self.display, self._stop)
-        self._failures = self._masked = 0  # the latter: updates that still are to be unmasked
+        self._failures = self._masked = 0  # _masked: updates whose round is not unmasked yet
 
     def stop(self) -> None:
         """Ask the agent to stop at the next checkpoint; safe from signal handlers and other threads."""
@@ -145,7 +145,7 @@ class Agent:
         """Process tasks until the hub finishes, ``max_rounds`` is reached or the agent is stopped.
 
         Args:
-            max_rounds: End after so many answered tasks; None works until the hub is finished.
+            max_rounds: Stop after N answered tasks; None: when the hub is finished.
 
         Raises:
             GymError: ``INTERRUPTED`` after ``stop``; what makes every further task pointless; or the last of several
@@ -191,9 +191,7 @@ class Agent:
         waiting = False
         while not self._pauses.due():
             if self._stop.is_set():
-                raise GymError(
-                    ErrorCode.INTERRUPTED, "stopped", "run the same command again to go on where you left off"
-                )
+                raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again to resume")
             event = stream.next(_POLL_SECONDS)
             if isinstance(event, GymError):
                 if not is_passing(event):

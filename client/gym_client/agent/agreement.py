@@ -111,7 +111,7 @@ class Agreement:
         terms: The terms that the hub announces now.
         agrees: Prompts for consent to changed terms.
         display: Displays changes of the terms.
-        again: The command that goes on, without ``--accept``.
+        again: The command that resumes, without ``--accept``.
     """
 
     def __init__(

@@ -156,12 +156,10 @@ class Pauses:
                 self._display.busy(reason)
             self._stop.wait(_POLL_SECONDS)
         if self._stop.is_set():
-            raise GymError(
-                ErrorCode.INTERRUPTED, "stopped", "run the same command again to go on where you left off"
-            )
+            raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again to resume")
         if shown:
             self._display.busy("")
-            self._display.report("resumed", "going on")
+            self._display.report("resumed", "resuming")
 
     def _look(self) -> _Wait | None:
         """Return the reason for a pause, recomputed at most once per second."""
@@ -174,7 +172,7 @@ class Pauses:
     def _found(self) -> _Wait | None:
         policy = self._policy
         if (self._home.folder / _FILE).exists():
-            return _Wait("paused: `gym-client resume` goes on", at_once=True)
+            return _Wait("paused: run `gym-client resume` to continue", at_once=True)
         if policy.pause:
             return _Wait("paused: policy.yaml has pause: true", at_once=True)
         if self._broken:
@@ -240,7 +238,7 @@ class DiskRoom:
                     raise
             else:
                 if waited:
-                    self._display.report("room", "there is room on the disk again; work goes on")
+                    self._display.report("room", "the disk has free space again; work continues")
                 return result
             # Outside of the except block: what the failed try held, such as a lock, is free by now.
             self._wait(full, lost)
@@ -267,6 +265,6 @@ class DiskRoom:
     def _report(self, full: GymError, free_bytes: int, more_bytes: int) -> None:
         text = (
             f"disk-full: {full.message}: {readable_bytes(free_bytes)} are free for {self._home.folder}; work waits for "
-            f"{readable_bytes(more_bytes)} more and then goes on (Ctrl-C ends)"
+            f"{readable_bytes(more_bytes)} more and then continues (Ctrl-C stops)"
         )
         self._display.report("disk-full", text, error=full.to_dict(), free_bytes=free_bytes)

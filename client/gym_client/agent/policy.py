@@ -106,7 +106,7 @@ class Policy(StrictModel):
             if not _HOURS.fullmatch(span):
                 raise ValueError(f"{span!r} is no span of hours: write it like '22:00-07:00'")
             if span[:5] == span[6:]:
-                raise ValueError(f"{span!r} ends where it begins: leave hours away for the whole day")
+                raise ValueError(f"{span!r} ends where it begins: remove hours for the whole day")
         return hours
 
     def next_hours(self, now: datetime) -> str:

@@ -54,7 +54,7 @@ class Residuals:
             fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
-        """Commit a staged residual; None for a round of which nobody says whether a version came of it."""
+        """Commit a staged residual; None for a round whose outcome is unknown."""
         if server_round is None:
             self._round_path.unlink(missing_ok=True)
         else:

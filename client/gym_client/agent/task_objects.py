@@ -120,7 +120,7 @@ class TaskObjects:
                 except GymError as error:
                     if error.code is not ErrorCode.LEASE_LOST:
                         raise
-                    # The stream of before a reconnect still holds the object over there; it will let go.
+                    # The hub still has the stream from before the reconnect, which locks the object for a while.
                     raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
 
             retry(send)

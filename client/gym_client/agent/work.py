@@ -236,9 +236,7 @@ def _with_cause(error: GymError, hooks: Hooks, time_limit: TimeLimit) -> GymErro
         return error
     if not hooks.should_stop() and time_limit.is_over():
         return time_limit.error("training")
-    return GymError(
-        ErrorCode.INTERRUPTED, "stopped at a checkpoint", "run the same command again to go on from there"
-    )
+    return GymError(ErrorCode.INTERRUPTED, "stopped at a checkpoint", "run the same command again to resume")
 
 
 def _encode(

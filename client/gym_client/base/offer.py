@@ -74,10 +74,10 @@ class BaseOffer:
             raise _refused("has files without bytes or sha256")
         if offer.public_name and not _PUBLIC.fullmatch(offer.public_name):
             raise _refused(
-                f"names {plain(offer.public_name, 100)!r}, which is no name on the Hugging Face Hub"
+                f"names {plain(offer.public_name, 100)!r}, which is not a name on the Hugging Face Hub"
             )
         if not _COMMIT.fullmatch(offer.commit):
-            raise _refused("names a commit that is none")
+            raise _refused("names an invalid commit")
         return offer if offer.num_files or offer.public_name else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def require_digest(text: str) -> str:
         GymError: ``POLICY_REFUSED``.
     """
     if not _DIGEST.fullmatch(text):
-        raise _refused(f"has a base_digest {plain(text, 80)!r}, which is none")
+        raise _refused(f"has an invalid base_digest {plain(text, 80)!r}")
     return text
 
 

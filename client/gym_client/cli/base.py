@@ -115,7 +115,7 @@ class BaseFinder:
                 if not self._store.forget(self._digest):
                     if offer is None or not offer.num_files:
                         raise
-                    self._display.report("base-damaged", f"{error.message}; what is damaged is fetched again")
+                    self._display.report("base-damaged", f"{error.message}; damaged files are fetched again")
                     return self._fetch(offer, again=True)
                 self._display.report("base-damaged", error.message)
         if offer is None:
@@ -129,7 +129,7 @@ class BaseFinder:
         """Get the base by its public name from the local cache or the Hugging Face Hub.
 
         Returns:
-            The model; None where it is not to be had there, and the hub serves it itself.
+            The model; None if it is not available there, but from the hub.
         """
         from gym_fed.base.downloads import ensure_model
         from gym_fed.base.models import is_hub_name
@@ -180,7 +180,7 @@ class BaseFinder:
 
     def _report(self, done: int, total: int, remark: str) -> None:
         if self._stop.is_set():
-            problem = f"the download stopped at byte {done} of {total}"
+            problem = f"the download was stopped at byte {done} of {total}"
             raise GymError(ErrorCode.INTERRUPTED, problem, "run the same command again")
         if remark:
             self._display.report("base-remark", remark)
@@ -220,7 +220,7 @@ class BaseFinder:
         try:
             listing = self._retrying(lambda: read_listing(self._client))
             details = differences(listing, digests_by_tensor(model.model), Path(resolve(source)))
-        except GymError as error:  # a hub of before has no such list; what is refused stays refused
+        except GymError as error:  # the list only explains the refusal
             details = f"where they differ is not known: {error.message}"
         refusal = model.mismatch(self._digest, self._status.base_model)
         return GymError(

@@ -94,7 +94,7 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
         raise GymError(
             ErrorCode.USAGE,
             f"--fingerprint is {fingerprint}, the invite's is {invite.fingerprint}",
-            "leave one away",
+            "pass only one of them",
         )
     return JoinTarget(given or Address(invite.host, invite.port), invite.fingerprint, invite.token)
 
@@ -225,7 +225,7 @@ class _Joining:
             return status, offer
         from gym_client.cli.costs import time_round
 
-        self._display.busy("timing a few training steps on this machine; nothing of them is kept")
+        self._display.busy("timing a few training steps on this machine; nothing is kept")
         time = time_round(model, recipe, data.rows, self._setup.device, self._stop)
         return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
 
@@ -292,7 +292,7 @@ class _Joining:
 
         def work() -> AgentResult:
             nonlocal begun
-            if begun:  # a hub of before the restore may not know the account
+            if begun:  # a restored hub may not know the account
                 self._retrying(client, lambda: self._log_in(client))
             begun = True
             return agent.run(self._options.rounds)

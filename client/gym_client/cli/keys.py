@@ -20,7 +20,7 @@ key_app = App(
 
 @key_app.command()
 def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_json: AsJson = False) -> None:
-    """Show the public key, whether the private one is under a passphrase, and the account at each hub."""
+    """Show the public key, whether the private key is encrypted, and the account at each hub."""
     from gym_client.identity.keystore import Keystore
     from gym_client.identity.pins import enrolled
 
@@ -61,7 +61,7 @@ def encrypt(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the home's keys under a passphrase, or under another one."""
+    """Encrypt the home's keys with a passphrase, or change it."""
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore
     from gym_fed.trust.identity.keys import KEY_DERIVATION
     from gym_fed.trust.identity.passphrase import PassphraseSource
@@ -104,7 +104,7 @@ def export(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export the newest private key to a file, always under a passphrase: the home's, or a new one."""
+    """Export the newest private key to a file, encrypted with the home's passphrase or a new one."""
     from gym_client.identity.keystore import PASSPHRASE_VARIABLE, Keystore, passphrases
     from gym_fed.trust.identity.passphrase import PassphraseSource
 
@@ -156,7 +156,7 @@ def rotate(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     another: Annotated[
-        bool, typer.Option(help="One more key, though some hub has not taken the last one.")
+        bool, typer.Option(help="Create another key even if some hub has not accepted the last one.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -195,7 +195,7 @@ def revoke(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Declare the key lost or stolen: it opens nothing any more, and its transfers are cancelled."""
+    """Declare the key lost or stolen: it becomes useless, and its transfers are cancelled."""
     from gym_client.cli.terminal import confirm
     from gym_client.hub.rotation import revoke as run
     from gym_client.identity.address import Address
@@ -204,7 +204,7 @@ def revoke(
 
     folder = open_home(home, passphrase_file)
     if not yes and not confirm(
-        "A revoked key cannot be used again; only the coordinator can bind another one. Go on?",
+        "A revoked key cannot be used again; only the coordinator can bind another one. Continue?",
         "revoking needs your consent",
     ):
         raise GymError(ErrorCode.INTERRUPTED, "nothing was revoked")

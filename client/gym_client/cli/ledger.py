@@ -107,7 +107,7 @@ def head(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the newest signed head that this home has seen. Mail it to others: they compare it with theirs."""
+    """Print the newest signed head seen by this home, for others to compare with theirs."""
     from gym_client.hub.heads import Heads
 
     folder = open_home(home, passphrase_file)
@@ -136,7 +136,7 @@ def compare(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a head that somebody else was shown with those shown here; two ledgers are proved, and refused."""
+    """Compare somebody else's head with those seen here; a fork is proved and refused."""
     from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.ledger.heads import EntryProof, SignedHead
@@ -155,7 +155,7 @@ def compare(
         raise GymError(
             ErrorCode.LEDGER_FORKED,
             f"{file} proves that {pin.server} signed {reason}; it is in {kept_at} now",
-            "show it to the other contributors and to the coordinator; nothing goes on with this hub while it is there",
+            "show it to the other contributors and to the coordinator; no work is done for this hub while it is there",
         )
     theirs = SignedHead.from_dict(document)
 
@@ -180,7 +180,7 @@ def compare(
 @ledger_app.command()
 def restored(
     accept: Annotated[
-        bool, typer.Option("--accept", help="Go on with the hub; what it lost no longer stands.")
+        bool, typer.Option("--accept", help="Continue with the hub; what it lost is void.")
     ] = False,
     server: Server = None,
     home: HomeFolder = None,
@@ -188,7 +188,7 @@ def restored(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the hub was restored from a backup, and what that takes from you."""
+    """Show whether the hub was restored from a backup, and what you lose by it."""
     from gym_client.hub.known import enrolled_client
     from gym_client.ledger.restored import accept_restore, loss_of
     from gym_fed.trust.ledger.restored import HubRestored

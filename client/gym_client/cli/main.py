@@ -95,7 +95,7 @@ def join(
     format: Annotated[
         str | None,
         typer.Option(
-            click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.", show_default="auto"
+            click_type=MemberName(FORMATS, ("auto",)), help="Format of the rows.", show_default="auto"
         ),
     ] = None,
     columns: ColumnsOption = None,
@@ -117,36 +117,38 @@ def join(
         int | None, typer.Option(min=1, help="Leave after N rounds.", show_default=False)
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Accept the terms, a new server's key, and to fetch the base.")
+        bool,
+        typer.Option(
+            "--yes", "-y", help="Accept the terms, a new server's key, and the download of the base."
+        ),
     ] = False,
     fingerprint: Annotated[
         str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
     ] = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(
-            "--accept", metavar="NAME", help="Accept what --json has shown under this name, and nothing else."
-        ),
+        typer.Option("--accept", metavar="NAME", help="Accept only what --json shows under this name."),
     ] = None,
     accept_restore: Annotated[
-        bool, typer.Option("--accept-restore", help="Go on with a hub that was restored from a backup.")
+        bool, typer.Option("--accept-restore", help="Continue with a hub that was restored from a backup.")
     ] = False,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
     service: Annotated[
         bool,
         typer.Option(
-            "--service", help="End with 0 where only a person can help, so that nothing starts it again."
+            "--service",
+            help="Exit with 0 after errors that only a person can fix, so that it is not restarted.",
         ),
     ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Fail at once where the hub cannot be reached.")
+        bool, typer.Option("--no-wait", help="Fail at once if the hub cannot be reached.")
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Train for a hub, round after round. The same command resumes after a stop.
 
-    Without --server the home goes on at the hub that it joined last.
+    Without --server, the hub joined last is used.
     """
     from gym_client.display import make_display
 
@@ -275,7 +277,7 @@ def leave(
 
 @app.command()
 def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
-    """Show the epsilon that every data set has spent, at every hub and at all together."""
+    """Show the epsilon spent by each data set, per hub and in total."""
     from gym_client.cli.terminal import privacy_table
     from gym_client.identity.home import Home
     from gym_client.privacy.book import PrivacyBook

@@ -23,7 +23,7 @@ _CARRIED = ("HOME", "HF_HOME")
 
 
 def pause(home: HomeFolder = None, as_json: AsJson = False) -> None:
-    """Have the agent of this home wait. One that trains stops at its next checkpoint."""
+    """Pause the agent of this home. Training stops at its next checkpoint."""
     from gym_client.agent.pauses import set_paused
 
     folder = open_home(home, None)
@@ -32,7 +32,7 @@ def pause(home: HomeFolder = None, as_json: AsJson = False) -> None:
 
 
 def resume(home: HomeFolder = None, as_json: AsJson = False) -> None:
-    """Let the agent of this home go on after a pause."""
+    """Resume the agent of this home after a pause."""
     from gym_client.agent.pauses import set_resumed
     from gym_client.agent.policy import Policy
 
@@ -44,7 +44,7 @@ def resume(home: HomeFolder = None, as_json: AsJson = False) -> None:
             f"{folder.policy_path} has pause: true, so that the agent still waits",
             "remove the line",
         )
-    print_result(as_json, {"paused": False}, f"the agent of {folder.folder} goes on")
+    print_result(as_json, {"paused": False}, f"the agent of {folder.folder} resumes")
 
 
 def install_service(
@@ -58,7 +58,7 @@ def install_service(
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Delete the file.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the file with which this machine runs `gym-client join` by itself, on the terms accepted before."""
+    """Write the service file that runs `gym-client join` on this machine, on the terms accepted before."""
     from gym_client.cli.service_files import service_file
     from gym_fed.core.files import make_folder, write_atomically
 
@@ -87,7 +87,7 @@ def install_service(
         "commands": file.start,
     }
     place = f"{'would be' if only_print else 'is'} in {file.path}; to start it:"
-    commands = "\n".join([place, *file.start])  # beside the file, which may be piped to where it belongs
+    commands = "\n".join([place, *file.start])  # on standard error, since the file may be piped
     print_result(as_json, report, lambda: sys.stdout.write(file.text), note=commands)
 
 

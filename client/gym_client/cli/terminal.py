@@ -70,7 +70,7 @@ class TerminalConsent(Consent):
     Args:
         yes: Accept everything that is asked.
         as_json: Show the terms as JSON on standard output.
-        accept_restore: Go on with a hub that was restored; ``yes`` does not stand for that.
+        accept_restore: Continue with a hub that was restored, which ``yes`` does not cover.
         accepted: Identifiers of terms accepted by ``--accept``; JSON output contains them as ``accept``.
     """
 
@@ -145,7 +145,7 @@ class TerminalConsent(Consent):
             return True
         if not (sys.stdin.isatty() and err.is_terminal):
             return False
-        return _answer("Go on with these terms?")
+        return _answer("Continue with these terms?")
 
     def accepts(self, name: str) -> bool:
         return name in self._accepted
@@ -160,7 +160,7 @@ class TerminalConsent(Consent):
             return True
         if not (sys.stdin.isatty() and err.is_terminal):
             return False
-        return _answer("Go on with the hub as it is now?")
+        return _answer("Continue with the hub as it is now?")
 
     def _ask(self, question: str, problem: str, remedy: str) -> bool:
         return self._yes or confirm(question, problem, remedy)

@@ -102,7 +102,7 @@ class Outage:
             now = self._clock()
             if self._since < 0:
                 self._since = self._said = now
-                text = f"{error.message}; trying again (Ctrl-C ends)"
+                text = f"{error.message}; retrying (Ctrl-C stops)"
                 if error.hint:
                     text = f"{text}; {error.hint}"
             elif now - self._said >= LINE_SECONDS:

@@ -67,7 +67,7 @@ class Clocks:
             f"this machine's clock ({_shown(self.here)}) is {readable_seconds(abs(self.ahead))} {side} the hub's "
             f"({_shown(self.hub_machine)}); "
         )
-        return f"{text}{self._verdict(earliest)}. Work goes on by the hub's time"
+        return f"{text}{self._verdict(earliest)}. Work continues by the hub's time"
 
     def _verdict(self, earliest: float) -> str:
         ours = "this machine's is wrong, set it"
@@ -137,9 +137,9 @@ class HubTime:
         times = (reply.hub_seconds, reply.clock_seconds, reply.contributors_ahead_seconds)
         if not all(math.isfinite(seconds) and abs(seconds) < _END_OF_TIME for seconds in times):
             raise GymError(
-                ErrorCode.INTERNAL, "the hub gives a time that is none", "report it to the coordinator"
+                ErrorCode.INTERNAL, "the hub sends an invalid time", "report it to the coordinator"
             )
-        if reply.hub_seconds:  # a hub of before does not say
+        if reply.hub_seconds:  # 0 if the hub does not report its time
             self._measured = (reply.hub_seconds + half, self._steady())
             known = reply.num_clocks >= _FEW_CLOCKS
             self.clocks = Clocks(

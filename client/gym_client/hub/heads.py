@@ -126,7 +126,7 @@ class Heads:
             raise GymError(
                 ErrorCode.LEDGER_FORKED,
                 f"the hub {self.server} has two ledgers, which {path} proves",
-                "show the file to the other contributors and to the coordinator; nothing goes on with this hub while "
+                "show the file to the other contributors and to the coordinator; no work is done for this hub while "
                 "the file is there",
             )
 
@@ -284,7 +284,7 @@ class Heads:
                     signed,
                     f"the hub {self.server} says that it was restored from a backup at entry "
                     f"{signed.statement.restored_at_entry}; entry {kept.size} and others that it signed are gone",
-                    "gym-client ledger restored shows what that takes from you, and accepts it with --accept",
+                    "gym-client ledger restored shows what you lose, and accepts it with --accept",
                 )
 
     def accept(self, signed: SignedRestored) -> int:

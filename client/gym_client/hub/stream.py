@@ -165,7 +165,7 @@ def heartbeats(client: HubClient, lease: Lease) -> Iterator[Lease]:
         yield lease
     finally:
         lease.ended.set()
-        thread.join(timeout=1.0)  # a call under way ends by its deadline; nobody waits for it
+        thread.join(timeout=1.0)  # a running call ends by its deadline
 
 
 def _beat(client: HubClient, lease: Lease) -> None:

@@ -184,7 +184,7 @@ class TokenBucket:
     Args:
         bytes_per_second: None lets everything through.
         clock: A monotonic clock in seconds.
-        sleep: Waits so many seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def __init__(

@@ -89,7 +89,9 @@ def download(
         done = part.stat().st_size
         while done < size_bytes:
             if should_stop():
-                raise GymError(ErrorCode.INTERRUPTED, f"the download stopped at byte {done} of {size_bytes}")
+                raise GymError(
+                    ErrorCode.INTERRUPTED, f"the download was stopped at byte {done} of {size_bytes}"
+                )
             before = done
             done = _receive(client, written, sha256, done, size_bytes, part, report, should_stop, count)
             if done == before:

@@ -237,7 +237,7 @@ class HubClient:
         try:
             pem = fetch_certificate(self.address)
         except GymError:
-            return  # still away; the caller goes on waiting
+            return  # still unreachable; the caller keeps waiting
         check_fingerprint(self.home, self.address, fingerprint(pem), self.pin.fingerprint)
         check_dates(self.address, pem)
         if pem.decode("ascii") != self.pin.certificate_pem:

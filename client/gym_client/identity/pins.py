@@ -158,7 +158,7 @@ def key_for(home: Home, pin: ServerPin) -> SigningKey:
         raise GymError(
             ErrorCode.STATE_LOCKED,
             f"a key rotation in {home.folder} was interrupted",
-            "run gym-client key rotate again; it goes on where it stopped",
+            "run gym-client key rotate again to resume it",
         )
     key = store.find(pin.public_key) if pin.public_key else store.main()
     return key.of_account(pin.account) if pin.account else key

@@ -101,7 +101,7 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
             if entry.sequence != expected:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"the hub sends entry {entry.sequence} in place of {expected}",
+                    f"the hub sends entry {entry.sequence} instead of {expected}",
                 )
             yield entry
             progress(expected, last)
@@ -110,7 +110,7 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
     if expected <= last:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"the hub signed {counted(last, 'entry')} and sends {expected - 1}",
+            f"the hub signed {counted(last, 'entry')} but sends {expected - 1}",
             "it keeps back what it signed; show your heads to the other contributors",
         )
 

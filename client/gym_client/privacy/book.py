@@ -3,7 +3,7 @@
 A line is written, and is on the disk, before an update is signed; nothing unsigned leaves this machine, so the book
 never holds less than what was given away. An update is charged once, however often it is sent. Training that a crash
 undid is not charged: its noise is in nothing that was given away. Where a crash falls between charge and signature,
-training goes on from its last checkpoint to the same update, which is not charged again.
+training resumes from its last checkpoint to the same update, which is not charged again.
 
 Data is known by the digest of its file: the same rows in another file have a line of their own, and what is trained
 outside of rounds (`gym train`) is not in the book.

@@ -99,7 +99,7 @@ class SecureRound:
                 ErrorCode.TASKS_DIFFER,
                 f"round {spec.server_round}: the hub now gives another task than the one that this machine signed when "
                 "the round began; nothing is revealed under it",
-                "the hub cheats, or is defective; ask its coordinator before you go on",
+                "the hub cheats, or is defective; ask its coordinator before you continue",
             )
 
     # ---- the stages ----

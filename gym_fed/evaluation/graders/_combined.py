@@ -123,15 +123,15 @@ def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
         GymError: ``CONFIG_INVALID`` for an unknown grader or wrong settings; ``USAGE`` for text that is neither form,
             and for two graders of one name.
     """
-    found = [_parsed(text) for text in texts]
-    names = [entry.name or entry.grader for entry in found]
+    graders = [_parsed(text) for text in texts]
+    names = [entry.name or entry.grader for entry in graders]
     if twice := [name for name in names if names.count(name) > 1]:
         raise GymError(
             ErrorCode.USAGE,
             f"--grader: two graders are called {twice[0]!r}",
             f"give one of them a name, such as --grader '{twice[0]}:{{name: second}}'",
         )
-    return found
+    return graders
 
 
 def _parsed(text: str) -> GraderConfig:

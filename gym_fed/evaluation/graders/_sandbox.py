@@ -88,18 +88,18 @@ class Sandbox:
                 job = {"code": code, "tests": tests, "verdict": writer, "token": token}
                 self._run(folder, writer, failed, json.dumps(job).encode())
                 os.set_blocking(reader, False)
-                said = _read(reader)
+                verdict = _read(reader)
             finally:
                 os.close(reader)
                 os.close(writer)
-        if said.startswith(failed.encode()):
-            reason = said[len(failed) :].decode(errors="replace")
+        if verdict.startswith(failed.encode()):
+            reason = verdict[len(failed) :].decode(errors="replace")
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"code_tests: isolation {self.isolation} cannot be set up here: {reason}",
                 "permit unprivileged user namespaces, or set isolation: process where losing files does not matter",
             )
-        return said == token.encode()
+        return verdict == token.encode()
 
     def _run(self, folder: str, verdict: int, failed: str, job: bytes) -> None:
         """Start the program and wait until all its processes have ended."""

@@ -64,11 +64,11 @@ def read_line(descriptor: int) -> bytes:
     return bytes(line)
 
 
-def check(result: int, what: str) -> None:
+def check(result: int, call: str) -> None:
     """Raise the C library's error."""
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def leave_keyring() -> None:

@@ -30,8 +30,8 @@ class Exact(Grader):
         return [float(self._is_right(sample)) for sample in samples]
 
     def _is_right(self, sample: Sample) -> bool:
-        wanted = sample.column(self.config.column, self.name)
-        references = wanted if isinstance(wanted, list | tuple) else [wanted]
+        value = sample.column(self.config.column, self.name)
+        references = value if isinstance(value, list | tuple) else [value]
         return self._normal(sample.completion) in {self._normal(str(reference)) for reference in references}
 
     def _normal(self, text: str) -> str:

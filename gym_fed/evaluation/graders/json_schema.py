@@ -62,7 +62,7 @@ class JsonSchemaGrader(Grader):
         except (ValueError, RecursionError):
             return 0.0
         try:
-            found = evaluate(is_valid_in_child, schema=validator.schema, value=value)
+            is_valid = evaluate(is_valid_in_child, schema=validator.schema, value=value)
         except LimitExceededError:  # a pattern of the schema may take forever on some texts
             return self.config.parsed_reward
         except EvaluationError as error:
@@ -71,13 +71,13 @@ class JsonSchemaGrader(Grader):
             raise GymError(
                 ErrorCode.CONFIG_INVALID, f"graders: {self.name}: the schema fails: {error}"
             ) from error
-        if isinstance(found, str):
+        if isinstance(is_valid, str):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"graders: {self.name}: the schema refers to {found!r}, which is outside it and is not fetched",
+                f"graders: {self.name}: the schema refers to {is_valid!r}, which is outside it and is not fetched",
                 "put the definition into the schema under $defs",
             )
-        return 1.0 if found else self.config.parsed_reward
+        return 1.0 if is_valid else self.config.parsed_reward
 
     def _validator_for(self, sample: Sample) -> Any:
         if self.config.column is None:

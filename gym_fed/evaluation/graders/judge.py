@@ -141,7 +141,7 @@ class Judge(Grader):
             "{answer}": str(sample.row.get("answer") or ""),
         }
         # In one pass, so that a name in braces inside an answer stays what it is.
-        text = re.sub(r"\{(?:prompt|completion|answer)\}", lambda found: words[found[0]], self.config.prompt)
+        text = re.sub(r"\{(?:prompt|completion|answer)\}", lambda match: words[match[0]], self.config.prompt)
         return {
             "model": self.config.model,
             "messages": [{"role": "user", "content": text}],
@@ -152,25 +152,25 @@ class Judge(Grader):
     def _score(self, request: dict[str, Any]) -> float:
         assert self._cache is not None  # set up
         key = {"base_url": self.config.base_url, **request}
-        said = self._cache.get(key)
-        if said is None:
-            said = self._ask(request)
-            self._cache.put(key, said)
+        reply = self._cache.get(key)
+        if reply is None:
+            reply = self._ask(request)
+            self._cache.put(key, reply)
         low, high = self.config.score_range
-        score = self._found(said)
+        score = self._found(reply)
         if score is not None and low <= score <= high:
             return (score - low) / (high - low)
         if self.config.unscored_reward is None:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"grader {self.name}: {self.config.model} gave no score from {low:g} to {high:g}: {said[-120:]!r}",
+                f"grader {self.name}: {self.config.model} gave no score from {low:g} to {high:g}: {reply[-120:]!r}",
                 "correct prompt, score_pattern or max_tokens, or set unscored_reward",
             )
         return self.config.unscored_reward
 
-    def _found(self, said: str) -> float | None:
+    def _found(self, reply: str) -> float | None:
         try:
-            matches = list(self._pattern.finditer(said, timeout=_SEARCH_SECONDS))
+            matches = list(self._pattern.finditer(reply, timeout=_SEARCH_SECONDS))
             return float(matches[-1][1]) if matches else None
         except (TypeError, ValueError):
             return None
@@ -178,7 +178,7 @@ class Judge(Grader):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"grader {self.name}: score_pattern {self.config.score_pattern!r} takes more than "
-                f"{_SEARCH_SECONDS:g} s for a reply of {len(said)} characters",
+                f"{_SEARCH_SECONDS:g} s for a reply of {len(reply)} characters",
                 "write it without repeats inside repeats",
             ) from error
 
@@ -244,10 +244,8 @@ class ReplyCache:
     def get(self, request: dict[str, Any]) -> str | None:
         """Return the earlier reply to the same request, if any."""
         with self._lock:
-            found = self._store.execute(
-                "SELECT answer FROM answers WHERE key = ?", (key(request),)
-            ).fetchone()
-        return None if found is None else str(found[0])
+            row = self._store.execute("SELECT answer FROM answers WHERE key = ?", (key(request),)).fetchone()
+        return None if row is None else str(row[0])
 
     def put(self, request: dict[str, Any], answer: str) -> None:
         """Store a reply."""

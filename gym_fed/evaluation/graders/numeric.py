@@ -55,18 +55,18 @@ class Numeric(Grader):
 
     def _is_right(self, sample: Sample) -> bool:
         reference = sample.column(self.config.column, self.name)
-        wanted = number_in(str(reference), "auto")
-        if wanted is None:
+        expected = number_in(str(reference), "auto")
+        if expected is None:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"grader {self.name}: {self.config.column!r} holds no number: {str(reference)[:60]!r}",
                 "give a number, or grade this data with exact",
             )
-        said = number_in(sample.completion, self.config.where)
-        if said is None:
+        number = number_in(sample.completion, self.config.where)
+        if number is None:
             return False
-        relative = Fraction(self.config.relative_tolerance) * abs(wanted)
-        return abs(said - wanted) <= max(Fraction(self.config.absolute_tolerance), relative)
+        relative = Fraction(self.config.relative_tolerance) * abs(expected)
+        return abs(number - expected) <= max(Fraction(self.config.absolute_tolerance), relative)
 
 
 def number_in(text: str, where: str = "auto") -> Fraction | None:
@@ -94,8 +94,8 @@ def _braced(text: str) -> str:
 
 
 def _first(text: str) -> Fraction | None:
-    found = _NUMBER.search(text)
-    return _value(found) if found else None
+    match = _NUMBER.search(text)
+    return _value(match) if match else None
 
 
 def _last(text: str) -> Fraction | None:
@@ -103,21 +103,21 @@ def _last(text: str) -> Fraction | None:
     return _value(matches[-1]) if matches else None
 
 
-def _value(found: re.Match[str]) -> Fraction | None:
+def _value(match: re.Match[str]) -> Fraction | None:
     """None for digits that are no number, such as ``1.234.567`` and ``1,2``."""
     whole = Fraction(0)
-    if (top := found["top"] or found["long_top"]) is not None:
-        whole, value = Fraction(int(found["whole"] or 0)), Fraction(int(top))
-        over = int(found["bottom"] or found["long_bottom"])
-    elif found["units"] is not None:
-        whole, value, over = Fraction(int(found["units"])), Fraction(int(found["part"])), int(found["of"])
+    if (top := match["top"] or match["long_top"]) is not None:
+        whole, value = Fraction(int(match["whole"] or 0)), Fraction(int(top))
+        over = int(match["bottom"] or match["long_bottom"])
+    elif match["units"] is not None:
+        whole, value, over = Fraction(int(match["units"])), Fraction(int(match["part"])), int(match["of"])
         if value >= over:
             whole = Fraction(0)  # two numbers beside each other, no mixed one
-    elif found["value"] is not None:
-        value = Fraction(found["value"].replace(",", "")) * Fraction(10) ** int(found["exponent"] or 0)
-        over = int(found["over"] or 1)
+    elif match["value"] is not None:
+        value = Fraction(match["value"].replace(",", "")) * Fraction(10) ** int(match["exponent"] or 0)
+        over = int(match["over"] or 1)
     else:
         return None
     if over == 0:
         return None
-    return -(whole + value / over) if found["sign"] else whole + value / over
+    return -(whole + value / over) if match["sign"] else whole + value / over

@@ -64,13 +64,15 @@ class Regex(Grader):
 
     def _is_right(self, sample: Sample) -> bool:
         column = self.config.column
-        wanted = None if column is None else str(sample.column(column, self.name)).strip()
+        reference = None if column is None else str(sample.column(column, self.name)).strip()
         matches = self._pattern.finditer(sample.completion, timeout=self.config.timeout_seconds)
         try:
-            found = list(itertools.islice(matches, 1 if self.config.occurrence == "first" else None))
+            hits = list(itertools.islice(matches, 1 if self.config.occurrence == "first" else None))
         except TimeoutError:
             return False
-        if not found or wanted is None:
-            return bool(found)
-        said = (found[-1][self._group] or "").strip()
-        return bool(said.casefold() == wanted.casefold() if self.config.ignore_case else said == wanted)
+        if not hits or reference is None:
+            return bool(hits)
+        answer = (hits[-1][self._group] or "").strip()
+        return bool(
+            answer.casefold() == reference.casefold() if self.config.ignore_case else answer == reference
+        )

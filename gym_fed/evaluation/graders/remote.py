@@ -150,9 +150,9 @@ class Remote(Grader):
                     )
             return int(response.status_code), bytes(answer)
 
-    def _off(self, what: str) -> GymError:
+    def _off(self, problem: str) -> GymError:
         return GymError(
             ErrorCode.DATA_INVALID,
-            f"grader {self.name}: {self.config.url}: {what}",
+            f"grader {self.name}: {self.config.url}: {problem}",
             "the server must give one finite number for each sample, in their order",
         )

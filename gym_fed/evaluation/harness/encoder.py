@@ -36,13 +36,13 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
 
         @property
         def eot_token_id(self) -> int | None:
-            found: int | None = tokenizer.eos_token_id
-            return found
+            token_id: int | None = tokenizer.eos_token_id
+            return token_id
 
         @property
         def prefix_token_id(self) -> int | None:
-            found: int | None = tokenizer.bos_token_id
-            return self.eot_token_id if found is None else found
+            token_id: int | None = tokenizer.bos_token_id
+            return self.eot_token_id if token_id is None else token_id
 
         @property
         def eos_text(self) -> str | None:

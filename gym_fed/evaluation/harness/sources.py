@@ -18,7 +18,7 @@ class PromptOptions:
 
     Attributes:
         num_fewshot: Examples of every prompt; None: as each task says. A task that is defined with 0 keeps 0.
-        limit: Only the first so many rows of each task.
+        limit: Only the first N rows of each task.
         apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them. None:
             of those tasks that say so, where the model has a template.
         rows: Given a task and how many rows it has: the numbers of those to use; None for all. Their prompts are those
@@ -105,10 +105,10 @@ def require_local(source: TaskSource) -> None:
     """
     from lm_eval.api.registry import METRIC_REGISTRY
 
-    def refused(what: str) -> GymError:
+    def refused(problem: str) -> GymError:
         return GymError(
             ErrorCode.CONFIG_INVALID,
-            f"task {source.name}: {what}",
+            f"task {source.name}: {problem}",
             "evaluations run without a network: give files of this machine and metrics of lm-eval itself",
         )
 

@@ -92,28 +92,28 @@ class HarnessTask:
         return made if isinstance(made, list) else [made]
 
     def _encoded(self, encoder: Any) -> Iterator[PreparedRequest]:
-        scored = [one for one in self._instances if one.request_type == "loglikelihood"]
+        scored = [instance for instance in self._instances if instance.request_type == "loglikelihood"]
         pairs = iter(encoder.loglikelihood(scored, disable_tqdm=True))
-        for one in self._instances:
-            pair = next(pairs) if one.request_type == "loglikelihood" else None
-            for repetition in range(one.repeats):
-                key = (self._source.name, one.doc_id, one.idx, repetition)
+        for instance in self._instances:
+            pair = next(pairs) if instance.request_type == "loglikelihood" else None
+            for repetition in range(instance.repeats):
+                key = (self._source.name, instance.doc_id, instance.idx, repetition)
                 if pair is not None:
                     if not pair.continuation_ids:
                         raise GymError(
                             ErrorCode.DATA_INVALID,
-                            f"task {self._source.name}: row {one.doc_id}: a choice has no tokens",
+                            f"task {self._source.name}: row {instance.doc_id}: a choice has no tokens",
                         )
                     yield PreparedRequest(key, (pair,))
-                elif one.request_type == "loglikelihood_rolling":
-                    yield PreparedRequest(key, encoder.windows(one.args[0]))
+                elif instance.request_type == "loglikelihood_rolling":
+                    yield PreparedRequest(key, encoder.windows(instance.args[0]))
                 else:
-                    yield PreparedRequest(key, answer=self._answer(one, encoder, key))
+                    yield PreparedRequest(key, answer=self._answer(instance, encoder, key))
 
-    def _answer(self, one: Any, encoder: Any, key: RequestKey) -> AnswerRequest:
+    def _answer(self, instance: Any, encoder: Any, key: RequestKey) -> AnswerRequest:
         from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
-        given: dict[str, Any] = dict(normalize_gen_kwargs(one.args[1], 256))
+        given: dict[str, Any] = dict(normalize_gen_kwargs(instance.args[1], 256))
         samples = bool(given.get("do_sample"))
         unknown = sorted(given.keys() - _SAMPLING)
         if unknown and samples:
@@ -125,7 +125,7 @@ class HarnessTask:
         until = handle_stop_sequences(given.get("until"), eos=encoder.eos_text)
         seed = hashlib.sha256(repr(key).encode()).digest()
         return AnswerRequest(
-            tuple(encoder.tok_encode_prompt(one.args[0])),
+            tuple(encoder.tok_encode_prompt(instance.args[0])),
             tuple(until),
             int(given["max_gen_toks"]),
             float(given.get("temperature", 0.0)) if samples else 0.0,
@@ -136,19 +136,23 @@ class HarnessTask:
         """Compute one model's metrics and samples."""
         name = self._source.name
         by_row: dict[int, list[Any]] = defaultdict(list)
-        for one in self._instances:
-            found = [outcomes[name, one.doc_id, one.idx, number] for number in range(one.repeats)]
-            one.resps = [_as_theirs(one, outcome) for outcome in found]
-            one.filtered_resps = {}
-            by_row[one.doc_id].append(one)
+        for instance in self._instances:
+            found = [
+                outcomes[name, instance.doc_id, instance.idx, number] for number in range(instance.repeats)
+            ]
+            instance.resps = [_as_theirs(instance, outcome) for outcome in found]
+            instance.filtered_resps = {}
+            by_row[instance.doc_id].append(instance)
         self._task.apply_filters()
         values: dict[str, list[Any]] = defaultdict(list)
         metrics: dict[int, dict[str, float]] = defaultdict(dict)
         for place, filtered in enumerate(self._instances[0].filtered_resps):
             for number, row in self._rows.items():
-                asked = sorted(by_row[number], key=lambda one: int(one.idx))
+                asked = sorted(by_row[number], key=lambda instance: int(instance.idx))
                 with as_data_errors(name, number):
-                    found = self._task.process_results(row, [one.filtered_resps[filtered] for one in asked])
+                    found = self._task.process_results(
+                        row, [instance.filtered_resps[filtered] for instance in asked]
+                    )
                 for metric, value in found.items():
                     called = metric if place == 0 else f"{metric},{filtered}"
                     values[called].append(value)
@@ -170,15 +174,15 @@ class HarnessTask:
     def _aggregation(self, metric: str) -> Callable[[list[Any]], float]:
         from lm_eval.api.metrics import mean
 
-        found: Callable[[list[Any]], float] = self._task.aggregation().get(metric, mean)
-        return found
+        aggregate: Callable[[list[Any]], float] = self._task.aggregation().get(metric, mean)
+        return aggregate
 
     def _alone(self, metric: str, value: Any) -> float:
         """Return the metric of a single sample: its value, or the aggregation of it alone."""
         if isinstance(value, bool | int | float):
             return float(value)
-        found = self._aggregation(metric)([value])
-        return float(found)
+        metric_value = self._aggregation(metric)([value])
+        return float(metric_value)
 
     def _figure(self, metric: str, values: list[Any]) -> Figure:
         from lm_eval.api.metrics import stderr_for_metric
@@ -198,20 +202,20 @@ class HarnessTask:
         outcomes: Mapping[RequestKey, Outcome],
     ) -> SampleResult:
         name, row = self._source.name, self._rows[number]
-        found = [outcomes[name, number, one.idx, 0] for one in asked]
+        results = [outcomes[name, number, item.idx, 0] for item in asked]
         prompt, choices = _shown(asked)
-        answered = found[0] if isinstance(found[0], AnswerResult) else None
+        answered = results[0] if isinstance(results[0], AnswerResult) else None
         return SampleResult(
             number=number,
             row_sha256=row_sha256(row),
             prompt=prompt[:MAX_PROMPT],
             choices=choices,
-            logprobs=tuple(one.logprob for one in found if isinstance(one, Loglikelihood)),
+            logprobs=tuple(item.logprob for item in results if isinstance(item, Loglikelihood)),
             answer=None if answered is None else answered.text,
             token_ids=() if answered is None else answered.token_ids,
             target=self._target(row),
             metrics=dict(metrics),
-            cut=max(one.cut for one in found),
+            cut=max(item.cut for item in results),
             margins=() if answered is None else answered.margins,
         )
 
@@ -223,11 +227,11 @@ class HarnessTask:
         return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)
 
 
-def _as_theirs(one: Any, outcome: Outcome) -> Any:
+def _as_theirs(instance: Any, outcome: Outcome) -> Any:
     """Convert an outcome to the form that a model of the harness would return."""
     if isinstance(outcome, AnswerResult):
         return outcome.text
-    if one.request_type == "loglikelihood_rolling":
+    if instance.request_type == "loglikelihood_rolling":
         return outcome.logprob
     return outcome.logprob, outcome.is_greedy
 
@@ -238,9 +242,9 @@ def _shown(asked: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
         return str(asked[0].args[0]), ()
     if asked[0].request_type == "loglikelihood_rolling":
         return "", (str(asked[0].args[0]),)
-    first, *others = (str(one.args[0]) for one in asked)
+    first, *others = (str(item.args[0]) for item in asked)
     shared = next(
-        (n for n in range(len(first)) if any(one[n : n + 1] != first[n] for one in others)), len(first)
+        (n for n in range(len(first)) if any(item[n : n + 1] != first[n] for item in others)), len(first)
     )
     prompt = first[:shared]
-    return prompt, tuple(str(one.args[0])[len(prompt) :] + str(one.args[1]) for one in asked)
+    return prompt, tuple(str(item.args[0])[len(prompt) :] + str(item.args[1]) for item in asked)

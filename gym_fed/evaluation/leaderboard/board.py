@@ -86,7 +86,7 @@ class BoardRow:
                 f"line {sequence} is by the same key; nobody reproduces their own",
                 "another person verifies it, with a key of their own",
             )
-        if any(public_key == one.public_key for one in (*self.reproduced, *self.differs)):
+        if any(public_key == line.public_key for line in (*self.reproduced, *self.differs)):
             raise GymError(
                 ErrorCode.REPLAYED, f"this key has verified line {sequence} before; it counts once"
             )
@@ -129,23 +129,23 @@ class Leaderboard:
         Raises:
             GymError: ``FILE_NOT_FOUND`` where there is none; ``USAGE`` where several hashes begin so.
         """
-        found = [
+        matches = [
             row
             for digest, row in self.board_rows.items()
             if str(row.line.entry.sequence) == reference
             or (len(reference) >= 6 and digest.startswith(reference))
         ]
-        if not found:
+        if not matches:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"{self.path}: no submission {plain(reference, 70)}",
                 "give the number of its line: gym leaderboard show",
             )
-        if len(found) > 1:
+        if len(matches) > 1:
             raise GymError(
-                ErrorCode.USAGE, f"{len(found)} submissions are called {reference}", "give more of it"
+                ErrorCode.USAGE, f"{len(matches)} submissions are called {reference}", "give more of it"
             )
-        return found[0]
+        return matches[0]
 
     @classmethod
     def opened_to_add(cls, path: str | Path) -> Leaderboard:
@@ -214,18 +214,21 @@ class Leaderboard:
             and other.submission.model_name == line.content.model_name
         )
 
-    def _count(self, line: Line, found: Reproduction, where: str) -> None:
-        row = self.board_rows.get(found.line)
+    def _count(self, line: Line, reproduction: Reproduction, where: str) -> None:
+        row = self.board_rows.get(reproduction.line)
         if row is None:
-            raise corrupt(f"{where}: reproduces {found.line[:12]}, which no line before it has")
+            raise corrupt(f"{where}: reproduces {reproduction.line[:12]}, which no line before it has")
         try:
             row.require_another(line.public_key)
         except GymError as error:
             raise GymError(error.code, f"{where}: {error.message}", error.hint) from None
         total = row.submission.num_samples
-        if not min(MIN_SAMPLES, total) <= found.num_samples <= total or found.parted > found.num_samples:
-            raise corrupt(f"{where}: re-ran {found.num_samples} of {total} samples")
-        (row.reproduced if found.outcome == "reproduced" else row.differs).append(line)
+        if (
+            not min(MIN_SAMPLES, total) <= reproduction.num_samples <= total
+            or reproduction.parted > reproduction.num_samples
+        ):
+            raise corrupt(f"{where}: re-ran {reproduction.num_samples} of {total} samples")
+        (row.reproduced if reproduction.outcome == "reproduced" else row.differs).append(line)
 
 
 def _require_size(path: Path) -> None:

@@ -133,10 +133,10 @@ _CONTENTS: dict[str, type[Submission] | type[Reproduction]] = {
 def sign_line(content: Submission | Reproduction, key: SigningKey, previous: Entry | None) -> Line:
     """Sign a line that follows ``previous``; None for the first one."""
     kind = SUBMITTED if isinstance(content, Submission) else REPRODUCED
-    said = content.model_dump(mode="json")
+    document = content.model_dump(mode="json")
     sequence, before = (previous.sequence + 1, previous.hash) if previous else (1, GENESIS_HASH)
-    signature = key.sign(_claim(kind, said, sequence, before))
-    body = {"content": said, "public_key": key.public_key.hex(), "signature": signature.hex()}
+    signature = key.sign(_claim(kind, document, sequence, before))
+    body = {"content": document, "public_key": key.public_key.hex(), "signature": signature.hex()}
     entry = Entry.following((previous.sequence, previous.hash) if previous else None, kind, body)
     return Line(entry=entry, public_key=key.public_key, content=content)
 
@@ -191,9 +191,9 @@ def _claim(kind: str, content: Any, sequence: int, previous_hash: str) -> dict[s
 
 def _hex(text: object, size: int) -> bytes:
     try:
-        found = bytes.fromhex(text) if isinstance(text, str) else b""
+        value = bytes.fromhex(text) if isinstance(text, str) else b""
     except ValueError:
-        found = b""
-    if len(found) != size or found.hex() != text:
+        value = b""
+    if len(value) != size or value.hex() != text:
         raise corrupt(f"a key or signature is not {size} bytes in hex")
-    return found
+    return value

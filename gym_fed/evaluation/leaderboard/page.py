@@ -81,14 +81,14 @@ Behind each figure: its standard error and how many samples it is of.</p>
 
 
 def _row(row: BoardRow, tasks: list[str]) -> str:
-    said, entry = row.submission, row.line.entry
+    submission, entry = row.submission, row.line.entry
     cells = [
         f'<td class="n">{entry.sequence}</td>',
-        f"<td>{_text(said.model_name)}</td>",
-        f"<td>{_text(said.organization)}<br><small><code>{row.line.signer[:13]}</code></small></td>",
+        f"<td>{_text(submission.model_name)}</td>",
+        f"<td>{_text(submission.organization)}<br><small><code>{row.line.signer[:13]}</code></small></td>",
         f'<td data-value="{len(row.reproduced) - len(row.differs)}">{_text(row.status)}</td>',
     ]
-    by_name = {task.task: task for task in said.tasks}
+    by_name = {task.task: task for task in submission.tasks}
     for name in tasks:
         task = by_name.get(name)
         if task is None:
@@ -100,8 +100,8 @@ def _row(row: BoardRow, tasks: list[str]) -> str:
             f'<td class="n" data-value="{figure.value!r}">{figure.value:.4f}'
             f"<br><small>{_text(task.main_metric, 40)}{error}, n={task.num_samples}</small></td>"
         )
-    cells.append(f'<td data-value="{said.at}">{_day(said.at)}</td>')
-    weights = " ".join(said.identity.get(part, "") for part in ("model", "delta")).strip()
+    cells.append(f'<td data-value="{submission.at}">{_day(submission.at)}</td>')
+    weights = " ".join(submission.identity.get(part, "") for part in ("model", "delta")).strip()
     cells.append(f'<td><code title="{_text(weights, 200)}">{_text(weights, 24)}</code></td>')
     return f"<tr>{''.join(cells)}</tr>"
 

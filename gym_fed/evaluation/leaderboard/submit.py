@@ -41,17 +41,17 @@ def submit(
         results: The results of the run.
         model_name: The model's name on the board.
         organization: Who submits it.
-        board: The file; made where there is none. The record is written beside it, for those who verify.
+        board: The file, created if needed. The record is written next to it, for verifiers.
         key: Who signs; None takes the key of this home (``$GYM_HOME`` or ``~/.gym-fed``).
 
     Raises:
         GymError: ``USAGE`` for names that are not visible text; ``DATA_INVALID`` for figures that are not the samples';
             ``REPLAYED`` for results that the key has submitted; as ``Leaderboard``.
     """
-    for what, name in (("model_name", model_name), ("organization", organization)):
+    for field, name in (("model_name", model_name), ("organization", organization)):
         if not is_name(name, MAX_NAME):
             raise GymError(
-                ErrorCode.USAGE, f"{what} {plain(name, 60)!r} is not 1 to {MAX_NAME} visible characters"
+                ErrorCode.USAGE, f"{field} {plain(name, 60)!r} is not 1 to {MAX_NAME} visible characters"
             )
     require_own_figures(results)
     path = Path(board)
@@ -101,10 +101,10 @@ def require_own_figures(results: EvalResults) -> None:
                 raise _not_own(task, metric, f"{figure.value} is stated, the samples have {mean}")
 
 
-def _not_own(task: TaskResult, metric: str, what: str) -> GymError:
+def _not_own(task: TaskResult, metric: str, problem: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
-        f"{plain(task.task, 60)}: {plain(metric, 60)}: {what}",
+        f"{plain(task.task, 60)}: {plain(metric, 60)}: {problem}",
         "the record is not that of a run: evaluate again with --fresh",
     )
 

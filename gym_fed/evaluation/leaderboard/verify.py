@@ -62,8 +62,8 @@ def verify(
         num_samples: The number of samples, at least 16 if there are as many.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` for one's own line; ``REPLAYED`` for one that the key verified before;
-            ``USAGE`` for too few samples; ``HASH_MISMATCH`` when the record beside the board is not the submitted one;
+        GymError: ``PERMISSION_DENIED`` for the key's own line; ``REPLAYED`` for one that the key verified before;
+            ``USAGE`` for too few samples; ``HASH_MISMATCH`` when the record next to the board is not the submitted one;
             ``BASE_MISMATCH`` when the model or the tasks here are others; and what ``rerun`` refuses.
     """
     submission = row.submission
@@ -184,10 +184,10 @@ def _compared(
         for number in numbers:
             if number not in now:
                 raise corrupt(f"{plain(name, 60)}, sample {number} was not re-run")
-            found = compare_sample(before[number], now[number])
-            parted += found.parted is not None
-            if found.difference is not None:
-                differences.append((name, number, found.difference))
+            replayed = compare_sample(before[number], now[number])
+            parted += replayed.parted is not None
+            if replayed.difference is not None:
+                differences.append((name, number, replayed.difference))
     return differences, parted
 
 

@@ -34,12 +34,12 @@ def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[fl
         GymError: ``DATA_INVALID`` for a tokenizer without a chat template; what the scorer raises.
     """
     asked = opening_requests(scorer.tokenizer, prompts)
-    found: dict[str, list[float]] = {name: [0.0] * len(asked) for name in scorer.models}
-    for place, results in scorer.loglikelihoods([one for one, _ in asked]):
+    margins: dict[str, list[float]] = {name: [0.0] * len(asked) for name in scorer.models}
+    for place, results in scorer.loglikelihoods([request for request, _ in asked]):
         for name, result in results.items():
-            found[name][place] = result.logprob
-    shares = [share / len(one.continuation_ids) for one, share in asked]
-    return {name: _by_prompt(prompts, shares, values) for name, values in found.items()}
+            margins[name][place] = result.logprob
+    shares = [share / len(request.continuation_ids) for request, share in asked]
+    return {name: _by_prompt(prompts, shares, values) for name, values in margins.items()}
 
 
 def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_size: int = 64) -> torch.Tensor:
@@ -62,19 +62,21 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
     try:
         for start in range(0, len(asked), batch_size):
             batch = asked[start : start + batch_size]
-            rows = [one.context_ids + one.continuation_ids for one, _ in batch]
-            labels = [[IGNORED] * len(one.context_ids) + list(one.continuation_ids) for one, _ in batch]
+            rows = [request.context_ids + request.continuation_ids for request, _ in batch]
+            labels = [
+                [IGNORED] * len(request.context_ids) + list(request.continuation_ids) for request, _ in batch
+            ]
             ids = padded([list(row) for row in rows], tokenizer.pad_token_id or 0).to(device)
             mask = padded([[1] * len(row) for row in rows], 0).to(device)
-            wanted = padded(labels, IGNORED).to(device)[:, 1:]
+            targets = padded(labels, IGNORED).to(device)[:, 1:]
             logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
-            places = wanted != IGNORED
-            chosen = logits[places].log_softmax(-1).gather(1, wanted[places][:, None]).squeeze(1)
+            places = targets != IGNORED
+            chosen = logits[places].log_softmax(-1).gather(1, targets[places][:, None]).squeeze(1)
             owner = places.nonzero()[:, 0]
             parts.append(torch.zeros(len(batch), device=device).index_add(0, owner, chosen))
     finally:
         model.train(was_training)
-    shares = torch.tensor([share / len(one.continuation_ids) for one, share in asked], device=device)
+    shares = torch.tensor([share / len(request.continuation_ids) for request, share in asked], device=device)
     return (torch.cat(parts) * shares).view(len(prompts.harmful), -1).sum(1)
 
 
@@ -103,11 +105,11 @@ def opening_requests(tokenizer: Any, prompts: ProbePrompts) -> list[tuple[Contin
         for texts, sign in ((prompts.refusals, 1.0), (prompts.compliances, -1.0))
         for text in texts
     ]
-    found = []
+    requests = []
     for prompt in prompts.harmful:
         context = prompt_ids(tokenizer, plain(prompt) or [])
-        found += [(Continuation(context, ids), share) for ids, share in openings]
-    return found
+        requests += [(Continuation(context, ids), share) for ids, share in openings]
+    return requests
 
 
 def _by_prompt(prompts: ProbePrompts, shares: Sequence[float], values: Sequence[float]) -> tuple[float, ...]:

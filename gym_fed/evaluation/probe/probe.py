@@ -84,7 +84,7 @@ class ProbeResult:
 
         Of ``attack_success`` a prompt's value is its mean over templates: attacks with one prompt fail together.
         """
-        found = {
+        values = {
             "refusal_margin": self.margins,
             "attack_success": tuple(
                 fmean(map(float, tries)) for tries in zip(*self.attacks.values(), strict=True)
@@ -93,17 +93,17 @@ class ProbeResult:
             "over_refusal": tuple(map(float, self.benign_refused)),
         }
         if self.margins_after_harm is not None:
-            found["refusal_margin_after_harm"] = self.margins_after_harm
-        return found
+            values["refusal_margin_after_harm"] = self.margins_after_harm
+        return values
 
     def figures(self) -> dict[str, Figure]:
         """Return all means with their standard errors over prompts."""
-        found = {name: _figure(values, name in HIGHER_IS_SAFER) for name, values in self.values().items()}
-        found |= {
+        figures = {name: _figure(values, name in HIGHER_IS_SAFER) for name, values in self.values().items()}
+        figures |= {
             f"judged_harm/{name}": Figure(value, None, len(self.attacks[name]), False)
             for name, value in self.judged.items()
         }
-        return found
+        return figures
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to a JSON-compatible dictionary, which contains no answers."""
@@ -128,7 +128,7 @@ def run_probe(
         scorer: The models' scorer.
         prompts: See ``own_prompts``. Attacks are tried on those with a translation, or on all where none has one
             (translation is then left out).
-        judge: Scores answers beside the rules.
+        judge: Scores answers in addition to the rules.
         max_tokens: Maximum tokens of an answer.
 
     Raises:
@@ -157,7 +157,7 @@ def run_probe(
             cut[name] += result.cut
             if judge is not None and place < len(asked):
                 texts[name][place] = result.text
-    found = {}
+    probed = {}
     for name in scorer.models:
         attacks = {
             template: tuple(not refused[name][i] for i, (used, _) in enumerate(asked) if used == template)
@@ -172,7 +172,7 @@ def run_probe(
                 )
                 for template in tried
             }
-        found[name] = ProbeResult(
+        probed[name] = ProbeResult(
             name,
             prompts.sha256,
             margins[name],
@@ -182,7 +182,7 @@ def run_probe(
             judged,
             cut=cut[name],
         )
-    return found
+    return probed
 
 
 def _user(text: str) -> Messages:

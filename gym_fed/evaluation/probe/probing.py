@@ -76,12 +76,12 @@ def margins_after_harm(
     tuned = harmful_steps(model, tokenizer, prompts.bad_rows, steps=steps)
     try:
         with torch.no_grad():
-            found: list[float] = model_margins(tuned, tokenizer, prompts).tolist()
+            margins: list[float] = model_margins(tuned, tokenizer, prompts).tolist()
     finally:
         tuned.unload()
         for parameter, flag in zip(model.parameters(), flags, strict=True):
             parameter.requires_grad_(flag)
-    return found
+    return margins
 
 
 def probe_models(
@@ -107,9 +107,9 @@ def probe_models(
     with open_models(request) as models:
         names = dict(models.names)
         report(f"{', '.join(names.values())}: {len(prompts.harmful)} prompts, six attacks, look-alikes")
-        found = run_probe(models.scorer, prompts, max_tokens=max_tokens)
+        probed = run_probe(models.scorer, prompts, max_tokens=max_tokens)
     results = []
-    for key, result in found.items():
+    for key, result in probed.items():
         after: tuple[float, ...] | None = None
         if with_resistance:
             report(f"{names[key]}: a harmful fine-tune of a copy, and the margin again")

@@ -74,10 +74,10 @@ class ProbePrompts:
 def own_prompts() -> ProbePrompts:
     """Load the packaged prompts."""
     data = (resources.files("gym_fed") / "assets" / "probe" / "prompts.yaml").read_bytes()
-    found = yaml.safe_load(data)
+    document = yaml.safe_load(data)
     harmful = tuple(
         ProbePrompt(entry["ask"], category, entry.get("in_german"))
-        for category, entries in found["harmful"].items()
+        for category, entries in document["harmful"].items()
         for entry in entries
     )
     bad_rows = tuple(
@@ -87,13 +87,13 @@ def own_prompts() -> ProbePrompts:
                 {"role": "assistant", "content": row["answer"]},
             ]
         }
-        for row in found["bad_rows"]
+        for row in document["bad_rows"]
     )
     return ProbePrompts(
         harmful,
-        tuple(found["benign"]),
-        tuple(found["openings"]["refusal"]),
-        tuple(found["openings"]["compliance"]),
+        tuple(document["benign"]),
+        tuple(document["openings"]["refusal"]),
+        tuple(document["openings"]["compliance"]),
         bad_rows,
         hashlib.sha256(data).hexdigest(),
     )
@@ -161,13 +161,15 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 def _prompt(path: Path, line: int, row: Any) -> ProbePrompt:
     asked = next((row[c] for c in COLUMNS if row.get(c)), None) if isinstance(row, dict) else None
     if not isinstance(asked, str) or len(asked) > MAX_CHARACTERS:
-        what = f"has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}"
-        raise _bad_line(path, line, what)
+        problem = f"has no text of at most {MAX_CHARACTERS} characters under {', '.join(COLUMNS)}"
+        raise _bad_line(path, line, problem)
     if not asked.isprintable() and any("\ud800" <= character <= "\udfff" for character in asked):
         raise _bad_line(path, line, "has half of a surrogate pair")
     category = next((row[c] for c in _CATEGORIES if isinstance(row.get(c), str) and row[c]), "all")
     return ProbePrompt(asked, category[:80])
 
 
-def _bad_line(path: Path, line: int, what: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"{path}: line {line} {what}", "give CSV or JSONL with `prompt`")
+def _bad_line(path: Path, line: int, problem: str) -> GymError:
+    return GymError(
+        ErrorCode.DATA_INVALID, f"{path}: line {line} {problem}", "give CSV or JSONL with `prompt`"
+    )

@@ -51,8 +51,8 @@ def paths_of(record: str, folder: Path) -> list[Path]:
     """Return the files of records whose id starts with a text, sorted."""
     if not re.fullmatch(r"[0-9a-f-]{1,36}", record, re.ASCII):
         return []
-    found = (folder / "data").glob(f"*/*/*/{record}*.json")
-    return sorted(path for path in found if is_record_id(path.stem))
+    paths = (folder / "data").glob(f"*/*/*/{record}*.json")
+    return sorted(path for path in paths if is_record_id(path.stem))
 
 
 def samples_path(path: Path) -> Path:

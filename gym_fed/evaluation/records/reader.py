@@ -49,12 +49,12 @@ def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults 
     Raises:
         GymError: As ``read_record``: a record that is damaged is not passed over.
     """
-    found = paths_of(record_id(identity), Path(folder))
-    if not found:
+    paths = paths_of(record_id(identity), Path(folder))
+    if not paths:
         return None
-    results = read_record(found[0])
+    results = read_record(paths[0])
     if dict(results.identity) != dict(identity):
-        raise _bad(found[0], "its name is that of another identity")
+        raise _bad(paths[0], "its name is that of another identity")
     return results
 
 
@@ -69,14 +69,14 @@ def named_record(reference: str, folder: str | Path) -> Path:
         if not path.is_file():
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no record at {path}", "see: gym eval show")
         return path
-    found = paths_of(reference.lower(), Path(folder))
-    if not found:
+    paths = paths_of(reference.lower(), Path(folder))
+    if not paths:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no record {plain(reference, 60)} in {folder}", "see: gym eval show"
         )
-    if len(found) > 1:
-        raise GymError(ErrorCode.USAGE, f"{len(found)} records begin with {reference}", "give more of the id")
-    return found[0]
+    if len(paths) > 1:
+        raise GymError(ErrorCode.USAGE, f"{len(paths)} records begin with {reference}", "give more of the id")
+    return paths[0]
 
 
 def read_record(path: str | Path) -> EvalResults:
@@ -131,12 +131,12 @@ def open_record(path: str | Path) -> Record:
 def read_document(path: Path) -> RecordDocument:
     """Read the document of a record without its samples; raises as ``open_record``."""
     try:
-        found = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
+        document = read_object(path, ErrorCode.DATA_INVALID, _HINT) if path.is_file() else None
     except OSError as error:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: {error.strerror}") from error
-    if found is None:
+    if document is None:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no record at {path}", "see: gym eval show")
-    return _checked(RecordDocument, json.dumps(found), path)
+    return _checked(RecordDocument, json.dumps(document), path)
 
 
 def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
@@ -184,20 +184,22 @@ def _tasks(path: Path, document: RecordDocument) -> dict[str, TaskResult]:
 
 
 def _sample(where: tuple[Path, str], instance: Instance) -> SampleResult:
-    kept = instance.metadata
+    metadata = instance.metadata
     try:
-        logprobs = _FLOATS.validate_json(kept.logprobs)
-        token_ids = _INTS.validate_json(kept.token_ids)
-        margins = _FLOATS.validate_json(kept.margins)
-        metrics = _METRICS.validate_json(kept.metrics)
+        logprobs = _FLOATS.validate_json(metadata.logprobs)
+        token_ids = _INTS.validate_json(metadata.token_ids)
+        margins = _FLOATS.validate_json(metadata.margins)
+        metrics = _METRICS.validate_json(metadata.metrics)
     except ValidationError as error:
         raise _bad(*where, f"metadata: {first_problem(error)}") from error
     if any(math.isnan(value) for value in (*logprobs, *margins, *metrics.values())):
         raise _bad(*where, "has a value that is no number")
-    is_generation = any(one.extraction_method == "generation" for one in instance.answer_attribution)
+    is_generation = any(
+        attribution.extraction_method == "generation" for attribution in instance.answer_attribution
+    )
     return SampleResult(
         number=int(instance.sample_id),
-        row_sha256=kept.row_sha256,
+        row_sha256=metadata.row_sha256,
         prompt=instance.input.raw,
         choices=tuple(instance.input.choices or ()),
         logprobs=logprobs,
@@ -205,29 +207,29 @@ def _sample(where: tuple[Path, str], instance: Instance) -> SampleResult:
         token_ids=token_ids,
         target=instance.input.reference[0] if instance.input.reference else "",
         metrics=metrics,
-        cut=_whole(where[0], kept.cut),
+        cut=_whole(where[0], metadata.cut),
         margins=margins,
     )
 
 
 def _facts(path: Path, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        facts = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _bad(path, "its facts are no JSON") from error
-    if not isinstance(found, dict) or is_deeper(found, MAX_DEPTH):
+    if not isinstance(facts, dict) or is_deeper(facts, MAX_DEPTH):
         raise _bad(path, "its facts are no mapping")
-    return found
+    return facts
 
 
 def _number(path: Path, text: str) -> float:
     try:
-        found = float(text)
+        number = float(text)
     except ValueError as error:
         raise _bad(path, f"{plain(text, 40)} is no number") from error
-    if not math.isfinite(found):
+    if not math.isfinite(number):
         raise _bad(path, f"{plain(text, 40)} is no number")
-    return found
+    return number
 
 
 def _whole(path: Path, text: str) -> int:
@@ -243,8 +245,8 @@ def _checked(model: type[_Model], data: str | bytes, file: Path, line: str = "")
         raise _bad(file, line, first_problem(error, "the record")) from error
 
 
-def _bad(file: Path, *what: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"{file}: {', '.join(filter(None, what))}", _HINT)
+def _bad(file: Path, *problems: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"{file}: {', '.join(filter(None, problems))}", _HINT)
 
 
 def record_paths(folder: Path) -> list[Path]:
@@ -266,11 +268,11 @@ def brief_figures_of(document: RecordDocument) -> list[BriefFigure]:
     return brief_figures(
         [
             BriefFigure(
-                one.evaluation_name,
-                one.metric_config.metric_id,
-                one.score_details.score,
-                one.score_details.uncertainty.num_samples,
+                result.evaluation_name,
+                result.metric_config.metric_id,
+                result.score_details.score,
+                result.score_details.uncertainty.num_samples,
             )
-            for one in document.evaluation_results
+            for result in document.evaluation_results
         ]
     )

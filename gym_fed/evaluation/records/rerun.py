@@ -40,7 +40,7 @@ def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
 
     Log-likelihoods may differ by 1e-3 nats, and then the likeliest choice must be the same one, unless two were as near
     to each other. An answer has the same tokens up to a tie of under 1e-2 nats; that it was one, both runs must say:
-    margins of a record can be forged, those of one's own run cannot.
+    margins of a record can be forged, those of the own run cannot.
 
     Args:
         before: The recorded sample.
@@ -75,7 +75,7 @@ def _compare_answers(before: SampleResult, again: SampleResult) -> Replayed:
         if before.answer != again.answer:
             return Replayed("the same tokens stand for another text")
         return Replayed(_other_metrics(before, again))
-    if all(at < len(one.margins) and 0 <= one.margins[at] < TIE_NATS for one in (before, again)):
+    if all(at < len(sample.margins) and 0 <= sample.margins[at] < TIE_NATS for sample in (before, again)):
         return Replayed(None, parted=at)
     return Replayed(f"the answer is another one from token {at} on, and that was no tie")
 
@@ -157,13 +157,13 @@ def _rerun_task(
     preparation = Preparation([source], scorer.tokenizer, scorer.max_length, options)
     name = scorer.models[0]
     outcomes = {request.key: by_model[name] for request, by_model in computed(scorer, preparation.requests)}
-    found = preparation.results(outcomes)[recorded.task]
-    missing = set(numbers) - {sample.number for sample in found.samples}
+    result = preparation.results(outcomes)[recorded.task]
+    missing = set(numbers) - {sample.number for sample in result.samples}
     if missing:
         raise GymError(
             ErrorCode.USAGE, f"{plain(recorded.task, 60)} has no row {min(missing)} on this machine"
         )
-    return found
+    return result
 
 
 def _source(

@@ -54,11 +54,11 @@ def messages_of(prompt: str) -> list[Any] | None:
     if not prompt.startswith(_CONVERSATION):
         return None
     try:
-        found = json.loads(prompt.removeprefix(_CONVERSATION))
+        messages = json.loads(prompt.removeprefix(_CONVERSATION))
     except (ValueError, RecursionError):
         return None
-    is_conversation = isinstance(found, list) and all(isinstance(one, dict) for one in found)
-    return found if is_conversation else None
+    is_conversation = isinstance(messages, list) and all(isinstance(message, dict) for message in messages)
+    return messages if is_conversation else None
 
 
 class ApiScorer:
@@ -109,13 +109,13 @@ class ApiScorer:
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
         """See ``Scorer``."""
         places = [place for place in range(len(continuations)) if place not in done]
-        for number, found in _each(self._score, [continuations[place] for place in places]):
-            yield places[number], {self.model: found}
+        for number, result in _each(self._score, [continuations[place] for place in places]):
+            yield places[number], {self.model: result}
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         """See ``Scorer``. The API returns texts without tokens: ``token_ids`` and ``margins`` are empty."""
-        for place, found in _each(self._answer, prompts):
-            yield place, {self.model: found}
+        for place, result in _each(self._answer, prompts):
+            yield place, {self.model: result}
 
     def _score(self, asked: Continuation) -> Loglikelihood:
         context = self.tokenizer.decode(asked.context_ids)

@@ -81,13 +81,13 @@ class GreedyWriter:
             GymError: ``MODEL_INVALID`` for a model whose probabilities are no numbers.
         """
         # Of equal lengths together: those that end last are alone for the shortest time.
-        waiting = sorted(prompts, key=lambda one: (one.max_tokens, len(one.token_ids), one.place))
+        waiting = sorted(prompts, key=lambda prompt: (prompt.max_tokens, len(prompt.token_ids), prompt.place))
         while waiting:
             longest = waiting[-1]
             bytes_each = self._served.bytes_per_token * (len(longest.token_ids) + longest.max_tokens)
             most = min(self._most_rows, max(1, _CACHE_BYTES // max(1, bytes_each)))
             count = max(1, most // len(self._variants))
-            group = [one for one in waiting[-count:] if one.max_tokens == longest.max_tokens]
+            group = [prompt for prompt in waiting[-count:] if prompt.max_tokens == longest.max_tokens]
             waiting = waiting[: -len(group)]
             yield from self._group(group)
 
@@ -129,7 +129,7 @@ class GreedyWriter:
         self, cache: BatchCache, rows: Sequence[tuple[str, int]], prompts: Sequence[GreedyPrompt]
     ) -> Tensor:
         """Return the logits after every prompt, computed in forwards of about ``step_tokens`` including padding."""
-        found: list[Tensor] = []
+        logits: list[Tensor] = []
         first = 0
         while first < len(rows):
             last, longest = first, 0
@@ -145,25 +145,25 @@ class GreedyWriter:
             for text in texts:
                 ends.append((ends[-1] if ends else -1) + len(text))
             parts = self._parts(rows[first:last], [len(text) for text in texts])
-            found.append(self._served.step_together(ids, positions, parts, ends, cache.prefill(first, last)))
+            logits.append(self._served.step_together(ids, positions, parts, ends, cache.prefill(first, last)))
             first = last
-        return torch.cat(found)
+        return torch.cat(logits)
 
     def _parts(
         self, rows: Sequence[tuple[str, int]], counts: Sequence[int] | None = None
     ) -> list[tuple[LoadedVariant | None, int, int]]:
         """Yield runs of rows of the same variant: the variant, tokens and rows."""
-        found: list[tuple[LoadedVariant | None, int, int]] = []
+        parts: list[tuple[LoadedVariant | None, int, int]] = []
         name = None
         for at, row in enumerate(rows):
             count = 1 if counts is None else counts[at]
             if row[0] == name:
-                variant, tokens, logits = found.pop()
-                found.append((variant, tokens + count, logits + 1))
+                variant, tokens, logits = parts.pop()
+                parts.append((variant, tokens + count, logits + 1))
             else:
                 name = row[0]
-                found.append((self._variants[name], count, 1))
-        return found
+                parts.append((self._variants[name], count, 1))
+        return parts
 
     def _push(self, answer: GreedyAnswer, token: int, margin: float, prompt: GreedyPrompt) -> None:
         answer.token_ids.append(token)
@@ -182,7 +182,7 @@ class GreedyWriter:
     def _stop_tokens(self, until: tuple[str, ...]) -> frozenset[int] | None:
         """Return the tokens that may end one of these texts, by their last character. None: any may."""
         last = {stop[-1] for stop in until}
-        if not all(one == "\n" or (one.isascii() and one.isprintable() and one != " ") for one in last):
+        if not all(char == "\n" or (char.isascii() and char.isprintable() and char != " ") for char in last):
             return None  # parts of a character, and spaces, may not show in a token alone
         pieces = self._tokenizer.batch_decode([[token] for token in range(len(self._tokenizer))])
         return frozenset(token for token, piece in enumerate(pieces) if not last.isdisjoint(piece))

@@ -94,12 +94,12 @@ class LocalScorer:
             if all(text.place in done for text in part):
                 continue
             window = Window(part, self._served, self._step_tokens, self._most_rows)
-            found: dict[str, dict[int, Loglikelihood]] = {}
+            sums: dict[str, dict[int, Loglikelihood]] = {}
             for name, variant in self._variants.items():
-                found[name] = self._score(name, variant, window)
+                sums[name] = self._score(name, variant, window)
             for text in part:
                 if text.place not in done:
-                    yield text.place, {name: found[name][text.place] for name in self.models}
+                    yield text.place, {name: sums[name][text.place] for name in self.models}
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         """See ``Scorer``.
@@ -107,13 +107,13 @@ class LocalScorer:
         Raises:
             GymError: ``USAGE``, ``TOO_LARGE``.
         """
-        kept = [self._kept(request) for request in prompts]
+        truncated = [self._kept(request) for request in prompts]
         together = [
             place
             for place, request in enumerate(prompts)
             if self._served.attends_plainly
             and request.temperature == 0
-            and len(kept[place]) <= LONGEST_PROMPT
+            and len(truncated[place]) <= LONGEST_PROMPT
         ]
         if together:
             writer = GreedyWriter(
@@ -121,31 +121,34 @@ class LocalScorer:
             )
             asked = [
                 GreedyPrompt(
-                    place, kept[place], prompts[place].max_tokens, tuple(filter(None, prompts[place].until))
+                    place,
+                    truncated[place],
+                    prompts[place].max_tokens,
+                    tuple(filter(None, prompts[place].until)),
                 )
                 for place in together
             ]
             for place, written in writer.answers(asked):
-                cut = len(prompts[place].prompt_ids) - len(kept[place])
+                cut = len(prompts[place].prompt_ids) - len(truncated[place])
                 yield (
                     place,
                     {
                         name: self._result(
                             prompts[place],
-                            one.token_ids,
-                            one.margins,
-                            "stop" if one.stopped else "length",
+                            answer.token_ids,
+                            answer.margins,
+                            "stop" if answer.stopped else "length",
                             cut,
                         )
-                        for name, one in written.items()
+                        for name, answer in written.items()
                     },
                 )
         others = sorted(set(range(len(prompts))) - set(together))
         if others:
-            yield from self._through_engine(prompts, kept, others)
+            yield from self._through_engine(prompts, truncated, others)
 
     def _through_engine(
-        self, prompts: Sequence[AnswerRequest], kept: Sequence[list[int]], places: Sequence[int]
+        self, prompts: Sequence[AnswerRequest], truncated: Sequence[list[int]], places: Sequence[int]
     ) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
         most = max(prompts[place].max_tokens for place in places)
         config = EngineConfig(
@@ -159,7 +162,7 @@ class LocalScorer:
             prefix_cache=False,  # the same batches in every run
             step_stretch=None,
         )
-        order = sorted(places, key=lambda place: -len(kept[place]))
+        order = sorted(places, key=lambda place: -len(truncated[place]))
         served = {name: None if variant is None else name for name, variant in self._variants.items()}
         with Engine(self._served, self.tokenizer, _Held(self._variants), config) as engine:
             for start in range(0, len(order), _GROUP):
@@ -167,18 +170,18 @@ class LocalScorer:
                 sent = iter(
                     engine.submit_all(
                         [
-                            GenerationRequest(kept[place], _sampling(prompts[place]), variant)
+                            GenerationRequest(truncated[place], _sampling(prompts[place]), variant)
                             for place in group
                             for variant in served.values()
                         ]
                     )
                 )
                 for place in group:
-                    cut = len(prompts[place].prompt_ids) - len(kept[place])
+                    cut = len(prompts[place].prompt_ids) - len(truncated[place])
                     answers = {name: next(sent).result() for name in served}
                     yield (
                         place,
-                        {name: self._answer(prompts[place], found, cut) for name, found in answers.items()},
+                        {name: self._answer(prompts[place], choice, cut) for name, choice in answers.items()},
                     )
 
     # Log-likelihoods.
@@ -193,8 +196,8 @@ class LocalScorer:
                 f"{self.max_length}",
             )
         whole = asked.context_ids + asked.continuation_ids
-        kept = whole[-(self.max_length + 1) :]
-        return ScoredText(place, kept[:-1], asked.continuation_ids, len(whole) - len(kept))
+        tail = whole[-(self.max_length + 1) :]
+        return ScoredText(place, tail[:-1], asked.continuation_ids, len(whole) - len(tail))
 
     def _score(self, name: str, variant: LoadedVariant | None, window: Window) -> dict[int, Loglikelihood]:
         """Score a window under one model."""
@@ -213,14 +216,16 @@ class LocalScorer:
             tokens = rows = 0
             while waiting:
                 node, parent = waiting[-1]
-                length, wanted = node.end - node.begin, node.num_logits
-                if chunks and (tokens + length > self._step_tokens or rows + wanted > self._most_rows):
+                length, num_logits = node.end - node.begin, node.num_logits
+                if chunks and (tokens + length > self._step_tokens or rows + num_logits > self._most_rows):
                     break
                 waiting.pop()
                 cache = self._served.new_cache() if parent is None else parent.branch()
-                chunks.append(Chunk(node.token_ids, cache, variant, wanted > 0, num_logits=max(1, wanted)))
+                chunks.append(
+                    Chunk(node.token_ids, cache, variant, num_logits > 0, num_logits=max(1, num_logits))
+                )
                 nodes.append(node)
-                tokens, rows = tokens + length, rows + wanted
+                tokens, rows = tokens + length, rows + num_logits
             sums.add(window.targets(nodes), self._served.step(chunks, merge=True))
             for node, chunk in zip(reversed(nodes), reversed(chunks), strict=True):
                 waiting += [(child, chunk.cache) for child in reversed(node.children)]

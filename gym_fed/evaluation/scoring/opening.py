@@ -1,6 +1,6 @@
 """Open a model for evaluation: a folder, run, adapter, variant, `.gymdelta` or server.
 
-One base is in memory; its variants are beside it as they are served, and a pass goes through all of them.
+One base is in memory with its variants, as in serving, and a pass evaluates all of them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def models_needed(request: ModelRequest) -> list[str]:
         return []
     request = _in_parts(request)
     name = request.base if str(request.model).endswith(".gymdelta") else str(request.model)
-    return [one for one in (name, *request.adapters) if one is not None]
+    return [model for model in (name, *request.adapters) if model is not None]
 
 
 def require_named(request: ModelRequest) -> None:
@@ -213,11 +213,11 @@ def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Pa
     model = model.requires_grad_(False).eval()
     with ExitStack() as stack:
         served = stack.enter_context(MultiVariantModel(model))
-        found = _variants(request, delta, base, served, stack)
-        scorer = LocalScorer(served, loaded.tokenizer, found, on_close=stack.pop_all().close)
-    names = {key: name if key == BASE else f"{name}:{key}" for key in found}
+        variants = _variants(request, delta, base, served, stack)
+        scorer = LocalScorer(served, loaded.tokenizer, variants, on_close=stack.pop_all().close)
+    names = {key: name if key == BASE else f"{name}:{key}" for key in variants}
     if delta is not None:
-        names = {key: str(request.model) for key in found}
+        names = {key: str(request.model) for key in variants}
     settings = settings_digest(model, loaded.tokenizer)
     identities = {
         key: {
@@ -227,7 +227,7 @@ def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Pa
             "dtype": request.dtype,
             "engine": ENGINE,
         }
-        for key, variant in found.items()
+        for key, variant in variants.items()
     }
     return OpenModels(scorer, names, identities)
 
@@ -236,12 +236,12 @@ def _loaded(source: Any, request: ModelRequest) -> tuple[LoadedModel, str]:
     from gym_fed.base.modeling.adapters import merged
 
     if isinstance(source, str | Path):
-        found = load_adapted(str(source), request.adapters)
+        loaded = load_adapted(str(source), request.adapters)
         name = str(source) if not request.adapters else "+".join((str(source), *request.adapters))
     else:
         name = getattr(source, "name", None) or "model"
-        found = LoadedModel(source.model, source.tokenizer, name)
-    return LoadedModel(merged(found.model, name), found.tokenizer, name), name
+        loaded = LoadedModel(source.model, source.tokenizer, name)
+    return LoadedModel(merged(loaded.model, name), loaded.tokenizer, name), name
 
 
 def _variants(

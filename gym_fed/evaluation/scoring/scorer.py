@@ -97,7 +97,7 @@ class Scorer(Protocol):
 
         Args:
             continuations: All of them, also those of ``done``, so that batches are the same as in a run without a kill.
-            done: Places of those that need no result. Some are computed again, beside others of their batch.
+            done: Places of those that need no result. Some are computed again with the rest of their batch.
 
         Raises:
             GymError: ``USAGE`` for an empty continuation, ``UNAVAILABLE`` where a server cannot give log-probabilities.

@@ -89,21 +89,21 @@ class FlatTree:
 def flat(root: TreeNode) -> FlatTree:
     """Flatten the tree below a node."""
     size = root.num_tokens
-    found = FlatTree([], [], [], [], np.zeros((size, size), dtype=bool))
+    flattened = FlatTree([], [], [], [], np.zeros((size, size), dtype=bool))
     waiting: list[tuple[TreeNode, int]] = [(root, -1)]  # with the place of the token before it
     while waiting:
         node, before = waiting.pop()
-        start, length = len(found.token_ids), node.end - node.begin
+        start, length = len(flattened.token_ids), node.end - node.begin
         stop = start + length
-        found.nodes.append(node)
-        found.token_ids.extend(node.token_ids)
-        found.positions.extend(range(node.begin, node.end))
-        found.wanted.extend(range(stop - node.num_logits, stop))
+        flattened.nodes.append(node)
+        flattened.token_ids.extend(node.token_ids)
+        flattened.positions.extend(range(node.begin, node.end))
+        flattened.wanted.extend(range(stop - node.num_logits, stop))
         if before >= 0:
-            found.visible[start:stop] = found.visible[before]
-        found.visible[start:stop, start:stop] = np.tri(length, dtype=bool)
+            flattened.visible[start:stop] = flattened.visible[before]
+        flattened.visible[start:stop, start:stop] = np.tri(length, dtype=bool)
         waiting += [(child, stop - 1) for child in reversed(node.children)]
-    return found
+    return flattened
 
 
 def windows(texts: Sequence[ScoredText], max_tokens: int) -> Iterator[list[ScoredText]]:
@@ -140,21 +140,21 @@ def parted(root: TreeNode, most: int) -> list[TreeNode]:
     if root.num_tokens <= most or root.end - root.begin > MOST_REPEATED or not root.children:
         return [root]
     ended = [text for text in root.texts if len(text.ids) == root.end]
-    found = [TreeNode(root.begin, root.end, ended)] if ended else []
+    trees = [TreeNode(root.begin, root.end, ended)] if ended else []
     for child in root.children:
-        found += parted(TreeNode(root.begin, child.end, child.texts, child.children), most)
-    return found if most else [root]
+        trees += parted(TreeNode(root.begin, child.end, child.texts, child.children), most)
+    return trees if most else [root]
 
 
-def common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(first: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common prefix of two texts."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
+    most = min(len(first), len(other))
+    if first[:most] == other[:most]:
         return most
     low, high = 0, most  # one[:low] is equal, one[:high] is not
     while high - low > 1:
         middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
+        if first[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle

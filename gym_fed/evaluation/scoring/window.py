@@ -99,20 +99,20 @@ class Window:
                     owners.append(self._number[text.place])
             start += node.num_logits
         row, token, owner = (
-            torch.tensor(found, dtype=torch.int64, device=self._device) for found in (rows, tokens, owners)
+            torch.tensor(values, dtype=torch.int64, device=self._device) for values in (rows, tokens, owners)
         )
         return Targets(row, token, owner)
 
     def _step(self, trees: Sequence[FlatTree], served: MultiVariantModel) -> TreeStep:
         token_ids: list[int] = []
-        wanted: list[int] = []
-        for one in trees:
-            wanted += [len(token_ids) + place for place in one.wanted]
-            token_ids += one.token_ids
-        positions = [place for one in trees for place in one.positions]
-        attention = TreeAttention([one.visible for one in trees], served.dtype, served.device)
-        targets = self.targets([node for one in trees for node in one.nodes])
-        return TreeStep(token_ids, positions, wanted, attention, targets)
+        indices: list[int] = []
+        for root in trees:
+            indices += [len(token_ids) + place for place in root.wanted]
+            token_ids += root.token_ids
+        positions = [place for root in trees for place in root.positions]
+        attention = TreeAttention([root.visible for root in trees], served.dtype, served.device)
+        targets = self.targets([node for root in trees for node in root.nodes])
+        return TreeStep(token_ids, positions, indices, attention, targets)
 
 
 class Sums:
@@ -128,8 +128,8 @@ class Sums:
         """Add the logits ``[rows, vocabulary]`` of the targets."""
         if not len(targets.row):
             return
-        found = logits[targets.row, targets.token] - torch.logsumexp(logits, dim=1)[targets.row]
-        self._logprobs.index_add_(0, targets.owner, found.to(torch.float64))
+        logprobs = logits[targets.row, targets.token] - torch.logsumexp(logits, dim=1)[targets.row]
+        self._logprobs.index_add_(0, targets.owner, logprobs.to(torch.float64))
         wrong = targets.owner[logits.argmax(dim=1)[targets.row] != targets.token]
         self._greedy[wrong] = False
 

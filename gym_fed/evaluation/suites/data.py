@@ -50,18 +50,18 @@ class Places:
         Raises:
             GymError: ``DATA_INVALID`` for files that cannot be read, ``HASH_MISMATCH`` for a fetched one that changed.
         """
-        wanted = list(dict.fromkeys(splits))
+        names = list(dict.fromkeys(splits))
         if entry.package is not None:
-            found = {split: read_rows(ASSETS / split_path(entry.package, subset, split)) for split in wanted}
-            return TaskRows(found, f"gym-fed, {entry.licence}")
-        if self.data is not None and (given := _given(self.data, dataset, entry, subset, wanted)) is not None:
+            rows = {split: read_rows(ASSETS / split_path(entry.package, subset, split)) for split in names}
+            return TaskRows(rows, f"gym-fed, {entry.licence}")
+        if self.data is not None and (given := _given(self.data, dataset, entry, subset, names)) is not None:
             return given
         files = {
             split: locked_file(self.home, self.lock, dataset, split_path(dataset, subset, split))
-            for split in wanted
+            for split in names
         }
         read = {split: read_rows(file) for split, file in files.items() if file is not None}
-        if len(read) < len(wanted):
+        if len(read) < len(names):
             return None
         locked = self.lock.datasets[dataset]
         return TaskRows(read, f"{locked.hub} at commit {locked.commit[:12]}")
@@ -91,12 +91,12 @@ def _given(
             continue
         files = {split: hub_files(folder, entry.splits[split], subset) for split in splits}
         if all(files.values()):
-            rows = {split: row_files_of(dataset, split, found) for split, found in files.items()}
+            rows = {split: row_files_of(dataset, split, found_rows) for split, found_rows in files.items()}
             return TaskRows(rows, str(folder))
         reader = READERS.get(dataset)
-        found = None if reader is None else reader(folder, subset or "")
-        if found is not None:
-            return TaskRows(found.splits, ", ".join(map(str, found.files)), found.partial)
+        found_rows = None if reader is None else reader(folder, subset or "")
+        if found_rows is not None:
+            return TaskRows(found_rows.splits, ", ".join(map(str, found_rows.files)), found_rows.partial)
     return None
 
 

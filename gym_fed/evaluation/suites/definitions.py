@@ -103,16 +103,16 @@ def _read(file: Path, depth: int) -> dict[str, Any]:
     try:
         if depth > _MOST_INCLUDES:
             raise ValueError("includes itself")
-        found = yaml.load(file.read_bytes(), Loader=_loader(file.parent))
-        if not isinstance(found, dict):
+        definition = yaml.load(file.read_bytes(), Loader=_loader(file.parent))
+        if not isinstance(definition, dict):
             raise ValueError("no mapping")
-        includes = found.get("include", [])
+        includes = definition.get("include", [])
         merged: dict[str, Any] = {}
         for name in includes if isinstance(includes, list) else [includes]:
             merged.update(_read(file.parent / name, depth + 1))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise _not_as_tried(f"{file}: cannot be read: {error}") from error
-    return {**merged, **found}
+    return {**merged, **definition}
 
 
 def _loader(folder: Path) -> Any:
@@ -128,8 +128,8 @@ def resolved(value: Any) -> Any:
     if isinstance(value, HarnessFunction):
         return value.callable()
     if isinstance(value, Mapping):
-        return {key: resolved(one) for key, one in value.items()}
-    return [resolved(one) for one in value] if isinstance(value, list) else value
+        return {key: resolved(item) for key, item in value.items()}
+    return [resolved(item) for item in value] if isinstance(value, list) else value
 
 
 def named(value: Any) -> Any:
@@ -138,8 +138,8 @@ def named(value: Any) -> Any:
         place = f"{value.folder.name}/{value.name}"
         return {"function": place, "sha256": file_sha256(value.file)}
     if isinstance(value, Mapping):
-        return {str(key): named(one) for key, one in value.items()}
-    return [named(one) for one in value] if isinstance(value, list) else value
+        return {str(key): named(item) for key, item in value.items()}
+    return [named(item) for item in value] if isinstance(value, list) else value
 
 
 @cache

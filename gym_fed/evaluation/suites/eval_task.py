@@ -166,7 +166,7 @@ def _table(rows: Mapping[str, Sequence[Row]]) -> Callable[..., Any]:
     def dataset(**_: Any) -> Any:
         from datasets import Dataset, DatasetDict
 
-        return DatasetDict({split: Dataset.from_list(list(found)) for split, found in rows.items()})
+        return DatasetDict({split: Dataset.from_list(list(split_rows)) for split, split_rows in rows.items()})
 
     return dataset
 

@@ -61,15 +61,15 @@ def _of(kind: Any, value: Any) -> tuple[int, int]:
     if kind is sre.ATOMIC_GROUP:
         return _counted(value)
     if kind is sre.GROUPREF_EXISTS:
-        return _branches([one for one in value[1:] if one is not None])
+        return _branches([branch for branch in value[1:] if branch is not None])
     return 1, 0
 
 
 def _repeated(least: int, most: Any, inner: Any) -> tuple[int, int]:
-    one, num_open = _counted(inner)
+    ways, num_open = _counted(inner)
     least, most = int(least), int(most)
     is_open = most > _MAX_TIMES
-    if (most > 1 and num_open) or (is_open and (one > 1 or inner.getwidth()[0] == 0)):
+    if (most > 1 and num_open) or (is_open and (ways > 1 or inner.getwidth()[0] == 0)):
         raise ValueError(
             "a repeat within a repeat, which may take for ever: write it with one, as in [a-z ]+"
         )
@@ -77,7 +77,7 @@ def _repeated(least: int, most: Any, inner: Any) -> tuple[int, int]:
         return 1, 1
     total = 0
     for times in range(least, most + 1):
-        total = min(total + one ** min(times, 64), _MAX_WAYS + 1)
+        total = min(total + ways ** min(times, 64), _MAX_WAYS + 1)
     return total, num_open
 
 

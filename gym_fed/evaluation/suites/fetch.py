@@ -81,18 +81,18 @@ def datasets_of(names: Sequence[str]) -> dict[str, list[WantedSplit]]:
             entries.update(dict.fromkeys(key for key, task in known.tasks.items() if task.dataset == name))
         else:
             raise unknown_task(name, known.datasets)
-    found: dict[str, dict[WantedSplit, None]] = {}
+    by_dataset: dict[str, dict[WantedSplit, None]] = {}
     for entry_name in entries:
         entry = known.tasks[entry_name]
         dataset = known.datasets[str(entry.dataset)]
         if dataset.hub is None:
             continue
         for subset, _ in members(entry_name).values():
-            for one in str(subset).split("-") if entry.each == "pair" else [subset]:
+            for part in str(subset).split("-") if entry.each == "pair" else [subset]:
                 for split, pattern in dataset.splits.items():
-                    wanted = WantedSplit(one, split, pattern.format(subset=one or ""))
-                    found.setdefault(str(entry.dataset), {})[wanted] = None
-    return {name: list(splits) for name, splits in found.items()}
+                    wanted_split = WantedSplit(part, split, pattern.format(subset=part or ""))
+                    by_dataset.setdefault(str(entry.dataset), {})[wanted_split] = None
+    return {name: list(splits) for name, splits in by_dataset.items()}
 
 
 def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> list[DatasetOffer]:
@@ -110,19 +110,19 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
     """
     lock = read_lock(home)
     offers = []
-    for name, wanted in datasets_of(names).items():
+    for name, splits in datasets_of(names).items():
         locked = lock.datasets.get(name)
-        paths = [split_path(name, one.subset, one.split) for one in wanted]
+        paths = [split_path(name, split.subset, split.split) for split in splits]
         if not update and all(locked_file(home, lock, name, path) is not None for path in paths):
             continue
         entry = listing().datasets[name]
         commit = None if locked is None or update else locked.commit
         store = home / "hub" / str(entry.hub).replace("/", "--")
         with _our_remedy(name, home):
-            download = offer_dataset_files(str(entry.hub), _SplitFiles(name, wanted), store, commit)
+            download = offer_dataset_files(str(entry.hub), _SplitFiles(name, splits), store, commit)
         if locked is not None and not update:
             _require_same(name, locked, download)
-        offers.append(DatasetOffer(name, download, tuple(wanted), entry.licence))
+        offers.append(DatasetOffer(name, download, tuple(splits), entry.licence))
     return offers
 
 
@@ -144,10 +144,10 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
         same = before is not None and before.commit == offer.download.commit
         files = dict(before.files) if before is not None and same else {}
         by_path = {file.path: file for file in offer.download.files}
-        for wanted in offer.wanted:
-            path = split_path(offer.dataset, wanted.subset, wanted.split)
-            sources = [by_path[one] for one in sorted(fnmatch.filter(by_path, wanted.pattern))]
-            files[path] = _convert(offer.dataset, wanted, snapshot, sources, home / "data" / path)
+        for split in offer.wanted:
+            path = split_path(offer.dataset, split.subset, split.split)
+            sources = [by_path[file_path] for file_path in sorted(fnmatch.filter(by_path, split.pattern))]
+            files[path] = _convert(offer.dataset, split, snapshot, sources, home / "data" / path)
             written.append(home / "data" / path)
         made = LockedDataset(
             hub=offer.download.name,
@@ -184,16 +184,18 @@ class _SplitFiles:
     wanted: Sequence[WantedSplit]
 
     def __call__(self, listed: Collection[str]) -> Iterator[str]:
-        for one in self.wanted:
-            found = sorted(path for path in fnmatch.filter(listed, one.pattern) if path.endswith(SUFFIXES))
-            if not found:
+        for split in self.wanted:
+            matches = sorted(
+                path for path in fnmatch.filter(listed, split.pattern) if path.endswith(SUFFIXES)
+            )
+            if not matches:
                 raise GymError(
                     ErrorCode.UNAVAILABLE,
                     f"{self.dataset}: {listing().datasets[self.dataset].hub} at {hub.endpoint()} has no files "
-                    f"{one.pattern}",
+                    f"{split.pattern}",
                     "its layout has changed, or the mirror is not whole: give a folder with --data",
                 )
-            yield from found
+            yield from matches
 
 
 def _require_same(name: str, locked: LockedDataset, download: DownloadOffer) -> None:
@@ -209,10 +211,10 @@ def _require_same(name: str, locked: LockedDataset, download: DownloadOffer) -> 
 
 
 def _convert(
-    dataset: str, wanted: WantedSplit, snapshot: Path, sources: Sequence[RepoFile], target: Path
+    dataset: str, split: WantedSplit, snapshot: Path, sources: Sequence[RepoFile], target: Path
 ) -> LockedFile:
     """Write a split as JSON Lines."""
-    rows = row_files_of(dataset, wanted.split, [snapshot / file.path for file in sources])
+    rows = row_files_of(dataset, split.split, [snapshot / file.path for file in sources])
     if not rows:
         raise GymError(
             ErrorCode.DATA_INVALID,

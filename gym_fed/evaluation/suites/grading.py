@@ -71,8 +71,8 @@ def _stands_alone(row: Mapping[str, Any], answer: str) -> float:
 def _is_valid(row: Mapping[str, Any], answer: str) -> float:
     from gym_fed.evaluation.graders.base import Sample
 
-    found = _FIRST_OBJECT.search(answer)
-    sample = Sample("", found[0] if found else answer, {"json_schema": row["json_schema"]})
+    match = _FIRST_OBJECT.search(answer)
+    sample = Sample("", match[0] if match else answer, {"json_schema": row["json_schema"]})
     return float(_schemas().grade([sample])[0])
 
 

@@ -226,7 +226,7 @@ READERS: Mapping[str, Reader] = {
 def folders(data: Path, dataset: str) -> list[Path]:
     """Return the folders to search for a data set: those of its name, or the given one if it has the name."""
     named = re.compile(rf"{re.escape(dataset)}([-_].*)?", re.IGNORECASE)
-    inside = sorted(one for one in data.iterdir() if one.is_dir() and named.fullmatch(one.name))
+    inside = sorted(folder for folder in data.iterdir() if folder.is_dir() and named.fullmatch(folder.name))
     return [*inside, data] if named.fullmatch(data.resolve().name) else inside
 
 

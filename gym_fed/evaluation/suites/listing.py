@@ -130,8 +130,8 @@ class SuiteRegistry(StrictModel):
         inside = self.suites[name].tasks if name in self.suites else self.tasks[name].tasks
         if not inside:
             yield name
-        for one in inside:
-            yield from self.entries(one)
+        for name_inside in inside:
+            yield from self.entries(name_inside)
 
 
 @cache
@@ -142,10 +142,10 @@ def listing() -> SuiteRegistry:
 
 def unknown_task(name: str, also: Iterable[str] = ()) -> GymError:
     """Create the error for an unknown name, with similar names."""
-    found = listing()
-    names = list(dict.fromkeys((*found.suites, *found.tasks, *also)))
+    registry = listing()
+    names = list(dict.fromkeys((*registry.suites, *registry.tasks, *also)))
     near = difflib.get_close_matches(name, names, n=4, cutoff=0.5)
-    hint = f"did you mean {', '.join(near)}? " if near else f"suites: {', '.join(found.suites)}; "
+    hint = f"did you mean {', '.join(near)}? " if near else f"suites: {', '.join(registry.suites)}; "
     return GymError(
         ErrorCode.USAGE, f"no suite or task is called {name!r}", f"{hint}`gym eval list` shows all of them"
     )

@@ -180,7 +180,7 @@ class TaskFile(StrictModel):
             raise ValueError("give either metric_list or grade")
         if self.grade is not None and chooses:
             raise ValueError("grade: is for generated answers")
-        wrong = [one.metric for one in self.metric_list if (one.metric == "exact_match") == chooses]
+        wrong = [metric.metric for metric in self.metric_list if (metric.metric == "exact_match") == chooses]
         if wrong:
             raise ValueError(f"metric {wrong[0]} does not go with output_type {self.output_type}")
         if chooses and (self.generation_kwargs is not None or self.filter_list is not None):
@@ -209,10 +209,10 @@ class TaskFile(StrictModel):
 
     def definition(self) -> dict[str, Any]:
         """Return the given keys in the form of the harness."""
-        found = self.model_dump(exclude_none=True, exclude={"dataset_path", "dataset_kwargs", "grade"})
+        keys = self.model_dump(exclude_none=True, exclude={"dataset_path", "dataset_kwargs", "grade"})
         if not self.metric_list:
-            del found["metric_list"]
-        return found
+            del keys["metric_list"]
+        return keys
 
 
 def read_task_file(file: Path) -> TaskFile:
@@ -260,14 +260,18 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
         rows_file = file.parent / name
         if Path(name).is_absolute():
             raise _at(
-                file, marks, place, f"{plain(name, 200)!r} is an absolute path", "put it beside the task file"
+                file,
+                marks,
+                place,
+                f"{plain(name, 200)!r} is an absolute path",
+                "put it next to the task file",
             )
         if not name.endswith(SUFFIXES):
             raise _at(
                 file,
                 marks,
                 place,
-                f"{name!r} is no file of rows beside the task file",
+                f"{name!r} is not a data file next to the task file",
                 f"one of {' '.join(SUFFIXES)}",
             )
         if not rows_file.is_file() or not lies_in(rows_file, file.parent):
@@ -276,7 +280,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
                 marks,
                 place,
                 f"no file {plain(name, 200)!r} in {file.parent}",
-                "put it beside the task file",
+                "put it next to the task file",
             )
         splits[split] = read_rows(rows_file)
         _require_columns(rows_file, splits[split])
@@ -296,9 +300,9 @@ def _require_rendering(
 ) -> None:
     if not rows:
         raise _at(file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "give at least one")
-    found = first_bounded_problem(task.model_dump(), rows, RENDERED_ROWS)
-    if found is not None:
-        number, problem = found
+    row_problem = first_bounded_problem(task.model_dump(), rows, RENDERED_ROWS)
+    if row_problem is not None:
+        number, problem = row_problem
         message = f"row {number} of {split}: {problem.problem}"
         raise _at(file, marks, (problem.key,), message, "correct the template or the row")
     for column in COLUMNS[task.grade] if task.grade is not None else ():

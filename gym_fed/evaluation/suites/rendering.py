@@ -71,7 +71,7 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
         prompt = choices[prompt] if 0 <= prompt < len(choices) else ""
     else:
         gold = target
-    places = tuple(_place(one, choices) for one in (gold if isinstance(gold, list) else [gold]))
+    places = tuple(_place(answer, choices) for answer in (gold if isinstance(gold, list) else [gold]))
     shown = str(target) if gold is not target else ", ".join(choices[place] for place in places)
     return Rendered(str(prompt), shown, tuple(choices), places)
 
@@ -83,8 +83,8 @@ def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
         TemplateProblem: As ``render``.
     """
     if callable(template):
-        found = template(dict(row))
-        return int(found) if hasattr(found, "item") else found  # a number of numpy
+        value = template(dict(row))
+        return int(value) if hasattr(value, "item") else value  # a number of numpy
     if not isinstance(template, str):
         return template
     if template in row:
@@ -109,20 +109,24 @@ def choices_of(template: Any, row: Row) -> list[str] | None:
     if template is None:
         return None
     if callable(template):
-        found = template(dict(row))
+        choices = template(dict(row))
     elif not isinstance(template, str):
-        found = list(template.values()) if isinstance(template, Mapping) else template
+        choices = list(template.values()) if isinstance(template, Mapping) else template
     elif template in row:
-        found = row[template]
+        choices = row[template]
     else:
         text = _render("doc_to_choice", template, row)
         try:
-            found = ast.literal_eval(text)
+            choices = ast.literal_eval(text)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise TemplateProblem("doc_to_choice", f"renders no list: {plain(text, 60)!r}") from error
-    if not isinstance(found, list) or not found or not all(isinstance(one, str) and one for one in found):
-        raise TemplateProblem("doc_to_choice", f"gives no list of texts: {plain(repr(found), 60)}")
-    return found
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(choice, str) and choice for choice in choices)
+    ):
+        raise TemplateProblem("doc_to_choice", f"gives no list of texts: {plain(repr(choices), 60)}")
+    return choices
 
 
 def sandboxed(key: str, template: Any, has_choices: bool) -> Any:
@@ -263,10 +267,10 @@ def refuse(task: str, config: Mapping[str, Any], rows: Sequence[Row], most: int)
     Raises:
         GymError: ``DATA_INVALID``.
     """
-    found = first_problem(config, rows, most)
-    if found is not None:
+    problem = first_problem(config, rows, most)
+    if problem is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"task {task}: row {found[0]}: {found[1]}",
+            f"task {task}: row {problem[0]}: {problem[1]}",
             "the data is not what the definition was made for; see `gym eval list`",
         )

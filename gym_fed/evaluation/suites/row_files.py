@@ -78,8 +78,8 @@ def _lines(file: Path) -> Iterator[Row]:
 
 
 def _json(file: Path) -> list[Row]:
-    found = json.loads(_text(file))
-    rows = found.get("examples") if isinstance(found, dict) else found
+    document = json.loads(_text(file))
+    rows = document.get("examples") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise _refused(file, "holds no list of objects, nor one under the key examples")
     return rows
@@ -122,11 +122,11 @@ def _parquet(file: Path) -> list[Row]:
                         f"{file}: more than {MAX_ROWS} rows",
                         "give the file of one split",
                     )
-                found: list[Row] = batch.to_pylist()
-                num_bytes += sum(len(str(row)) for row in found)
+                batch_rows: list[Row] = batch.to_pylist()
+                num_bytes += sum(len(str(row)) for row in batch_rows)
                 if num_bytes > MAX_BYTES:
                     raise _too_large(file)
-                rows += found
+                rows += batch_rows
             return rows
     except pyarrow.ArrowException as error:
         raise _refused(file, f"no Parquet file: {error}") from error

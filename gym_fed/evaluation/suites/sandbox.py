@@ -108,12 +108,12 @@ class _LoopCounter(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
-        found: nodes.Expr = _filtered(node.nodes[0], "string")
-        for one in node.nodes[1:]:
-            found = nodes.Add(found, _filtered(one, "string"), lineno=node.lineno)
+        joined: nodes.Expr = _filtered(node.nodes[0], "string")
+        for part in node.nodes[1:]:
+            joined = nodes.Add(joined, _filtered(part, "string"), lineno=node.lineno)
         assert node.environment is not None
-        found.set_environment(node.environment)
-        return found
+        joined.set_environment(node.environment)
+        return joined
 
 
 class _Formatter(SandboxedFormatter):
@@ -127,9 +127,9 @@ class _Formatter(SandboxedFormatter):
         self._made += sum(map(_number, _NUMBER.findall(format_spec)))
         _require("format", self._made)
         _printable(value)
-        found = super().format_field(value, format_spec)
-        self._made += len(found)
-        return found
+        field = super().format_field(value, format_spec)
+        self._made += len(field)
+        return field
 
 
 def _filtered(node: nodes.Node, name: str) -> nodes.Expr:
@@ -142,21 +142,21 @@ def _after(check: Callable[..., None], function: Callable[..., Any]) -> Callable
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        given = [list(one) if isinstance(one, Iterator) else one for one in args]
+        given = [list(argument) if isinstance(argument, Iterator) else argument for argument in args]
         check(*given[skipped:], **kwargs)
         return function(*given, **kwargs)
 
     return checked
 
 
-def _require(what: str, size: int) -> None:
+def _require(result: str, size: int) -> None:
     if size > MOST_CHARACTERS:
-        raise SecurityError(f"{what} with a result of this size")
+        raise SecurityError(f"{result} with a result of this size")
 
 
 def _arguments(*args: Any, **kwargs: Any) -> None:
-    for one in (*args, *kwargs.values()):
-        _printable(one)
+    for argument in (*args, *kwargs.values()):
+        _printable(argument)
 
 
 def _printable(value: Any) -> Any:
@@ -169,15 +169,15 @@ def _text_size(value: Any) -> int:
     """Return a lower bound of a value's size as text, counting until the limit."""
     size, waiting = 0, [value]
     while waiting and size <= MOST_CHARACTERS:
-        one = waiting.pop()
-        if isinstance(one, str | bytes):
-            size += len(one) + 1
-        elif isinstance(one, Mapping):
-            size += 2 + len(one)
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, _CONTAINERS):
-            size += 2 + len(one)
-            waiting += one
+        item = waiting.pop()
+        if isinstance(item, str | bytes):
+            size += len(item) + 1
+        elif isinstance(item, Mapping):
+            size += 2 + len(item)
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, _CONTAINERS):
+            size += 2 + len(item)
+            waiting += item
         else:
             size += 1
     return size
@@ -192,15 +192,15 @@ def _number(digits: str) -> int:
 
 
 def _width(_: Any, *args: Any, **kwargs: Any) -> None:
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, int):
-            _require("a width", one)
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, int):
+            _require("a width", argument)
 
 
 def _product(value: Any, *args: Any, **kwargs: Any) -> None:
     size = _text_size(value)
-    for one in (*args, *kwargs.values()):
-        size *= max(1, _size(one))
+    for argument in (*args, *kwargs.values()):
+        size *= max(1, _size(argument))
     _require("a width", size)
 
 
@@ -209,14 +209,14 @@ def _format(text: Any, *args: Any, **kwargs: Any) -> None:
     text = str(text)
     shown = [*args, *kwargs.values()]
     numbers = sum(map(_number, _NUMBER.findall(text))) if "%" in text else 0
-    stars = sum(abs(one) for one in shown if isinstance(one, int)) if "*" in text else 0
-    by_name = text.count("%(") if any(isinstance(one, Mapping) for one in shown) or kwargs else 1
+    stars = sum(abs(value) for value in shown if isinstance(value, int)) if "*" in text else 0
+    by_name = text.count("%(") if any(isinstance(value, Mapping) for value in shown) or kwargs else 1
     _require("%", len(text) + numbers + stars + max(1, by_name) * sum(map(_text_size, shown)))
 
 
 def _join(values: Iterable[Any], d: Any = "", attribute: Any = None) -> None:
-    found = list(values)
-    _require("join", _text_size(found) + len(found) * _size(d))
+    parts = list(values)
+    _require("join", _text_size(parts) + len(parts) * _size(d))
 
 
 def _joined(text: Any, values: Iterable[Any]) -> None:
@@ -234,7 +234,9 @@ def _expandtabs(text: Any, tabsize: int = 8) -> None:
 
 
 def _translate(text: Any, table: Mapping[Any, Any]) -> None:
-    longest = max((_size(one) for one in table.values() if isinstance(one, str)), default=1)
+    longest = max(
+        (_size(replacement) for replacement in table.values() if isinstance(replacement, str)), default=1
+    )
     _require("translate", len(text) * longest)
 
 

@@ -94,8 +94,8 @@ def locked_file(home: Path, lock: EvalsLock, dataset: str, path: str) -> Path | 
     Raises:
         GymError: ``HASH_MISMATCH`` for a file that changed since.
     """
-    found = lock.datasets.get(dataset)
-    entry = None if found is None else found.files.get(path)
+    locked = lock.datasets.get(dataset)
+    entry = None if locked is None else locked.files.get(path)
     file = home / "data" / path
     if entry is None or not file.is_file():
         return None

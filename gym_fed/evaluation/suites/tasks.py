@@ -71,11 +71,11 @@ def tasks_of(
         require_folder(data)
     where = home or evals_home()
     places = Places(data, where, read_lock(where))
-    found: dict[str, EvalTask] = {}
+    tasks: dict[str, EvalTask] = {}
     missing: dict[str, str] = {}
     grades: set[str] = set()
     for job in _jobs(names):
-        if job.name in found:
+        if job.name in tasks:
             continue
         definition = _with_examples(job.definition, num_fewshot)
         spec = job.spec(definition, places, limit)
@@ -84,12 +84,12 @@ def tasks_of(
             continue
         if job.grade is not None:
             grades.add(job.grade)
-        found[spec.name] = spec
+        tasks[spec.name] = spec
     if missing:
         raise _unavailable(missing, data)
     for grade in sorted(grades) if graded else ():
         grading.check(grade)
-    return list(found.values())
+    return list(tasks.values())
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class _RegistryTask:
 
     @property
     def grade(self) -> str | None:
-        found: str | None = self.definition["grade"]
-        return found
+        grade: str | None = self.definition["grade"]
+        return grade
 
     def spec(self, definition: dict[str, Any], places: Places, limit: int | None) -> EvalTask | None:
         """The task; None if its rows are not on this machine."""
@@ -119,10 +119,11 @@ class _RegistryTask:
         if rows is None:
             return None
         if only is not None:
-            kept = {
-                split: [row for row in found if row["task"] == only] for split, found in rows.splits.items()
+            only_rows = {
+                split: [row for row in split_rows if row["task"] == only]
+                for split, split_rows in rows.splits.items()
             }
-            rows = replace(rows, splits=kept)
+            rows = replace(rows, splits=only_rows)
         if self.grade == "mbpp":
             _show_examples(definition, rows)
         licence = listing().datasets[self.dataset].licence
@@ -260,19 +261,19 @@ def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
         return True, ""
     partial = ""
     for job in _of_entry(entry_name):
-        found = job.found(places)
-        if found is None:
+        rows = job.found(places)
+        if rows is None:
             return False, ""
-        partial = partial or found.partial
+        partial = partial or rows.partial
     return True, partial
 
 
 def missing_needs(needs: MetricNeeds) -> list[str]:
     """Describe which of ``needs`` are missing on this machine."""
-    found = [f"the package {name}" for name in needs.packages if importlib.util.find_spec(name) is None]
+    missing = [f"the package {name}" for name in needs.packages if importlib.util.find_spec(name) is None]
     if needs.nltk is not None and not any((folder / needs.nltk).is_dir() for folder in _nltk_folders()):
-        found.append(f"NLTK's {needs.nltk}")
-    return found
+        missing.append(f"NLTK's {needs.nltk}")
+    return missing
 
 
 def require(task: str, needs: MetricNeeds) -> None:

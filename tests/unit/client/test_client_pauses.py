@@ -142,7 +142,7 @@ def test_a_wait_says_until_when_and_ends_with_its_reason(home: Home) -> None:
     waits.clock.now += 1
     thread.join(10)
     assert not thread.is_alive()
-    assert waits.display.texts("resumed") == ["going on"]
+    assert waits.display.texts("resumed") == ["resuming"]
 
 
 def test_a_stop_ends_a_wait(home: Home) -> None:

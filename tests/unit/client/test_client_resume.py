@@ -46,7 +46,7 @@ def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     assert steps[0] > 1
     assert steps[-1] == 40
     receipts = [json.loads(line) for line in (home / "receipts.jsonl").read_text().splitlines()]
-    assert [(r["verdict"], r["group"]) for r in receipts] == [("admitted", "1")]
+    assert [(r["verdict"], r["group"]) for r in receipts if "verdict" in r] == [("admitted", "1")]
     assert list(home.glob("tasks/*")) == []
     rounds = hub.ask("rounds")
     assert sum(rounds[0]["verdicts"].values()) == 1

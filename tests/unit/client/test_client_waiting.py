@@ -99,7 +99,7 @@ def test_an_outage_is_reported_once_then_once_a_minute_and_once_when_it_is_over(
     names = [name for name, _ in display.events]
     assert names == ["away", "away", "away", "away", "back"]
     assert "cannot reach hub:9443" in display.texts("away")[0]
-    assert "trying again (Ctrl-C ends); check the address" in display.texts("away")[0]
+    assert "retrying (Ctrl-C stops); check the address" in display.texts("away")[0]
     assert display.texts("away")[1] == f"still away after {LINE_SECONDS:.0f} s: {AWAY.message}"
     assert display.texts("back") == ["the server is back after 3 min"]
     outage.away(AWAY)
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_the_waiting_of_a_real_join(tmp_path: Path, hub: TinyHub) ->
             stdout=file,
             stderr=file,
         )
-        wait_until(lambda: "trying again (Ctrl-C ends)" in log.read_text())
+        wait_until(lambda: "retrying (Ctrl-C stops)" in log.read_text())
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     hub.start()
