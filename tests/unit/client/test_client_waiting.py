@@ -103,7 +103,7 @@ def test_an_outage_is_reported_once_then_once_a_minute_and_once_when_it_is_over(
     assert display.texts("away")[1] == f"still away after {LINE_SECONDS:.0f} s: {AWAY.message}"
     assert display.texts("back") == ["the server is back after 3 min"]
     outage.away(AWAY)
-    assert "trying again" in display.texts("away")[-1]  # the next outage begins anew
+    assert "retrying" in display.texts("away")[-1]  # the next outage begins anew
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_ctrl_c_ends_the_waiting_of_a_real_join(tmp_path: Path, hub: TinyHub) ->
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     hub.start()
-    assert log.read_text().count("trying again") == 1
+    assert log.read_text().count("retrying") == 1
 
 
 def test_an_idle_agent_reports_that_the_hub_is_back_though_there_is_no_task(scene: Scene) -> None:
