@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from gym_fed.core.errors import GymError
 from gym_fed.data.column_guess import guess_columns
 from gym_fed.data.formats.base import BadRow, as_object
 from gym_fed.data.paging import PagedFile
+from gym_fed.data.preview import Segment
 from gym_fed.data.reading import format_of
 
 _SAMPLE_ROWS = 20
@@ -18,18 +19,6 @@ _MAX_CHARACTERS = 200
 
 Turn = tuple[str, str]
 """Role and text."""
-
-
-class LearntText(Protocol):
-    """A segment of a sequence, either learned or not."""
-
-    @property
-    def text(self) -> str:
-        """The decoded text."""
-
-    @property
-    def learnt(self) -> bool:
-        """True if the model learns the segment."""
 
 
 def turns_of(row: dict[str, Any], answer: str) -> list[Turn]:
@@ -60,7 +49,7 @@ def _of_messages(messages: Iterable[Any]) -> Iterator[Turn]:
 
 
 def parts_of(
-    segments: Sequence[LearntText], turns: Iterable[Turn], room: int
+    segments: Sequence[Segment], turns: Iterable[Turn], room: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Split a sequence's text at the boundaries of turns; text from the chat template has no role.
 

@@ -14,8 +14,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.suites.data import Places
     from gym_fed.evaluation.suites.fetch import DatasetOffer
+    from gym_fed.evaluation.suites.store import Places
 
 SetsOption = Annotated[
     Path | None,
@@ -36,9 +36,8 @@ DataOption = Annotated[
 
 def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJson = False) -> None:
     """List the suites and their tasks: what each measures, rows, licence, and whether its rows are here."""
-    from gym_fed.evaluation.suites.data import Places, require_folder
     from gym_fed.evaluation.suites.listing import listing
-    from gym_fed.evaluation.suites.store import evals_home, read_lock
+    from gym_fed.evaluation.suites.store import Places, evals_home, read_lock, require_folder
 
     if data is not None:
         require_folder(data)

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.harness.encoder import encoder_of
 from gym_fed.evaluation.harness.isolation import (
     offline,
     patterns_bounded,
@@ -19,6 +18,10 @@ from gym_fed.evaluation.harness.isolation import (
 from gym_fed.evaluation.harness.sources import Outcome, PromptOptions, RequestKey, TaskSource
 from gym_fed.evaluation.harness.task import HarnessTask
 from gym_fed.evaluation.results import TaskResult
+from gym_fed.evaluation.scoring.scorer import Continuation
+
+_CHARACTERS_A_TOKEN = 64
+"""An upper bound. Only the end of a longer prompt is encoded, since the rest does not fit."""
 
 
 def require_harness() -> None:
@@ -82,3 +85,108 @@ class Preparation:
         """
         with offline(), seeded(), templates_kept(), patterns_bounded():
             return {name: task.result(outcomes) for name, task in self._tasks.items()}
+
+
+def encoder_of(tokenizer: Any, max_length: int) -> Any:
+    """Create the harness's encoder (its ``TemplateLM`` and the additions of ``HFLM``) without a model."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import has_bos_prefix
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    def one(context: Sequence[int | None], ids: Sequence[int]) -> Continuation:
+        if context[0] is None:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                "a text is scored from its first word on, and the tokenizer has no token to begin with",
+                "evaluate the model's folder, or leave the task out",
+            )
+        return Continuation(tuple(int(token or 0) for token in context), tuple(ids))
+
+    most = max_length * _CHARACTERS_A_TOKEN
+
+    class Encoder(TemplateLM):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokenizer = tokenizer
+
+        @property
+        def eot_token_id(self) -> int | None:
+            token_id: int | None = tokenizer.eos_token_id
+            return token_id
+
+        @property
+        def prefix_token_id(self) -> int | None:
+            token_id: int | None = tokenizer.bos_token_id
+            return self.eot_token_id if token_id is None else token_id
+
+        @property
+        def eos_text(self) -> str | None:
+            return None if tokenizer.eos_token_id is None else str(tokenizer.decode(tokenizer.eos_token_id))
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+            if add_special_tokens is None and has_bos_prefix(string, tokenizer.decode(self.prefix_token_id)):
+                add_special_tokens = False
+            special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+            return list(tokenizer.encode(string, **special))
+
+        def tok_encode_prompt(self, string: str) -> list[int]:
+            bare = has_bos_prefix(string, tokenizer.bos_token)
+            return list(
+                tokenizer.encode(self._end(string), **({"add_special_tokens": False} if bare else {}))
+            )
+
+        def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+            context = self._end(context)
+            head, tail = super()._encode_pair(context, continuation)
+            if context != context.rstrip():
+                # A template's last token may end with the line: "<|im_start|>assistant\n" is one of gym-nano's. The
+                # harness would take the line's end off it, and count the tokens of another text.
+                whole, given = self.tok_encode(context + continuation), self.tok_encode(context)
+                if whole[: len(head)] != head and whole[: len(given)] == given:
+                    return given, whole[len(given) :]
+            return head, tail
+
+        def _end(self, text: str) -> str:
+            """Return the end of a very long text that fills the context; other texts unchanged."""
+            end = text[-most:]
+            return end if end == text or len(tokenizer.encode(end)) > max_length + 1 else text
+
+        def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
+            return [one(context, ids) for _text, context, ids in requests]
+
+        def windows(self, text: str) -> tuple[Continuation, ...]:
+            parts = get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=max_length,
+                context_len=1,
+            )
+            return tuple(one(context, ids) for context, ids in map(make_disjoint_window, parts))
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            return [self.windows(one.args[0]) for one in requests]
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            raise AssertionError("answers are requested from the scorer")
+
+        def apply_chat_template(
+            self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+        ) -> str:
+            import jinja2
+
+            def rendered(messages: list[dict[str, str]]) -> str:
+                return str(
+                    tokenizer.apply_chat_template(
+                        messages,
+                        tokenize=False,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=not add_generation_prompt,
+                    )
+                )
+
+            try:
+                return rendered(chat_history)
+            except jinja2.exceptions.TemplateError:  # as HFLM does: some templates refuse the system role
+                return rendered([turn for turn in chat_history if turn["role"] != "system"])
+
+    return Encoder()

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from gym_fed.core.bounded.patterns import BOUNDED_REGEX
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
-from gym_fed.evaluation.suites.data import TaskRows
 from gym_fed.evaluation.suites.definitions import named, resolved
 from gym_fed.evaluation.suites.rendering import TEMPLATES, refuse, sandboxed, value_of
 from gym_fed.evaluation.suites.row_files import Row, rows_sha256
+from gym_fed.evaluation.suites.store import TaskRows
 
 _RENDERED_ROWS = 8
 _SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")

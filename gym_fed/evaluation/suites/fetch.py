@@ -21,15 +21,15 @@ from gym_fed.base.downloads.fetch import Report, fetch, silent
 from gym_fed.base.downloads.offer import DownloadOffer, RepoFile, offer_dataset_files
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
-from gym_fed.evaluation.suites.data import row_files_of
+from gym_fed.evaluation.suites.definitions import members
 from gym_fed.evaluation.suites.listing import listing, unknown_task
-from gym_fed.evaluation.suites.members import members
 from gym_fed.evaluation.suites.row_files import SUFFIXES, rows_bytes
 from gym_fed.evaluation.suites.store import (
     LockedDataset,
     LockedFile,
     locked_file,
     read_lock,
+    row_files_of,
     split_path,
     write_lock,
 )

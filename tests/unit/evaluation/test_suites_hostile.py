@@ -170,7 +170,7 @@ def test_expressions_that_tasks_have_are_taken(pattern: str) -> None:
 def test_of_a_prompt_of_millions_of_characters_only_the_end_is_encoded_to_the_same_tokens() -> None:
     pytest.importorskip("lm_eval")
     from gym_fed.base.models import load_tokenizer
-    from gym_fed.evaluation.harness.encoder import encoder_of
+    from gym_fed.evaluation.harness.preparation import encoder_of
 
     tokenizer, lengths = load_tokenizer("gym-nano"), []
 
@@ -196,7 +196,7 @@ def test_a_long_prompt_of_few_tokens_is_encoded_whole() -> None:
     pytest.importorskip("lm_eval")
     from types import SimpleNamespace
 
-    from gym_fed.evaluation.harness.encoder import encoder_of
+    from gym_fed.evaluation.harness.preparation import encoder_of
 
     lines = SimpleNamespace(encode=lambda text: [len(one) for one in text.split("|")], bos_token=None)
     assert encoder_of(lines, 16).tok_encode_prompt("x" * 5000 + "|" + "y" * 5000) == [5000, 5000]
