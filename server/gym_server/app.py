@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
         )
     with Federation.open(Path(folder)) as federation, federation.hub_lock():
         check_soup(federation.config)
-        check_promise(federation)
+        check_promise(federation.config, federation.base, federation.database, federation.round_store)
         by_reference = isinstance(grid, HubGrid)
         cap = federation.max_update_bytes
         DurableDeltaSoup(federation, ByReference() if by_reference else Inline(federation.store, cap)).start(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from gym_fed.core.text import readable_seconds
-from gym_server.federation import Federation
+from gym_server.accounts.contributor_clocks import ContributorClocks
+from gym_server.clock import HubClock
 
 log = logging.getLogger("gym_server")
 
@@ -17,29 +18,29 @@ _LEAST_CLOCKS = 3
 class ClockWatch:
     """Compares the clocks every few seconds; logs each difference once."""
 
-    def __init__(self, fed: Federation) -> None:
-        self._fed = fed
+    def __init__(self, clock: HubClock, contributor_clocks: ContributorClocks) -> None:
+        self._clock, self._contributor_clocks = clock, contributor_clocks
         self._reported = 0.0
         self._slept = 0.0
 
     def look(self) -> None:
         """Compare the clocks once."""
-        step = self._fed.clock.keep()
+        step = self._clock.keep()
         if step:
             log.warning(
                 "this machine's clock was set %s %s; rounds, leases and sessions are not affected",
                 readable_seconds(abs(step)),
                 "forward" if step > 0 else "back",
             )
-        asleep, self._slept = self._fed.clock.slept - self._slept, self._fed.clock.slept
+        asleep, self._slept = self._clock.slept - self._slept, self._clock.slept
         if asleep > 0:
             log.warning(
                 "this machine slept for %s; rounds, leases and sessions are extended by that time",
                 readable_seconds(asleep),
             )
-        ahead, count = self._fed.contributor_clocks.median()
+        ahead, count = self._contributor_clocks.median()
         # Difference of this machine's clock to the contributors' clocks.
-        wrong = self._fed.clock.wall() - self._fed.clock.now() - ahead
+        wrong = self._clock.wall() - self._clock.now() - ahead
         if count < _LEAST_CLOCKS or abs(wrong) <= _TOLERANCE_SECONDS:
             self._reported = 0.0
         elif abs(wrong - self._reported) > _TOLERANCE_SECONDS:

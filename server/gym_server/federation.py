@@ -102,7 +102,9 @@ class Federation:
         self.queue = MessageQueue(database, config.rounds.lease_seconds, now)
         self.lease_histories = LeaseHistoryCache(config.rounds.lease_seconds)
         self.round_store = RoundStore(database, self.ledger, base.digest, now)
-        self.state = HubState(folder, base, database, self.ledger, self.store, self.round_store, self.clock)
+        self.state = HubState(
+            folder, self.server, base, database, self.ledger, self.store, self.round_store, self.clock
+        )
         hold = config.rewards.hold_seconds
         tls = PLAIN_TEXT if insecure else self.fingerprint
         limits = config.limits

@@ -194,9 +194,9 @@ def test_what_can_be_read_is_a_name_and_every_command_shows_it(
     hub.client(tmp_path / "home", name).close()
     fed = hub.fed
     for shown in (
-        status_table(status_of(fed)),
+        status_table(status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)),
         accounts_table(accounts_of(fed)),
-        rewards_table(rewards_shown(fed)),
+        rewards_table(rewards_shown(fed.config, fed.database, fed.payouts)),
     ):
         assert name in rendered(shown)
     assert any(name in ledger_lines(entry.to_dict())[0] for entry in fed.ledger.entries())

@@ -103,10 +103,10 @@ def test_a_refused_update_counts_against_the_quota_and_its_file_goes_after_the_s
         ErrorCode.QUOTA_EXCEEDED,
         True,
     )
-    assert gc(hub.fed)["objects"] == 0, "it is young"
+    assert gc(hub.fed.state, hub.fed.config)["objects"] == 0, "it is young"
     with hub.fed.database.transaction() as tx:
         tx.execute(objects.update().values(created_at=time.time() - 86400 - 10))
-    assert gc(hub.fed)["object_bytes"] == QUOTA
+    assert gc(hub.fed.state, hub.fed.config)["object_bytes"] == QUOTA
     raw.upload(b"another one")
     raw.close()
 

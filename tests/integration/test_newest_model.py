@@ -56,5 +56,5 @@ def test_the_newest_version_is_written_served_and_asked_and_ends_with_the_pages(
             text = "".join(choice["delta"].get("content") or "" for choice in choices)
             assert text.startswith(answer["text"]), "the same prompt has the same answer"
         until(lambda: not child.is_running(), "the end of the process")
-        exact = write_version(fed, tmp_path / "exact")
+        exact = write_version(fed.state, fed.config, tmp_path / "exact")
         assert tensors_digest(load_model(str(written)).model) == exact["base_digest"]

@@ -25,5 +25,5 @@ def with_gate(folder: Path, base: Path | str, **gate: Any) -> Path:
 def refusal(folder: Path) -> GymError:
     """What the checks at the start of a hub refuse."""
     with pytest.raises(GymError) as caught, Federation.open(folder) as fed:
-        check_at_start(fed)
+        check_at_start(fed.state, fed.config, fed.recipes)
     return caught.value

@@ -35,7 +35,14 @@ class HubPages:
         for screen in dashboard.SCREENS:
             routes.include_router(screen.routes(view))
         screens = Path(dashboard.__file__).parent / "screens"
-        face = Face("hub", fed.config.name, screens, routes, HubFeed(fed).feed, health.beside(view))
+        face = Face(
+            "hub",
+            fed.config.name,
+            screens,
+            routes,
+            HubFeed(fed.state, fed.live_config, fed.lease_histories).feed,
+            health.beside(view),
+        )
         app = create_app(face, Access("session", token=TOKEN, public=True))
         self.operator, self.viewer = (TestClient(app, base_url=ADDRESS) for _ in range(2))
         self.operator.get(f"/login?token={TOKEN}", follow_redirects=False)

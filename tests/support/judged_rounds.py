@@ -127,7 +127,7 @@ class Judged:
 
     def merge(self, number: int, ids: Sequence[str], **options: Any) -> None:
         current = Round(number, MERGING, None, self.fed.round_store.head().height, list(ids), "")
-        merge_round(self.fed, self.model, current, **options)
+        merge_round(self.fed.state, self.fed.config, self.fed.keys, self.model, current, **options)
 
     def found(self, number: int, who: str, update_id: str) -> dict[str, Any]:
         with self.fed.database.reading() as tx:

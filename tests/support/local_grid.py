@@ -61,7 +61,9 @@ class LocalGrid(Grid):
     def serve(self, fed: Federation, newcomers: bool = True) -> LocalGrid:
         """Belong to a hub, whose folder may have been opened anew."""
         self._fed = fed
-        HubGrid(fed)  # Flower stamps messages with the process's identity, which the hub's own grid sets
+        HubGrid(
+            fed.state, fed.live_config, fed.queue, fed.max_update_bytes
+        )  # Flower stamps messages with the process's identity, which the hub's own grid sets
         for number, name in self.names.items() if newcomers else ():
             contributor = enrol(fed, self.homes[name].key, name)
             with fed.database.transaction() as tx:

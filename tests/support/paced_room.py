@@ -67,7 +67,10 @@ class PacedRoom:
         self.fed.clock.steady = self.fed.clock.awake = lambda: self.seconds
         self.fed.clock.wall = lambda: start + self.seconds
         self.fed.clock.start()
-        self.strategy, self.grid = DurableDeltaSoup(self.fed), HubGrid(self.fed)
+        self.strategy, self.grid = (
+            DurableDeltaSoup(self.fed),
+            HubGrid(self.fed.state, self.fed.live_config, self.fed.queue, self.fed.max_update_bytes),
+        )
         self._hub = Hub(self.fed, Wakeups())
         self.members: dict[str, Member] = {}
         self.join(members)

@@ -65,7 +65,9 @@ class Scenes:
         self.cut("uploaded", sha256=sha256)
 
         round_store = fed.round_store
-        round_store.start_collecting(1, new_task(fed, round_store.open_next().server_round))
+        round_store.start_collecting(
+            1, new_task(fed.state, fed.config, fed.max_update_bytes, round_store.open_next().server_round)
+        )
         issued, expires = lifetime(time.time())
         manifest = UpdateManifest(
             contributor=contributor,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select, update
 
-from gym_fed.config.hub.server import CONFIG_NAME
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.login import Invite, format_invite, token_hash
-from gym_server.federation import Federation
+from gym_server.accounts.accounts import Accounts
+from gym_server.clock import HubClock
+from gym_server.store.database import Database
 from gym_server.store.tables import invites
 
 MAX_NOTE = 200
@@ -22,50 +25,61 @@ _CANCELLED = 0.0
 """``expires_at`` of an invite that was taken back."""
 
 
-def make_invites(fed: Federation, count: int, note: str, valid_seconds: float) -> list[dict[str, str]]:
+def make_invites(
+    config: ServerConfig,
+    folder: Path,
+    accounts: Accounts,
+    fingerprint: str,
+    count: int,
+    note: str,
+    valid_seconds: float,
+) -> list[dict[str, str]]:
     """New invites, each for one contributor: its id here, and the text to hand out.
 
     Raises:
         GymError: ``CONFIG_INVALID`` where nobody could connect to the address that they would carry.
     """
-    where, note = address_for_others(fed), plain(note, MAX_NOTE)
+    where, note = address_for_others(config, folder), plain(note, MAX_NOTE)
     made = []
     for _ in range(count):
-        token = fed.accounts.invite(note, valid_seconds)
-        text = format_invite(Invite(where.host, where.port, fed.fingerprint, token))
+        token = accounts.invite(note, valid_seconds)
+        text = format_invite(Invite(where.host, where.port, fingerprint, token))
         made.append({"id": token_hash(token)[:_ID_DIGITS], "invite": text})
     return made
 
 
-def address_for_others(fed: Federation) -> Endpoint:
+def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:
     """What invites carry: ``advertise``, else ``listen``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when that is no address that others can connect to.
     """
-    if fed.config.advertise is not None:
-        return Endpoint.parse(fed.config.advertise)
-    where = Endpoint.parse(fed.config.listen, least_port=0)
+    if config.advertise is not None:
+        return Endpoint.parse(config.advertise)
+    where = Endpoint.parse(config.listen, least_port=0)
     if where.is_everywhere or not where.port:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"an invite carries the hub's address, and nobody can connect to listen: {fed.config.listen}",
-            f"set advertise: HOST:PORT in {fed.folder / CONFIG_NAME}, as contributors reach this hub",
+            f"an invite carries the hub's address, and nobody can connect to listen: {config.listen}",
+            f"set advertise: HOST:PORT in {folder / CONFIG_NAME}, as contributors reach this hub",
         )
     return where
 
 
-def invites_of(fed: Federation, offset: int = 0, most: int | None = None) -> list[dict[str, Any]]:
+def invites_of(
+    database: Database, clock: HubClock, offset: int = 0, most: int | None = None
+) -> list[dict[str, Any]]:
     """Invites, the newest first; ``state`` is open, used, expired or cancelled.
 
     Args:
-        fed: The hub.
+        database: The hub's database.
+        clock: The hub's clock.
         offset: How many of the newest to leave out.
         most: How many at most; None: all.
     """
-    now = fed.clock.now()
+    now = clock.now()
     newest = select(invites).order_by(invites.c.created_at.desc(), invites.c.token_hash)
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         rows = tx.execute(newest.offset(offset).limit(most)).all()
     return [
         {
@@ -80,20 +94,20 @@ def invites_of(fed: Federation, offset: int = 0, most: int | None = None) -> lis
     ]
 
 
-def cancel_invites(fed: Federation, ids: list[str]) -> list[str]:
+def cancel_invites(database: Database, clock: HubClock, ids: list[str]) -> list[str]:
     """Take back invites that nobody has used yet; all of them or none. Returns their ids.
 
     Raises:
         GymError: ``NOT_FOUND`` for an id that is no open invite's.
     """
-    found = {one["id"]: one["state"] for one in invites_of(fed)}
+    found = {one["id"]: one["state"] for one in invites_of(database, clock)}
     for one in ids:
         if found.get(one) != "open":
             what = "there is no invite" if one not in found else f"it is {found[one]}: invite"
             raise GymError(
                 ErrorCode.NOT_FOUND, f"{what} {plain(one, 80)!r}", "gym-server invites list shows them"
             )
-    with fed.database.transaction() as tx:
+    with database.transaction() as tx:
         for one in ids:
             mine = invites.c.token_hash.startswith(one, autoescape=True) & invites.c.used_by.is_(None)
             tx.execute(update(invites).where(mine).values(expires_at=_CANCELLED))

@@ -19,7 +19,7 @@ from typing import IO, Any
 from sqlalchemy import Connection, select
 
 import gym_fed
-from gym_fed.config.hub.server import CONFIG_NAME
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256
@@ -28,12 +28,13 @@ from gym_fed.trust.ledger.heads import SignedHead
 from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
 from gym_server.backup.records import missing_records, whole_records
-from gym_server.federation import Federation
 from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import hash_of, newest_head
 from gym_server.rounds.soups import optimizer_name, residual_name
+from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.hub_lock import locked_file
+from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import versions
 from gym_server.store.usage import essential, needed
 
@@ -54,11 +55,14 @@ class KeyPolicy:
     passphrase: Callable[[], bytes] | None = None
 
 
-def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None) -> dict[str, Any]:
+def backup(
+    state: HubState, config: ServerConfig, url: str, policy: KeyPolicy, keep: int | None = None
+) -> dict[str, Any]:
     """Add a snapshot to a place; objects that are there already are not copied again.
 
     Args:
-        fed: The hub, running or not.
+        state: The hub's state.
+        config: The hub's config.
         url: A folder, or an fsspec URL.
         policy: See ``KeyPolicy``.
         keep: Afterwards delete all but so many snapshots of this hub, and the objects that only those named.
@@ -70,18 +74,18 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
         GymError: ``PERMISSION_DENIED`` for plain keys without leave; ``STATE_CORRUPT`` when the ledger, an object or a
             state file is not what it should be; ``STATE_LOCKED`` while another backup or gc runs on the folder.
     """
-    keys = _keys(fed, policy)
+    keys = _keys(state.folder, policy)
     place = Place(url)
     with (
-        care_lock(fed.folder),
-        tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="backup-") as work,
+        care_lock(state.folder),
+        tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="backup-") as work,
     ):
         unfinished = place.drop_unfinished()
-        before = fed.ledger.newest_head()
+        before = state.ledger.newest_head()
         copy = Path(work) / "database"
-        head, names, states = _copy_database(fed, copy, before)
+        head, names, states = _copy_database(state, config, copy, before)
         failpoint("backup-database")
-        _require_same_ledger(fed, head)
+        _require_same_ledger(state.database, head)
         created = int(time.time())
         when = datetime.fromtimestamp(created, UTC).strftime("%Y%m%dT%H%M%SZ")
         snapshot = f"{when}-{head.size if head else 0:08d}"
@@ -92,19 +96,24 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
         there = place.objects()
         objects, new = dict[str, int](), 0
         for sha256, what in sorted(names.items()):
-            size = _copy_object(fed, place, sha256, what, there)
+            size = _copy_object(state.database, state.store, place, sha256, what, there)
             if size is not None:
                 objects[sha256] = size
                 new += sha256 not in there
             failpoint("backup-object")
         records = {}
-        for path, sha256 in whole_records(fed):
+        for path, sha256 in whole_records(state.folder):
             if _copy_record(place, path, sha256, there):
-                records[path.relative_to(fed.folder).as_posix()] = File(
+                records[path.relative_to(state.folder).as_posix()] = File(
                     sha256=sha256, size_bytes=path.stat().st_size
                 )
         files = {}
-        sources = {DATABASE: copy, CONFIG_NAME: fed.folder / CONFIG_NAME, **states, **_data_files(fed)}
+        sources = {
+            DATABASE: copy,
+            CONFIG_NAME: state.folder / CONFIG_NAME,
+            **states,
+            **_data_files(config, state.folder),
+        }
         for name, content in keys.items():
             sources[f"keys/{name}"] = Path(work) / f"key-{name}"
             sources[f"keys/{name}"].write_bytes(content)
@@ -113,10 +122,10 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
             files[name] = File(sha256=sha256, size_bytes=size)
         failpoint("backup-files")
         manifest = SnapshotManifest(
-            server=fed.server,
+            server=state.server,
             created_at=created,
             software_version=gym_fed.__version__,
-            database="sqlite" if fed.database.engine.dialect.name == "sqlite" else "postgresql",
+            database="sqlite" if state.database.engine.dialect.name == "sqlite" else "postgresql",
             head=None if head is None else head.to_dict(),
             files=files,
             objects=objects,
@@ -126,7 +135,7 @@ def backup(fed: Federation, url: str, policy: KeyPolicy, keep: int | None = None
         written.write_text(manifest.model_dump_json(indent=2))
         failpoint("backup-manifest")
         place.put(written, f"snapshots/{snapshot}/{MANIFEST}")
-        dropped = _drop_old(place, fed.server, keep) if keep is not None else []
+        dropped = _drop_old(place, state.server, keep) if keep is not None else []
     return {
         "snapshot": snapshot,
         "to": url,
@@ -152,21 +161,25 @@ def care_lock(folder: Path) -> IO[str]:
 
 
 def _copy_database(
-    fed: Federation, copy: Path, before: SignedHead | None
+    state: HubState, config: ServerConfig, copy: Path, before: SignedHead | None
 ) -> tuple[SignedHead | None, dict[str, str], dict[str, Path]]:
     """Copy the database, verify the copy, and read from it what else belongs to the snapshot."""
-    if fed.database.engine.dialect.name != "sqlite":
-        postgres.dump(fed.database.url, copy)
-        with fed.database.reading() as tx:  # what the archive names, and what came since
-            return before, needed(tx, fed.clock.now(), fed.config.rewards.stale_rounds), states_of(tx, fed)
-    source = sqlite3.connect(f"file:{fed.database.url.removeprefix('sqlite:///')}?mode=ro", uri=True)
+    if state.database.engine.dialect.name != "sqlite":
+        postgres.dump(state.database.url, copy)
+        with state.database.reading() as tx:  # what the archive names, and what came since
+            return (
+                before,
+                needed(tx, state.clock.now(), config.rewards.stale_rounds),
+                states_of(tx, state.folder),
+            )
+    source = sqlite3.connect(f"file:{state.database.url.removeprefix('sqlite:///')}?mode=ro", uri=True)
     target = sqlite3.connect(copy)
     with contextlib.closing(source), contextlib.closing(target):
         source.backup(target)
         target.execute("PRAGMA journal_mode=DELETE")  # one file, whole without a log beside it
     database = Database(f"sqlite:///{copy}")
     try:
-        verify_database(database, fed.ledger.public_key)
+        verify_database(database, state.ledger.public_key)
         with database.reading() as tx:
             head = newest_head(tx)
             if before is not None and (head is None or head.size < before.size):
@@ -174,7 +187,11 @@ def _copy_database(
                     ErrorCode.STATE_CORRUPT,
                     f"the copy of the database lacks entry {before.size}, signed before",
                 )
-            found = head, needed(tx, fed.clock.now(), fed.config.rewards.stale_rounds), states_of(tx, fed)
+            found = (
+                head,
+                needed(tx, state.clock.now(), config.rewards.stale_rounds),
+                states_of(tx, state.folder),
+            )
     finally:
         database.close()
     with contextlib.closing(sqlite3.connect(copy)) as file:
@@ -182,13 +199,13 @@ def _copy_database(
     return found
 
 
-def states_of(tx: Connection, fed: Federation) -> dict[str, Path]:
+def states_of(tx: Connection, folder: Path) -> dict[str, Path]:
     """The state files that versions left to the next round."""
     found = {}
     for server_round, residual in tx.execute(select(versions.c.server_round, versions.c.residual)).all():
         names = {residual_name(server_round), optimizer_name(server_round), *([residual] if residual else [])}
         for name in sorted(names):
-            path = fed.folder / "residuals" / name
+            path = folder / "residuals" / name
             if path.exists():
                 found[f"residuals/{name}"] = path
             elif name == residual:
@@ -196,10 +213,10 @@ def states_of(tx: Connection, fed: Federation) -> dict[str, Path]:
     return found
 
 
-def _require_same_ledger(fed: Federation, head: SignedHead | None) -> None:
+def _require_same_ledger(database: Database, head: SignedHead | None) -> None:
     if head is None:
         return
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         found = hash_of(tx, head.size)
     if found != head.head.hash:
         raise GymError(
@@ -209,12 +226,14 @@ def _require_same_ledger(fed: Federation, head: SignedHead | None) -> None:
         )
 
 
-def _copy_object(fed: Federation, place: Place, sha256: str, what: str, there: dict[str, int]) -> int | None:
+def _copy_object(
+    database: Database, store: ObjectStore, place: Place, sha256: str, what: str, there: dict[str, int]
+) -> int | None:
     """Copy an object that is not there yet; gives its size, or None for one that the hub has not got yet."""
     try:
-        path = fed.store.local_path(sha256)
+        path = store.local_path(sha256)
     except GymError as error:
-        with fed.database.reading() as tx:
+        with database.reading() as tx:
             if error.code is not ErrorCode.NOT_FOUND or sha256 in essential(tx):
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
@@ -249,21 +268,21 @@ def _copy_record(place: Place, path: Path, sha256: str, there: dict[str, int]) -
     return found == sha256
 
 
-def _data_files(fed: Federation) -> dict[str, Path]:
+def _data_files(config: ServerConfig, folder: Path) -> dict[str, Path]:
     """The coordinator's own data, where the config names files inside the hub's folder."""
-    gate, root = fed.config.gate, fed.config.root
+    gate, root = config.gate, config.root
     named = [gate.heldout, root.data if root else None, gate.safety.prompts if gate.safety else None]
     found = {}
     for text in named:
         if text is None or "task:" in text or Path(text).is_absolute():
             continue
-        path = (fed.folder / text).resolve()
-        if path.is_file() and path.is_relative_to(fed.folder):
-            found[str(path.relative_to(fed.folder))] = path
+        path = (folder / text).resolve()
+        if path.is_file() and path.is_relative_to(folder):
+            found[str(path.relative_to(folder))] = path
     return found
 
 
-def _keys(fed: Federation, policy: KeyPolicy) -> dict[str, bytes]:
+def _keys(folder: Path, policy: KeyPolicy) -> dict[str, bytes]:
     """The files of ``keys/`` as they go into the backup.
 
     Raises:
@@ -273,7 +292,7 @@ def _keys(fed: Federation, policy: KeyPolicy) -> dict[str, bytes]:
 
     found = {}
     secret: bytes | None = None
-    for path in sorted((fed.folder / "keys").iterdir()):
+    for path in sorted((folder / "keys").iterdir()):
         if not path.is_file() or path.name.startswith("."):
             continue
         content = path.read_bytes()
@@ -304,26 +323,26 @@ def _drop_old(place: Place, server: str, keep: int) -> list[str]:
     return old
 
 
-def check_hub(fed: Federation) -> dict[str, Any]:
+def check_hub(state: HubState) -> dict[str, Any]:
     """Verify the ledger with all tables, and that every object and state file that is needed is there and right.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming the first thing that is not.
     """
-    found = fed.ledger.verify()
-    with fed.database.reading() as tx:
+    found = state.ledger.verify()
+    with state.database.reading() as tx:
         names = essential(tx)
-        states = states_of(tx, fed)
-        lost = missing_records(fed, tx)
+        states = states_of(tx, state.folder)
+        lost = missing_records(state.folder, tx)
     for sha256, what in sorted(names.items()):
         try:
-            path = fed.store.local_path(sha256)
+            path = state.store.local_path(sha256)
         except GymError as error:
             raise _missing(sha256, what, "is missing") from error
         if file_sha256(path) != sha256:
             raise _missing(sha256, what, "does not hash to its name")
     return {
-        "server": fed.server,
+        "server": state.server,
         **found,
         "objects": len(names),
         "state_files": len(states),

@@ -21,13 +21,17 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, readable_bytes
+from gym_fed.delta.base import BaseSpec
 from gym_server.backup.backup import care_lock
 from gym_server.backup.records import unneeded_records
-from gym_server.federation import Federation
+from gym_server.clock import HubClock
 from gym_server.rounds.round_store import MERGING
-from gym_server.store.objects import StoredObject
+from gym_server.state import HubState
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore, StoredObject
 from gym_server.store.tables import objects, readers, rounds, uploads
 from gym_server.store.usage import needed
 
@@ -51,10 +55,10 @@ class _Cutoff(NamedTuple):
     files: float
 
 
-def gc_pass(fed: Federation) -> None:
+def gc_pass(state: HubState, config: ServerConfig) -> None:
     """Run one pass of a running hub: delete a limited number of objects, and log what was deleted."""
     try:
-        found = gc(fed, max_objects=_PASS_OBJECTS)
+        found = gc(state, config, max_objects=_PASS_OBJECTS)
     except GymError as error:
         if error.code is not ErrorCode.STATE_LOCKED:
             raise
@@ -71,7 +75,8 @@ def gc_pass(fed: Federation) -> None:
 
 
 def gc(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
     grace_seconds: float | None = None,
     dry_run: bool = False,
     max_objects: int | None = None,
@@ -79,7 +84,8 @@ def gc(
     """Delete unreferenced files.
 
     Args:
-        fed: The hub, running or not.
+        state: The hub's state.
+        config: The hub's config.
         grace_seconds: Keep younger files; None: ``storage.keep_unneeded_seconds``.
         dry_run: Delete nothing, only count.
         max_objects: Delete at most this many objects, the oldest first; None: all.
@@ -91,14 +97,16 @@ def gc(
     Raises:
         GymError: ``STATE_LOCKED`` while a backup or another gc runs on the folder.
     """
-    grace = fed.config.storage.keep_unneeded_seconds if grace_seconds is None else grace_seconds
-    with care_lock(fed.folder):
-        now = fed.clock.earliest_now()
-        before = _Cutoff(now - grace, min(now, fed.clock.wall()) - grace)
-        stopped = _stopped_uploads(fed, before, dry_run)
-        gone, gone_bytes, kept, kept_bytes = _objects(fed, before, dry_run, max_objects)
-        parts, part_bytes = _staging(fed, before.files, stopped, dry_run)
-        records, record_bytes = _records(fed, before.files, dry_run)
+    grace = config.storage.keep_unneeded_seconds if grace_seconds is None else grace_seconds
+    with care_lock(state.folder):
+        now = state.clock.earliest_now()
+        before = _Cutoff(now - grace, min(now, state.clock.wall()) - grace)
+        stopped = _stopped_uploads(state.database, state.store, before, dry_run)
+        gone, gone_bytes, kept, kept_bytes = _objects(
+            config, state.database, state.store, state.clock, before, dry_run, max_objects
+        )
+        parts, part_bytes = _staging(state.database, state.store, before.files, stopped, dry_run)
+        records, record_bytes = _records(state.folder, state.base, state.database, before.files, dry_run)
     return {
         "objects": gone,
         "object_bytes": gone_bytes,
@@ -112,30 +120,36 @@ def gc(
     }
 
 
-def _stopped_uploads(fed: Federation, before: _Cutoff, dry_run: bool) -> set[str]:
+def _stopped_uploads(database: Database, store: ObjectStore, before: _Cutoff, dry_run: bool) -> set[str]:
     """Withdraw uploads that received no data within the grace age; return the names of their partial files."""
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         old = tx.execute(select(uploads).where(uploads.c.created_at <= before.rows)).all()
     stopped = set()
     for row in old:
-        part = fed.store.part_path(row.contributor, row.sha256)
+        part = store.part_path(row.contributor, row.sha256)
         if part.exists() and part.stat().st_mtime > before.files:
             continue
         stopped.add(part.name)
         if not dry_run:
-            with fed.database.transaction() as tx:
+            with database.transaction() as tx:
                 of = (uploads.c.contributor == row.contributor) & (uploads.c.sha256 == row.sha256)
                 tx.execute(uploads.delete().where(of))
     return stopped
 
 
 def _objects(
-    fed: Federation, before: _Cutoff, dry_run: bool, max_objects: int | None
+    config: ServerConfig,
+    database: Database,
+    store: ObjectStore,
+    clock: HubClock,
+    before: _Cutoff,
+    dry_run: bool,
+    max_objects: int | None,
 ) -> tuple[int, int, int, int]:
-    stored = fed.store.listed()
-    stale = fed.config.rewards.stale_rounds
-    with fed.database.reading() as tx:
-        names = needed(tx, fed.clock.earliest_now(), stale)
+    stored = store.listed()
+    stale = config.rewards.stale_rounds
+    with database.reading() as tx:
+        names = needed(tx, clock.earliest_now(), stale)
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
         merging = tx.execute(select(rounds.c.server_round).where(rounds.c.state == MERGING)).first()
     age = {name: created for name, created in rows.items() if created <= before.rows}
@@ -144,11 +158,13 @@ def _objects(
         age |= {name: modified for name, modified in loose.items() if modified <= before.files}
     wanted = sorted((name for name in age if name not in names), key=age.__getitem__)[:max_objects]
     if not dry_run:
-        batch = _REMOTE_BATCH if fed.store.is_remote else _BATCH
+        batch = _REMOTE_BATCH if store.is_remote else _BATCH
         wanted = [
             name
             for start in range(0, len(wanted), batch)
-            for name in _delete(fed, wanted[start : start + batch], before.rows, stored)
+            for name in _delete(
+                config, database, store, clock, wanted[start : start + batch], before.rows, stored
+            )
         ]
     gone = [name for name in wanted if name in stored]
     gone_bytes = sum(stored[name].size_bytes for name in gone)
@@ -156,11 +172,19 @@ def _objects(
     return len(gone), gone_bytes, len(stored) - len(gone), total - gone_bytes
 
 
-def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, StoredObject]) -> list[str]:
+def _delete(
+    config: ServerConfig,
+    database: Database,
+    store: ObjectStore,
+    clock: HubClock,
+    names: list[str],
+    before: float,
+    stored: dict[str, StoredObject],
+) -> list[str]:
     """Delete objects with their rows, in one transaction, so that no new reference to one can appear meanwhile."""
-    now = fed.clock.earliest_now()
-    with fed.database.transaction() as tx:
-        still = needed(tx, now, fed.config.rewards.stale_rounds)
+    now = clock.earliest_now()
+    with database.transaction() as tx:
+        still = needed(tx, now, config.rewards.stale_rounds)
         young = objects.c.sha256.in_(names) & (objects.c.created_at > before)
         kept = {*still, *tx.scalars(select(objects.c.sha256).where(young))}
         gone = [name for name in names if name not in kept]
@@ -168,18 +192,20 @@ def _delete(fed: Federation, names: list[str], before: float, stored: dict[str, 
         tx.execute(readers.delete().where(readers.c.sha256.in_(gone)))
         for name in gone:
             if name in stored:
-                fed.store.delete(name)
+                store.delete(name)
     return gone
 
 
-def _staging(fed: Federation, before: float, stopped: set[str], dry_run: bool) -> tuple[int, int]:
-    with fed.database.reading() as tx:
+def _staging(
+    database: Database, store: ObjectStore, before: float, stopped: set[str], dry_run: bool
+) -> tuple[int, int]:
+    with database.reading() as tx:
         open_parts = {
-            fed.store.part_path(row.contributor, row.sha256).name for row in tx.execute(select(uploads))
+            store.part_path(row.contributor, row.sha256).name for row in tx.execute(select(uploads))
         } - stopped
         living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
     gone = gone_bytes = 0
-    for path in [*sorted(fed.store.staging.iterdir()), *fed.store.partial_copies()]:
+    for path in [*sorted(store.staging.iterdir()), *store.partial_copies()]:
         with contextlib.suppress(FileNotFoundError):  # the hub finishes uploads meanwhile
             if path.stat().st_mtime > before or not _is_left(path, open_parts, living):
                 continue
@@ -194,10 +220,12 @@ def _staging(fed: Federation, before: float, stopped: set[str], dry_run: bool) -
     return gone, gone_bytes
 
 
-def _records(fed: Federation, before: float, dry_run: bool) -> tuple[int, int]:
+def _records(
+    folder: Path, base: BaseSpec, database: Database, before: float, dry_run: bool
+) -> tuple[int, int]:
     """Files of evaluations that neither the ledger nor a version is about."""
-    with fed.database.reading() as tx:
-        gone = unneeded_records(fed, tx, before)
+    with database.reading() as tx:
+        gone = unneeded_records(folder, base, tx, before)
     num_bytes = sum(path.stat().st_size for path in gone)
     if not dry_run:
         for path in gone:

@@ -16,22 +16,22 @@ from sqlalchemy import Connection, select
 
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import file_sha256
+from gym_fed.delta.base import BaseSpec
 from gym_fed.evaluation.records.document import RecordDocument
 from gym_fed.evaluation.records.keys import is_record_id, samples_path
 from gym_fed.evaluation.records.reader import read_document
 from gym_fed.evaluation.records.writer import IDENTITY
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.records import records_folder
-from gym_server.federation import Federation
 from gym_server.store.tables import ledger, rounds, versions
 
 _OVER = ("committed", "aborted")
 _ROUND = re.compile(r"\bround (\d+),")
 
 
-def whole_records(fed: Federation) -> Iterator[tuple[Path, str]]:
+def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
     """Documents and samples that belong together, each with its sha256; what is half written is left out."""
-    for path in _documents(fed):
+    for path in _documents(folder):
         with contextlib.suppress(
             GymError, OSError
         ):  # the hub writes beside us, and evaluates again what is damaged
@@ -41,35 +41,36 @@ def whole_records(fed: Federation) -> Iterator[tuple[Path, str]]:
                 yield from zip((path, samples), digests, strict=True)
 
 
-def missing_records(fed: Federation, tx: Connection) -> int:
+def missing_records(folder: Path, tx: Connection) -> int:
     """How many documents the ledger names that are not in the hub's folder."""
     named = _named(tx)
-    return len(named - {file_sha256(path) for path in _documents(fed)}) if named else 0
+    return len(named - {file_sha256(path) for path in _documents(folder)}) if named else 0
 
 
-def unneeded_records(fed: Federation, tx: Connection, before: float) -> list[Path]:
+def unneeded_records(folder: Path, base: BaseSpec, tx: Connection, before: float) -> list[Path]:
     """Files of records that neither the ledger nor a version is about, and what killed writes left.
 
     Args:
-        fed: The hub.
+        folder: The hub's folder.
+        base: The base model.
         tx: What only reads.
         before: Unix seconds; what is younger stays.
     """
     named = _named(tx)
-    known = {fed.base.digest, *tx.scalars(select(versions.c.digest))}
+    known = {base.digest, *tx.scalars(select(versions.c.digest))}
     living = set(tx.scalars(select(rounds.c.server_round).where(rounds.c.state.not_in(_OVER))))
-    documents = list(_documents(fed))
+    documents = list(_documents(folder))
     kept = {path for path in documents if _is_needed(path, named, known, living)}
     kept |= {samples_path(path) for path in kept}
     return [
         path
-        for path in sorted((records_folder(fed) / "data").rglob("*"))
+        for path in sorted((records_folder(folder) / "data").rglob("*"))
         if path.is_file() and path not in kept and path.stat().st_mtime <= before
     ]
 
 
-def _documents(fed: Federation) -> list[Path]:
-    found = (records_folder(fed) / "data").glob("*/*/*/*.json")
+def _documents(folder: Path) -> list[Path]:
+    found = (records_folder(folder) / "data").glob("*/*/*/*.json")
     return sorted(path for path in found if is_record_id(path.stem) and not path.is_symlink())
 
 

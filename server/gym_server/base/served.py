@@ -20,12 +20,13 @@ from gym_fed.base.files import (
     names_in,
 )
 from gym_fed.base.models import NANO, is_hub_name, resolve
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
 from gym_fed.core.text import counted, plain, readable_bytes
-from gym_fed.delta.base import digests_by_tensor
+from gym_fed.delta.base import BaseSpec, digests_by_tensor
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
-from gym_server.federation import Federation
+from gym_server.store.database import Database
 
 _PARTS = 1_000
 """Files or tensors in one message: far below its cap."""
@@ -44,18 +45,19 @@ class ServedBase:
         commit: Of the files there that this hub has.
     """
 
-    def __init__(self, fed: Federation) -> None:
+    def __init__(self, config: ServerConfig, base: BaseSpec, database: Database) -> None:
         """Find out what may be served; hashes the files of the base, those that changed since the last time.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for ``serve_base: true`` with a base that cannot travel.
         """
-        self._fed = fed
+        self._config, self._base = config, base
+        self._database = database
         self.files: tuple[BaseFile, ...] = ()
         self.licence = self.why_not = self.public_name = self.commit = ""
         self._paths: dict[str, Path] = {}
         self._parts: list[pb.BasePart] | None = None
-        named = fed.config.base_model
+        named = config.base_model
         if named == NANO:
             self.why_not = f"{NANO} comes with gym-fed"
             return
@@ -68,9 +70,9 @@ class ServedBase:
         if is_hub_name(named) and _PUBLIC.fullmatch(named):
             self.public_name = named
             self.commit = folder.name if _COMMIT.fullmatch(folder.name) else ""
-        if fed.config.serve_base is False:
+        if config.serve_base is False:
             self.why_not = "serve_base is false"
-        elif fed.config.serve_base == "auto" and self.licence not in REDISTRIBUTABLE:
+        elif config.serve_base == "auto" and self.licence not in REDISTRIBUTABLE:
             said = (
                 f"its licence is {plain(self.licence, 80)}"
                 if self.licence
@@ -109,7 +111,7 @@ class ServedBase:
         if self._parts is None:
             files = [pb.BaseFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in self.files]
             found = [pb.BasePart(files=files[at : at + _PARTS]) for at in range(0, len(files), _PARTS)]
-            digests = sorted(tensor_digests(self._fed).items())
+            digests = sorted(tensor_digests(self._base, self._database).items())
             tensors = [pb.BaseTensor(name=name, digest=digest) for name, digest in digests]
             found += [pb.BasePart(tensors=tensors[at : at + _PARTS]) for at in range(0, len(tensors), _PARTS)]
             self._parts = found
@@ -134,7 +136,7 @@ class ServedBase:
         self._paths = {file.sha256: folder / file.name for file in files}
 
     def _cannot(self, error: GymError) -> None:
-        if self._fed.config.serve_base is True:
+        if self._config.serve_base is True:
             what = f"serve_base: {error.message}"
             raise GymError(ErrorCode.CONFIG_INVALID, what, "set serve_base: false") from error
         self.why_not = error.message
@@ -143,25 +145,25 @@ class ServedBase:
         """Hashed once; again after its size or time changed."""
         found = path.stat()
         key, stamp = f"base_file:{path}", f"{found.st_size} {found.st_mtime_ns}"
-        known, _, sha256 = self._fed.database.setting(key, "").rpartition(" ")
+        known, _, sha256 = self._database.setting(key, "").rpartition(" ")
         if known != stamp:
             sha256 = file_sha256(path)
-            self._fed.database.set(key, f"{stamp} {sha256}")
+            self._database.set(key, f"{stamp} {sha256}")
         return BaseFile(path.name, found.st_size, sha256)
 
 
-def record_tensors(fed: Federation, model: Any) -> None:
+def record_tensors(base: BaseSpec, database: Database, model: Any) -> None:
     """Keep the digests of the base's tensors; ``model`` has them, and nothing is computed twice."""
-    if not fed.database.setting(_key(fed), ""):
+    if not database.setting(_key(base), ""):
         digests = {name: digest.hex() for name, digest in digests_by_tensor(model).items()}
-        fed.database.set(_key(fed), json.dumps(digests))
+        database.set(_key(base), json.dumps(digests))
 
 
-def tensor_digests(fed: Federation) -> dict[str, bytes]:
+def tensor_digests(base: BaseSpec, database: Database) -> dict[str, bytes]:
     """By name; empty where no round of this hub ever looked at the model."""
-    stored = fed.database.setting(_key(fed), "") or "{}"
+    stored = database.setting(_key(base), "") or "{}"
     return {name: bytes.fromhex(digest) for name, digest in json.loads(stored).items()}
 
 
-def _key(fed: Federation) -> str:
-    return f"base_tensors:{fed.base.digest}"
+def _key(base: BaseSpec) -> str:
+    return f"base_tensors:{base.digest}"

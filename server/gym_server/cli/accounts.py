@@ -175,8 +175,10 @@ def create_invites(
     with opened(folder) as fed:
         from gym_server.accounts.invitations import address_for_others, make_invites
 
-        made = make_invites(fed, count, note, expires_days * _DAY_SECONDS)
-        where = address_for_others(fed)
+        made = make_invites(
+            fed.config, fed.folder, fed.accounts, fed.fingerprint, count, note, expires_days * _DAY_SECONDS
+        )
+        where = address_for_others(fed.config, fed.folder)
     print_result(
         as_json,
         {
@@ -206,7 +208,7 @@ def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> No
     with opened(folder) as fed:
         from gym_server.accounts.invitations import invites_of
 
-        found = invites_of(fed)
+        found = invites_of(fed.database, fed.clock)
     if as_json:
         print_json(found)
         return
@@ -232,7 +234,7 @@ def cancel(
     with opened(folder) as fed:
         from gym_server.accounts.invitations import cancel_invites
 
-        cancelled = cancel_invites(fed, ids)
+        cancelled = cancel_invites(fed.database, fed.clock, ids)
     print_result(as_json, {"cancelled": cancelled}, f"cancelled: {', '.join(cancelled)}")
 
 

@@ -63,7 +63,7 @@ def backup(
         while True:
             try:
                 with waiting("copying what is new"):
-                    found = run_backup(fed, to, policy, keep)
+                    found = run_backup(fed.state, fed.config, to, policy, keep)
                 if as_json and pause is not None:
                     print_event(found)
                 else:
@@ -190,7 +190,7 @@ def check(
         raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
     else:
         with opened(folder) as fed, waiting("checking the hub"):
-            found = check_hub(fed)
+            found = check_hub(fed.state)
     if as_json:
         print_json({"valid": True, **found})
     else:
@@ -217,7 +217,7 @@ def gc(
     with opened(folder) as fed, waiting("looking for unreferenced files"):
         from gym_server.backup.gc import gc as run_gc
 
-        found = run_gc(fed, None if grace is None else parse_duration(grace), dry_run)
+        found = run_gc(fed.state, fed.config, None if grace is None else parse_duration(grace), dry_run)
     if as_json:
         print_json(found)
         return

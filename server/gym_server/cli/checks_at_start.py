@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.hub.server import CONFIG_NAME
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.system_errors import system_error
@@ -25,17 +25,20 @@ from gym_fed.privacy.accountant import noise_multiplier_for
 from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.evaluations.safety import check_probable
-from gym_server.federation import Federation
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
-from gym_server.rounds.recipes import check_soup
+from gym_server.rounds.recipes import RecipeChanges, check_soup
+from gym_server.rounds.round_store import RoundStore
+from gym_server.state import HubState
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
 from gym_server.store.room import shortage
 
 ROWS_FOR_PAY = 200
 """Held-out rows on which benchmarks/pay.py was run."""
 
 
-def check_at_start(fed: Federation) -> list[str]:
+def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges) -> list[str]:
     """Everything that a round of this hub needs and that can be known beforehand.
 
     Returns:
@@ -44,55 +47,55 @@ def check_at_start(fed: Federation) -> list[str]:
     Raises:
         GymError: The first thing that would fail later, with the key of the config that it is about.
     """
-    check_soup(fed.config)
-    _check_newest_soup(fed)
-    privacy.check_promise(fed)
-    _check_trainer(fed)
-    notes = _check_budget(fed)
-    if (short := shortage(fed)) is not None:
+    check_soup(config)
+    _check_newest_soup(state.folder, state.store, state.round_store)
+    privacy.check_promise(config, state.base, state.database, state.round_store)
+    _check_trainer(config)
+    notes = _check_budget(config, state.database, state.round_store)
+    if (short := shortage(state, config)) is not None:
         notes.append(f"{short.message}; no round opens until there is room ({short.hint})")
-    for folder in (fed.folder, fed.store.staging):
+    for folder in (state.folder, state.store.staging):
         _check_writable(folder)
-    _check_evals_data(fed)
-    return [*_overridden(fed), *notes, *_check_model(fed, _check_data(fed))]
+    _check_evals_data(config, state.folder)
+    return [*_overridden(recipes), *notes, *_check_model(state, config, _check_data(config, state.folder))]
 
 
-def _check_newest_soup(fed: Federation) -> None:
+def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore) -> None:
     """Contributors need the newest soup; it is absent where another place of objects was named in an earlier run."""
-    soups = fed.round_store.soups()
-    if soups and not fed.store.has(soups[-1].sha256):
+    soups = round_store.soups()
+    if soups and not store.has(soups[-1].sha256):
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"storage.objects: {fed.store.place} does not have the soup of version {len(soups)} "
+            f"storage.objects: {store.place} does not have the soup of version {len(soups)} "
             f"({soups[-1].sha256[:12]})",
-            f"name the place that earlier runs used: storage.objects in {fed.folder / CONFIG_NAME}, or --set "
+            f"name the place that earlier runs used: storage.objects in {folder / CONFIG_NAME}, or --set "
             "storage.objects=PLACE in every command; if the file is lost, restore a backup",
         )
 
 
-def _overridden(fed: Federation) -> list[str]:
+def _overridden(recipes: RecipeChanges) -> list[str]:
     """What `gym-server recipe set` has put above the config, a line each."""
-    settings = fed.recipes.settings()
+    settings = recipes.settings()
     return [
         f"{key}={value} holds, by gym-server recipe set: the config is overridden"
         for key, value in settings.items()
     ]
 
 
-def _check_budget(fed: Federation) -> list[str]:
-    privacy_config = fed.config.privacy
+def _check_budget(config: ServerConfig, database: Database, round_store: RoundStore) -> list[str]:
+    privacy_config = config.privacy
     if privacy_config is None:
         return []
-    wanted = fed.config.rounds.num_rounds - fed.round_store.num_committed()
-    paid = privacy.rounds_paid(fed, wanted)
+    wanted = config.rounds.num_rounds - round_store.num_committed()
+    paid = privacy.rounds_paid(config, database, wanted)
     if paid >= wanted:
         return []
     what = (
         f"privacy.epsilon {privacy_config.epsilon:g} pays for {counted(paid, 'more round')} at noise_multiplier "
-        f"{privacy_config.noise_multiplier:g}, and rounds.num_rounds {fed.config.rounds.num_rounds} leaves {wanted} "
+        f"{privacy_config.noise_multiplier:g}, and rounds.num_rounds {config.rounds.num_rounds} leaves {wanted} "
         "to go"
     )
-    if privacy_config.end_when_spent or privacy.has_begun(fed):
+    if privacy_config.end_when_spent or privacy.has_begun(database):
         return [f"{what}: the run ends when the budget is spent"]
     more_noise = "a larger privacy.noise_multiplier"
     if privacy_config.mechanism == "gaussian":
@@ -119,20 +122,20 @@ def _check_writable(folder: Path) -> None:
         raise GymError(refused.code, f"{folder}: {refused.message}", refused.hint) from error
 
 
-def _check_evals_data(fed: Federation) -> None:
+def _check_evals_data(config: ServerConfig, folder: Path) -> None:
     """The folder of evaluation sets, also where no suite needs it yet."""
-    named = fed.config.gate.evals_data
-    if named is not None and not (fed.folder / named).is_dir():
+    named = config.gate.evals_data
+    if named is not None and not (folder / named).is_dir():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
-            f"gate.evals_data: no folder at {fed.folder / named}",
+            f"gate.evals_data: no folder at {folder / named}",
             "name a folder of evaluation sets, relative to the hub's folder, or remove the key",
         )
 
 
-def _check_trainer(fed: Federation) -> None:
+def _check_trainer(config: ServerConfig) -> None:
     """The trainer's packages, where the hub itself is to train: ``requirements-hub.txt`` leaves them out."""
-    if fed.config.root is None:
+    if config.root is None:
         return
     from gym_fed.training.run.requirements import require_package
 
@@ -141,38 +144,38 @@ def _check_trainer(fed: Federation) -> None:
         require_package(package, "root (an update that the hub trains)", remedy=remedy)
 
 
-def _check_data(fed: Federation) -> list[Any]:
+def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
     """The held-out rows, if the config names any; the root data is looked at too."""
-    gate, root = fed.config.gate, fed.config.root
+    gate, root = config.gate, config.root
     rows: list[Any] = []
     if gate.heldout is not None:
         with _about("gate.heldout"):
-            found = coordinator_rows(gate.heldout, gate.format, gate.max_examples, fed.folder, "heldout")
+            found = coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout")
             rows = as_kind(_some(found, gate.heldout), "supervised")
     if root is not None:
         with _about("root.data"):
-            found = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
-            as_kind(_some(found, root.data), ALGORITHMS.new(fed.config.recipe.algorithm).row_kind)
+            found = coordinator_rows(root.data, root.format, root.max_examples, folder, "train")
+            as_kind(_some(found, root.data), ALGORITHMS.new(config.recipe.algorithm).row_kind)
     return rows
 
 
-def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
+def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> list[str]:
     """Whether the base is there with the weights that the federation began with, and can read the held-out rows."""
     with _about("gate.evals"):
-        suites = suites_of(fed.config.gate, fed.folder)
+        suites = suites_of(config.gate, state.folder)
     with _about("base_model"):
-        model = HubModel.of(fed)
-        ServedBase(fed)
-    record_tensors(fed, model.model)
+        model = HubModel.of(config, state.folder, state.base, state.store)
+        ServedBase(config, state.base, state.database)
+    record_tensors(state.base, state.database, model.model)
     for suite in suites:
         with _about("gate.evals"):
             check_measurable(suite, model.model, model.tokenizer)
-    if (safety := fed.config.gate.safety) is not None:
+    if (safety := config.gate.safety) is not None:
         with _about("gate.safety"):
-            check_probable(safety, fed.folder, model)
+            check_probable(safety, state.folder, model)
     if not heldout:
         return []
-    longest = fed.config.gate.max_length
+    longest = config.gate.max_length
     with _about("gate.heldout"):
         kept = len(encode_rows(model.tokenizer, heldout, max_length=longest))
         if not kept:
@@ -181,7 +184,7 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
                 f"in {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
                 "raise gate.max_length, or use shorter rows",
             )
-    notes = _pay_notes(fed, kept)
+    notes = _pay_notes(config, kept)
     if kept < len(heldout):
         left_out = len(heldout) - kept
         notes.append(
@@ -190,15 +193,15 @@ def _check_model(fed: Federation, heldout: list[Any]) -> list[str]:
     return notes
 
 
-def _pay_notes(fed: Federation, heldout_rows: int) -> list[str]:
+def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
     """Where held-out data judges the pay badly, or not at all."""
-    rewards = fed.config.rewards
+    rewards = config.rewards
     if rewards.measures and heldout_rows < ROWS_FOR_PAY:
         return [
             f"rewards.score: on {counted(heldout_rows, 'held-out row')} little is certain, and what is not certainly "
             f"gained waits in the pool; {ROWS_FOR_PAY} rows or more are better"
         ]
-    if not rewards.measures and not fed.config.hides_updates:
+    if not rewards.measures and not config.hides_updates:
         return ["rewards.score: participation pays noise like work; with gate.heldout it can be estimate"]
     return []
 

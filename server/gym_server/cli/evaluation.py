@@ -46,7 +46,8 @@ def evaluate(
         from gym_server.evaluations.versions import evaluate_versions, versions_table
 
         found = evaluate_versions(
-            fed,
+            fed.state,
+            fed.config,
             version or [],
             suite or [],
             limit,
@@ -69,7 +70,7 @@ def compare(
         from gym_server.rounds.hub_model import HubModel
 
         height = fed.round_store.version(fed.round_store.head().height if version is None else version).height
-        model = HubModel.of(fed)
+        model = HubModel.of(fed.config, fed.folder, fed.base, fed.store)
         found = measure_change(model, fed.round_store.soups(height), height)
     warnings = "\n".join(f"warning: {warning}" for warning in found.warnings)
     print_result(as_json, change_as_json(found), "\n".join(found.lines), note=warnings)

@@ -155,7 +155,7 @@ def replay(
 
     require_round_plugins(folder, server_round)
     with opened(folder) as fed, waiting(f"making the soup of round {server_round} again"):
-        found = replay_round(fed, server_round)
+        found = replay_round(fed.state, server_round)
     print_result(
         as_json,
         {"same": True, **found},
@@ -177,7 +177,7 @@ def rescore(
 
     require_round_plugins(folder, server_round)
     with opened(folder) as fed, waiting(f"measuring the updates of round {server_round} again"):
-        found = rescore_round(fed, server_round)
+        found = rescore_round(fed.state, fed.config, server_round)
     print_result(
         as_json,
         found,
@@ -262,8 +262,10 @@ def attribute(
         )
     with opened(folder) as fed:
         chosen = cast(Policy, policy)
-        found = attribute_use(fed, used, amount, chosen, Owner(owner, owner_share) if owner else None)
-        is_new = record_use(fed, usage_id, found) if usage_id is not None else None
+        found = attribute_use(
+            fed.base, fed.database, used, amount, chosen, Owner(owner, owner_share) if owner else None
+        )
+        is_new = record_use(fed.state, usage_id, found) if usage_id is not None else None
         with fed.database.reading() as tx:
             names = published_names(tx, found.shares)
     if as_json:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.text import counted, plain
 from gym_server.cli.live_region import loss_shown, region
 from gym_server.cli.snapshot import Snapshot, TaskProgress, look
-from gym_server.federation import Federation
+from gym_server.state import HubState
 from gym_server.store.away import StoreAway
+from gym_server.strategy.lease_history import LeaseHistoryCache
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,7 +113,9 @@ class Watcher(AbstractContextManager["Watcher"]):
     """Reports, from a thread of its own, what changes at a hub while the block runs.
 
     Args:
-        fed: The hub; its database is only read.
+        state: The hub's state.
+        config: The hub's config.
+        lease_histories: The earlier tasks of contributors.
         on_event: Called with every event; None for nobody.
         console: A terminal that keeps the state at its bottom; None for none.
         footer: Lines below that state; more may come while the block runs.
@@ -119,12 +123,15 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     def __init__(
         self,
-        fed: Federation,
+        state: HubState,
+        config: ServerConfig,
+        lease_histories: LeaseHistoryCache,
         on_event: Callable[[HubEvent], None] | None,
         console: Console | None,
         footer: Sequence[str] = (),
     ) -> None:
-        self._fed = fed
+        self._state, self._config = state, config
+        self._lease_histories = lease_histories
         self._on_event = on_event
         self._console = console
         self._footer = footer
@@ -180,7 +187,7 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     def _look(self, before: Snapshot | None) -> Snapshot | None:
         try:
-            found = look(self._fed, before)
+            found = look(self._state, self._config, self._lease_histories, before)
         except (SQLAlchemyError, StoreAway) as error:  # the hub continues; the display keeps the last state
             if not self._is_blind:
                 log.warning("cannot show the state, and keeps trying: %s", error)

@@ -233,7 +233,9 @@ def run(
             footer.append(way_in(steps))
         if events or not as_json:
             terminal = err if err.is_terminal and not as_json else None
-            watching.enter_context(Watcher(fed, happened, terminal, footer))
+            watching.enter_context(
+                Watcher(fed.state, fed.config, fed.lease_histories, happened, terminal, footer)
+            )
 
     def pages(url: str) -> None:
         if as_json:
@@ -243,7 +245,7 @@ def run(
             footer.append(f"dashboard: {url.partition('/login')[0]}")
 
     def ended(current: Round) -> None:
-        line = describe_round(served[0], current.server_round)
+        line = describe_round(served[0].database, served[0].round_store, current.server_round)
         if as_json:
             print_event({"event": "round", **line})
         else:
@@ -281,7 +283,7 @@ def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     with opened(folder, overrides) as fed, waiting("checking the data, the base model and the rules"):
         from gym_server.cli.checks_at_start import check_at_start
 
-        notes = check_at_start(fed)
+        notes = check_at_start(fed.state, fed.config, fed.recipes)
     if as_json:
         print_json({"ready": True, "notes": notes})
         return
@@ -296,7 +298,7 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder) as fed:
         from gym_server.cli.show import status_of, status_table
 
-        found = status_of(fed)
+        found = status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)
     print_result(as_json, found, status_table(found))
 
 
@@ -306,7 +308,7 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder) as fed:
         from gym_server.cli.show import rounds_of, rounds_tables
 
-        found = rounds_of(fed)
+        found = rounds_of(fed.database, fed.round_store)
     print_result(as_json, found, *rounds_tables(found))
 
 
@@ -317,7 +319,7 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
         from gym_server.cli.show import privacy_lines
         from gym_server.privacy.budget import report
 
-        found = report(fed)
+        found = report(fed.config, fed.database)
     print_result(as_json, found, *privacy_lines(found))
 
 
@@ -327,7 +329,7 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder) as fed:
         from gym_server.cli.show import rewards_shown, rewards_table
 
-        found = rewards_shown(fed)
+        found = rewards_shown(fed.config, fed.database, fed.payouts)
     print_result(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
 
 
@@ -351,8 +353,8 @@ def model(
         from gym_server.ledger.contributors import write_contributors
         from gym_server.rounds.hub_model import write_version
 
-        found = write_version(fed, output, version, dtype)
-        found["contributors"] = write_contributors(fed, output, found["height"])
+        found = write_version(fed.state, fed.config, output, version, dtype)
+        found["contributors"] = write_contributors(fed.base, fed.database, output, found["height"])
     kept = kept_text(found["kept"], found["dtype"]) or f"is in {found['dtype']}"
     what = f"version {found['height']} of {found['base_model']}"
     if found["height"] == 0:

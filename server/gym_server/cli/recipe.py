@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
@@ -15,10 +16,10 @@ from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import Reason
+from gym_server.rounds.recipes import ConfigText, RecipeChanges
 
 if TYPE_CHECKING:
     from gym_fed.config.hub.server import ServerConfig
-    from gym_server.federation import Federation
 
 app = App(help="Show or change the recipe of the rounds to come.", no_args_is_help=True)
 
@@ -27,7 +28,7 @@ app = App(help="Show or change the recipe of the rounds to come.", no_args_is_he
 def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Show the recipe and codec that hold, and where gym-server.yaml is overridden."""
     with opened(folder) as fed:
-        found = recipe_of(fed)
+        found = recipe_of(fed.config, fed.source, fed.recipes)
     if as_json:
         print_json(found)
         return
@@ -60,7 +61,7 @@ def change(
         with waiting("checking the data, the base model and the rules"):
             from gym_server.cli.checks_at_start import check_at_start
 
-            check_at_start(fed)
+            check_at_start(fed.state, fed.config, fed.recipes)
         entry = fed.recipes.record(known, kept, before, after, reason)
     lines = [
         plain(f"{key}: {_shown(one['before'])} -> {_shown(one['after'])}", 1000)
@@ -69,17 +70,17 @@ def change(
     print_result(as_json, entry, *lines, "it holds from the next round on; contributors are asked again")
 
 
-def recipe_of(fed: Federation) -> dict[str, Any]:
+def recipe_of(config: ServerConfig, source: ConfigText, recipes: RecipeChanges) -> dict[str, Any]:
     """The values that hold, the digest, and what of the file is overridden: ``{key: value of the file}``."""
     from gym_server.rounds.recipes import recipe_digest
 
-    values, file = _values(fed.config), _values(fed.source.config())
+    values, file = _values(config), _values(source.config())
     overridden = {k: file.get(k) for k in sorted({*values, *file}) if values.get(k) != file.get(k)}
     return {
         "values": values,
         "overridden": overridden,
-        "settings": fed.recipes.settings(),
-        "digest": recipe_digest(fed.config),
+        "settings": recipes.settings(),
+        "digest": recipe_digest(config),
     }
 
 

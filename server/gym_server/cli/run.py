@@ -116,7 +116,7 @@ def run_hub(
             log.warning("%s", soon)
         if server_app is None:
             with waiting("checking the data, the base model and the rules"):
-                notes = check_at_start(federation)
+                notes = check_at_start(federation.state, federation.config, federation.recipes)
             for note in notes:
                 log.warning("%s", note)
             if line := gate_line(federation.config.gate):
@@ -124,7 +124,9 @@ def run_hub(
         else:
             federation.sends_arrays = True
             check_soup(federation.config)
-            privacy.check_promise(federation)
+            privacy.check_promise(
+                federation.config, federation.base, federation.database, federation.round_store
+            )
         if server_app is not None and federation.config.privacy is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -216,7 +218,7 @@ class _Server:
         await server.start()
         limiter.start(port)
         on_listening(self._fed, port)
-        downloads = Downloads(self._fed)
+        downloads = Downloads(self._fed.live_config, self._fed.base, self._fed.round_store)
         log.log(logging.WARNING if downloads.form.form == "values" else logging.INFO, "%s", downloads.line())
         log.info("%s", hub.base.line())
         done = asyncio.Event()
@@ -229,7 +231,9 @@ class _Server:
         collector = asyncio.create_task(self._collect_garbage())
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
-            ending = await asyncio.to_thread(privacy.end_of_run, self._fed)
+            ending = await asyncio.to_thread(
+                privacy.end_of_run, self._fed.config, self._fed.database, self._fed.round_store
+            )
             log.info("%s", ending)
             hub.finished.set()
             self._wakeups.notify()
@@ -261,7 +265,7 @@ class _Server:
             return
         from gym_server.evaluations.change_process import ChangeRun
 
-        run = ChangeRun(self._fed)
+        run = ChangeRun(self._fed.state, self._fed.live_config)
         with waiting("comparing the newest version with version 0"):
             task = asyncio.create_task(asyncio.to_thread(run.result))
             await asyncio.wait({task, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
@@ -299,7 +303,7 @@ class _Server:
 
     async def _keep_clock(self) -> None:
         """Follow the machine's clock, and report where it was set or differs from all contributors'."""
-        watch = ClockWatch(self._fed)
+        watch = ClockWatch(self._fed.clock, self._fed.contributor_clocks)
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
@@ -313,7 +317,7 @@ class _Server:
         log.info("unreferenced files are deleted after %s", keep)
         while True:
             try:
-                await heavily(gc_pass, self._fed)
+                await heavily(gc_pass, self._fed.state, self._fed.config)
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
                 log.warning("gc: failed, trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
             except Exception:  # one row that cannot be read must not end all later passes
@@ -324,7 +328,16 @@ class _Server:
         try:
             while True:
                 try:
-                    self._work(HubGrid(self._fed, self._wakeups.notify), self._stop.is_set)
+                    self._work(
+                        HubGrid(
+                            self._fed.state,
+                            self._fed.live_config,
+                            self._fed.queue,
+                            self._fed.max_update_bytes,
+                            self._wakeups.notify,
+                        ),
+                        self._stop.is_set,
+                    )
                     break
                 except StoreAway as away:  # the stored round holds where to continue, as after a restart
                     log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)

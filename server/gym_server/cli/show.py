@@ -12,19 +12,22 @@ from rich.logging import RichHandler
 from rich.table import Column
 from sqlalchemy import func, select
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.console import err
 from gym_fed.core.tables import TextTable, short_ids
 from gym_fed.core.text import counted, plain, with_error
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.last import last_evaluation, last_evaluation_line
-from gym_server.federation import Federation
 from gym_server.privacy.budget import SPENT, promise
+from gym_server.rewards.payouts import Payouts
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.running_scores import carried_over
 from gym_server.rounds.merge_progress import merge_state, merge_text
 from gym_server.rounds.queue import SET_ASIDE
-from gym_server.rounds.round_store import MERGING, PAID_VERDICTS
-from gym_server.rounds.steering import Pause
+from gym_server.rounds.round_store import MERGING, PAID_VERDICTS, RoundStore
+from gym_server.rounds.steering import Pause, Steering
+from gym_server.state import HubState
+from gym_server.store.database import Database
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
 
@@ -76,10 +79,12 @@ def log_to_stderr() -> None:
         logger.propagate = False
 
 
-def status_of(fed: Federation) -> dict[str, Any]:
+def status_of(
+    state: HubState, config: ServerConfig, steering: Steering, payouts: Payouts, fingerprint: str
+) -> dict[str, Any]:
     """Show the state of the federation: round, contributors, version, ledger."""
-    head, current = fed.round_store.head(), fed.round_store.current()
-    with fed.database.reading() as tx:
+    head, current = state.round_store.head(), state.round_store.current()
+    with state.database.reading() as tx:
         connected = select(func.max(nodes.c.connected_until)).where(
             nodes.c.contributor == accounts.c.contributor
         )
@@ -89,32 +94,32 @@ def status_of(fed: Federation) -> dict[str, Any]:
                 connected.scalar_subquery().label("until"),
             ).order_by(accounts.c.enrolled_at)
         ).all()
-        balances = {row.contributor: fed.payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
-        committed = fed.round_store.depths.of(tx, head.height)
+        balances = {row.contributor: payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
+        committed = state.round_store.depths.of(tx, head.height)
         merge = merge_state(tx) if current and current.state == MERGING else None
     return {
-        "name": fed.config.name,
-        "server": fed.server,
-        "fingerprint": fed.fingerprint,
-        "base_model": fed.config.public_base_name,
-        "base_digest": fed.base.digest,
+        "name": config.name,
+        "server": state.server,
+        "fingerprint": fingerprint,
+        "base_model": config.public_base_name,
+        "base_digest": state.base.digest,
         "version": head.height,
         "version_digest": head.digest,
         "server_round": current.server_round if current else 0,
         "round_state": current.state if current else "",
         "merge": merge,
-        "num_rounds": fed.config.rounds.num_rounds,
+        "num_rounds": config.rounds.num_rounds,
         "committed": committed,
-        "paused": paused(fed.database),
-        "pause": pause.to_dict() if (pause := fed.steering.paused()) else None,
-        "privacy": promise(fed) or None,
-        "evaluation": last_evaluation(fed),
+        "paused": paused(state.database),
+        "pause": pause.to_dict() if (pause := steering.paused()) else None,
+        "privacy": promise(config, state.database) or None,
+        "evaluation": last_evaluation(state.database),
         "contributors": [
             {
                 "contributor": row.contributor,
                 "name": row.name,
                 "status": row.status,
-                "connected": (row.until or 0) > fed.clock.now(),
+                "connected": (row.until or 0) > state.clock.now(),
                 "balance": balances[row.contributor],
             }
             for row in rows
@@ -150,9 +155,9 @@ def status_table(found: dict[str, Any]) -> TextTable:
     return table
 
 
-def rounds_of(fed: Federation) -> list[dict[str, Any]]:
+def rounds_of(database: Database, round_store: RoundStore) -> list[dict[str, Any]]:
     """Every round with its updates."""
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
         rows = tx.execute(select(updates).order_by(updates.c.server_round, updates.c.received_at)).all()
@@ -177,7 +182,7 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
                 "credit": credit,
             }
         )
-    aside = _set_aside(fed, names)
+    aside = _set_aside(database, names)
     return [
         {
             **line,
@@ -185,11 +190,11 @@ def rounds_of(fed: Federation) -> list[dict[str, Any]]:
             "set_aside": aside.get(str(line["server_round"]), []),
             "merge": merge if line["state"] == MERGING else None,
         }
-        for line in fed.round_store.history()
+        for line in round_store.history()
     ]
 
 
-def _set_aside(fed: Federation, names: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+def _set_aside(database: Database, names: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
     """Replies that nobody could read, by their round."""
     query = (
         select(messages.c.group_id, messages.c.receipt, nodes.c.contributor)
@@ -197,7 +202,7 @@ def _set_aside(fed: Federation, names: dict[str, str]) -> dict[str, list[dict[st
         .where(messages.c.state == SET_ASIDE)
     )
     found: dict[str, list[dict[str, Any]]] = {}
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         for row in tx.execute(query):
             reason = json.loads(row.receipt)["reason"]
             name = names.get(row.contributor, "?")
@@ -210,9 +215,9 @@ def rounds_tables(found: list[dict[str, Any]]) -> list[TextTable]:
     return [_round_table(line) for line in found]
 
 
-def describe_round(fed: Federation, server_round: int) -> dict[str, Any]:
+def describe_round(database: Database, round_store: RoundStore, server_round: int) -> dict[str, Any]:
     """One round as data, and as a line of text under ``text``."""
-    line = next(r for r in rounds_of(fed) if r["server_round"] == server_round)
+    line = next(r for r in rounds_of(database, round_store) if r["server_round"] == server_round)
     return {**line, "text": _round_title(line)}
 
 
@@ -307,15 +312,15 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
     yield table
 
 
-def rewards_shown(fed: Federation) -> dict[str, Any]:
+def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) -> dict[str, Any]:
     """The rule of pay, and every contributor that ever sent an update or has an account."""
-    pay = fed.config.rewards
-    with fed.database.reading() as tx:
+    pay = config.rewards
+    with database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         sent = tx.scalars(select(updates.c.contributor).distinct()).all()
         people = sorted({*names, *sent})
         rewards = {who: rewards_of(tx, who, pay.reputation) for who in people}
-        balances = {who: fed.payouts.balance_of(tx, who) for who in people}
+        balances = {who: payouts.balance_of(tx, who) for who in people}
         left = carried_over(tx)
     quality, participation = pay.weights
     return {

@@ -10,13 +10,15 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.text import readable_bytes, whole_number
-from gym_server.federation import Federation
 from gym_server.rounds.merge_progress import merge_state, merge_text
 from gym_server.rounds.round_store import MERGING, PAID_VERDICTS
 from gym_server.rounds.steering import pause_of
 from gym_server.rounds.versions import base_loss, head_of, newest_to
+from gym_server.state import HubState
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
+from gym_server.strategy.lease_history import LeaseHistoryCache
 
 _COUNTED_IN_BYTES = ("fetch", "upload")
 _VERSIONS = 6
@@ -95,16 +97,20 @@ class Snapshot:
         return sum(not task.outcome for task in self.tasks.values())
 
 
-def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
+def look(
+    state: HubState, config: ServerConfig, lease_histories: LeaseHistoryCache, before: Snapshot | None = None
+) -> Snapshot:
     """Read the hub's state; changes nothing and waits for no writer.
 
     Args:
-        fed: The hub.
+        state: The hub's state.
+        config: The hub's config.
+        lease_histories: The earlier tasks of contributors.
         before: Losses that it has are not worked out again.
     """
-    now = fed.clock.now()
+    now = state.clock.now()
     known = {} if before is None else {(h, loss[0]): loss for h, loss in before.losses.items()}
-    with fed.database.reading() as tx:
+    with state.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
         members = {
             row.contributor: row.name for row in tx.execute(select(accounts.c.contributor, accounts.c.name))
@@ -122,12 +128,12 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
             name = members.get(owner.contributor, owner.contributor) if owner else str(row.node_id)
             tasks[row.node_id] = TaskProgress(name, row.outcome, *_progress(row.progress or ""))
         sent = tx.execute(select(updates).where(updates.c.server_round >= number - 1)).all()
-        num_counted = fed.lease_histories.num_counted(tx, number)
+        num_counted = lease_histories.num_counted(tx, number)
         pause = pause_of(tx)
         merge = merge_state(tx) if current and current.state == MERGING else None
-        version = head_of(tx, fed.base.digest).height
+        version = head_of(tx, state.base.digest).height
         newest = versions.c.height.in_(newest_to(tx, version, _VERSIONS))
-        committed = fed.round_store.depths.of(tx, version)
+        committed = state.round_store.depths.of(tx, version)
         made = tx.execute(select(versions).where(newest).order_by(versions.c.height.desc())).all()
         losses = {
             row.height: loss
@@ -150,8 +156,8 @@ def look(fed: Federation, before: Snapshot | None = None) -> Snapshot:
         losses=losses,
         version=version,
         committed=committed,
-        num_rounds=fed.config.rounds.num_rounds,
-        quorum=fed.config.rounds.quorum(num_counted),
+        num_rounds=config.rounds.num_rounds,
+        quorum=config.rounds.quorum(num_counted),
         merge=merge_text(merge) if merge else "",
         reason=current.reason if current else "",
         pause=str(pause) if pause else "",

@@ -23,8 +23,10 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import plain
 from gym_fed.delta.base import BaseSpec
-from gym_server.federation import Federation, objects_url
+from gym_server.federation import objects_url
 from gym_server.rounds.job_process import JobFailed, JobProcess
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.state import HubState
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
@@ -58,11 +60,12 @@ class ChangeRun:
     """The measurement of the current version in another process.
 
     Args:
-        fed: The hub.
+        state: The hub's state.
+        live_config: The config that applies now.
     """
 
-    def __init__(self, fed: Federation) -> None:
-        self._fed = fed
+    def __init__(self, state: HubState, live_config: LiveConfig) -> None:
+        self._state, self._live_config = state, live_config
         self._process = JobProcess("gym_server.evaluations.change_process")
         self._is_stopped = False
 
@@ -85,17 +88,17 @@ class ChangeRun:
         self._process.stop()
 
     def _job(self) -> ChangeJob:
-        height = self._fed.round_store.head().height
+        height = self._state.round_store.head().height
         return ChangeJob(
-            source=self._fed.config.base_model,
-            base=self._fed.base.to_dict(),
-            soups=self._fed.round_store.soups(height) if height else [],
+            source=self._live_config.current.base_model,
+            base=self._state.base.to_dict(),
+            soups=self._state.round_store.soups(height) if height else [],
             height=height,
-            objects=objects_url(self._fed.folder, self._fed.config),
-            staging=self._fed.store.staging,
-            max_local_copy_bytes=self._fed.config.storage.max_local_copy_bytes,
-            gate=self._fed.config.gate,
-            folder=self._fed.folder,
+            objects=objects_url(self._state.folder, self._live_config.current),
+            staging=self._state.store.staging,
+            max_local_copy_bytes=self._live_config.current.storage.max_local_copy_bytes,
+            gate=self._live_config.current.gate,
+            folder=self._state.folder,
         )
 
 

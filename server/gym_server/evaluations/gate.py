@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.text import counted
 from gym_fed.evaluation.compare import paired_difference
@@ -24,9 +25,9 @@ from gym_fed.trust.ledger.evaluations import EVALUATED, drawn_rows, rows_digest
 from gym_server.evaluations.records import write_result
 from gym_server.evaluations.runner import SuiteTasks, mean_value, measure, prepare, suites_of
 from gym_server.evaluations.seeds import seed_of
-from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Soup
+from gym_server.state import HubState
 
 log = logging.getLogger("gym_server")
 
@@ -103,7 +104,8 @@ class RoundEvaluation:
     """The evaluation of one round's soup.
 
     Args:
-        fed: The federation.
+        state: The hub's state.
+        config: The hub's config.
         model: The model that the round starts from.
         server_round: The round.
         suites: What ``suites_of`` found.
@@ -113,12 +115,17 @@ class RoundEvaluation:
     """
 
     def __init__(
-        self, fed: Federation, model: HubModel, server_round: int, suites: Sequence[SuiteTasks]
+        self,
+        state: HubState,
+        config: ServerConfig,
+        model: HubModel,
+        server_round: int,
+        suites: Sequence[SuiteTasks],
     ) -> None:
-        self._fed = fed
+        self._state, self._config = state, config
         self._model = model
         self._round = server_round
-        self._seed = seed_of(fed.database, server_round)
+        self._seed = seed_of(state.database, server_round)
         self._totals: dict[str, int] = {}
         self._prepared = [
             prepare(suite, model.model, model.tokenizer, partial(self._draw, suite.config.limit))
@@ -144,10 +151,24 @@ class RoundEvaluation:
             drops = [drop_of(old[name], new[name], suite.config.confidence) for name in old]
             records = {
                 "before": write_result(
-                    self._fed, suite, old, self._model.digest, self._model.settings, self._round
+                    self._config,
+                    self._state.folder,
+                    self._state.server,
+                    suite,
+                    old,
+                    self._model.digest,
+                    self._model.settings,
+                    self._round,
                 ),
                 "after": write_result(
-                    self._fed, suite, new, self._version, self._model.settings, self._round
+                    self._config,
+                    self._state.folder,
+                    self._state.server,
+                    suite,
+                    new,
+                    self._version,
+                    self._model.settings,
+                    self._round,
                 ),
             }
             totals = {name: self._totals[name] for name in old}
@@ -169,7 +190,7 @@ class RoundEvaluation:
 
     def write(self, outcome: str, tx: Connection, height: int | None = None) -> None:
         """Append the entry, which reveals the seed; in the transaction that ends the round."""
-        self._fed.ledger.append(tx, EVALUATED, self._body(outcome, height))
+        self._state.ledger.append(tx, EVALUATED, self._body(outcome, height))
 
     def on_commit(self) -> Callable[[Connection, int], None]:
         """For ``SoupRecord.also``."""
@@ -228,11 +249,13 @@ class RoundEvaluation:
         }
 
 
-def evaluation_of(fed: Federation, model: HubModel, server_round: int) -> RoundEvaluation | None:
+def evaluation_of(
+    state: HubState, config: ServerConfig, model: HubModel, server_round: int
+) -> RoundEvaluation | None:
     """The evaluation of a round as the config has it; None where it has none."""
-    if not fed.config.gate.evals:
+    if not config.gate.evals:
         return None
-    return RoundEvaluation(fed, model, server_round, suites_of(fed.config.gate, fed.folder))
+    return RoundEvaluation(state, config, model, server_round, suites_of(config.gate, state.folder))
 
 
 def _reason(found: SuiteOutcome) -> str:

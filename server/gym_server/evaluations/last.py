@@ -9,14 +9,14 @@ from sqlalchemy import select
 
 from gym_fed.core.text import counted
 from gym_fed.trust.ledger.evaluations import EVALUATED
-from gym_server.federation import Federation
+from gym_server.store.database import Database
 from gym_server.store.tables import ledger
 
 
-def last_evaluation(fed: Federation) -> dict[str, Any] | None:
+def last_evaluation(database: Database) -> dict[str, Any] | None:
     """What the gate's newest evaluation came to: round, outcome, and a figure for each task; None before the first."""
     newest = select(ledger.c.body).where(ledger.c.kind == EVALUATED).order_by(ledger.c.sequence.desc())
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         text = tx.scalar(newest.limit(1))
     if text is None:
         return None

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.files import file_sha256
 from gym_fed.evaluation.harness.preparation import harness_version
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
 from gym_fed.evaluation.scoring.opening import ENGINE
 from gym_server.evaluations.runner import SuiteTasks, suite_digest
-from gym_server.federation import Federation
 
 
-def records_folder(fed: Federation) -> Path:
+def records_folder(folder: Path) -> Path:
     """Where they lie."""
-    return fed.folder / "evals"
+    return folder / "evals"
 
 
 _TEMPLATE = {True: "the model's own", False: "none", None: "as each task says"}
 
 
 def identity_of(
-    fed: Federation, suite: SuiteTasks, version: str, settings: str, server_round: int | None
+    server: str, suite: SuiteTasks, version: str, settings: str, server_round: int | None
 ) -> dict[str, str]:
     """What the results of a version depend on.
 
     Args:
-        fed: The hub.
+        server: The hub's id.
         suite: The tasks.
         version: Digest of the version.
         settings: Of the base, from ``settings_digest``.
@@ -41,7 +41,7 @@ def identity_of(
         "delta": "none",
         "suite": suite_digest(suite.tasks),
         "template": _TEMPLATE[suite.config.apply_chat_template],
-        "rows": f"{fed.server} {rows}, limit {suite.config.limit}",
+        "rows": f"{server} {rows}, limit {suite.config.limit}",
         "dtype": "float32",
         "engine": ENGINE,
         "harness": harness_version(),
@@ -49,7 +49,9 @@ def identity_of(
 
 
 def write_result(
-    fed: Federation,
+    config: ServerConfig,
+    folder: Path,
+    server: str,
     suite: SuiteTasks,
     tasks: Mapping[str, TaskResult],
     version: str,
@@ -59,10 +61,10 @@ def write_result(
 ) -> str:
     """Write one record; returns the sha256 of its document, which names the digest of its samples."""
     results = EvalResults(
-        model=f"{fed.config.public_base_name}@{version.removeprefix('sha256:')[:12]}",
-        identity=identity_of(fed, suite, version, settings, server_round),
+        model=f"{config.public_base_name}@{version.removeprefix('sha256:')[:12]}",
+        identity=identity_of(server, suite, version, settings, server_round),
         tasks=tasks,
         seconds=seconds,
-        facts={"suite": suite.config.suite, "server": fed.server},
+        facts={"suite": suite.config.suite, "server": server},
     )
-    return file_sha256(write_record(results, records_folder(fed), organization=fed.config.name))
+    return file_sha256(write_record(results, records_folder(folder), organization=config.name))

@@ -15,11 +15,11 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.safety_gate import SafetyGateConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.probe.gate import MarginDrop, margin_drop, verdict
 from gym_fed.evaluation.probe.margin import opening_requests, refusal_margins
 from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts, read_prompts
-from gym_server.federation import Federation
 from gym_server.ledger.chain import Ledger
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Soup
@@ -84,23 +84,25 @@ class RoundSafety:
         return lambda tx, height: self.write("committed", tx, height)
 
 
-def safety_of(fed: Federation, model: HubModel, server_round: int, soup: Soup) -> RoundSafety | None:
+def safety_of(
+    config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, server_round: int, soup: Soup
+) -> RoundSafety | None:
     """Probe the version and the soup; None without a safety gate.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a soup under which log-likelihoods are not finite.
     """
-    limits = fed.config.gate.safety
+    limits = config.gate.safety
     if limits is None:
         return None
-    prompts = gate_prompts(limits, fed.folder)
+    prompts = gate_prompts(limits, folder)
     before = _margins(model, prompts)
     with model.applied(soup.path):
         after = _margins(model, prompts)
     drop = margin_drop(before, after, confidence=limits.confidence)
     why = verdict(drop, limits)
     return RoundSafety(
-        fed.ledger,
+        ledger,
         limits,
         server_round,
         model.digest,

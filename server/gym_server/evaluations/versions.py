@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gym_fed.config.hub.evaluations import GateEvaluation
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.tables import TextTable
 from gym_fed.evaluation.records.reader import find_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
 from gym_server.evaluations.records import identity_of, records_folder, write_result
 from gym_server.evaluations.runner import SuiteTasks, measure, prepare, tasks_named
-from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
+from gym_server.state import HubState
 
 
 def evaluate_versions(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
     heights: Sequence[int],
     suites: Sequence[str],
     limit: int,
@@ -28,7 +31,8 @@ def evaluate_versions(
     """Evaluate versions on the first rows of suites; what was evaluated before is read from its record.
 
     Args:
-        fed: The hub, running or not.
+        state: The hub's state.
+        config: The hub's config.
         heights: Of the versions; none: all.
         suites: By name; none: those of ``gate.evals``, or ``tiny``.
         limit: Most rows of each task.
@@ -42,48 +46,56 @@ def evaluate_versions(
     Raises:
         GymError: ``NOT_FOUND`` for a version that does not exist; as ``tasks_named`` and ``measure``.
     """
-    newest = fed.round_store.newest_height()
+    newest = state.round_store.newest_height()
     wanted = sorted(set(heights)) or list(range(newest + 1))
     if outside := [height for height in wanted if not 0 <= height <= newest]:
         raise GymError(
             ErrorCode.NOT_FOUND, f"there is no version {outside[0]}", f"versions 0 to {newest} exist"
         )
-    found = [_suite(fed, name, limit, chat) for name in suites or _own_suites(fed)]
-    gate = fed.config.gate.model_copy(update={"heldout": None})
-    model = HubModel(fed.base, fed.config.base_model, fed.store, gate, fed.folder)
+    found = [_suite(config, state.folder, name, limit, chat) for name in suites or _own_suites(config)]
+    gate = config.gate.model_copy(update={"heldout": None})
+    model = HubModel(state.base, config.base_model, state.store, gate, state.folder)
     lines: list[dict[str, Any]] = []
     for height in wanted:
-        digest = fed.round_store.version(height).digest
+        digest = state.round_store.version(height).digest
         for suite in found:
-            results = find_record(identity_of(fed, suite, digest, model.settings, None), records_folder(fed))
+            results = find_record(
+                identity_of(state.server, suite, digest, model.settings, None), records_folder(state.folder)
+            )
             is_cached = results is not None
             if results is None:
                 on_begin(height, suite.config.suite)
-                model.follow(fed.round_store.soups(height) if height else [])
-                results = _evaluated(fed, suite, model)
+                model.follow(state.round_store.soups(height) if height else [])
+                results = _evaluated(config, state.folder, state.server, suite, model)
             lines += _lines(height, digest, suite, results.tasks.values(), is_cached)
     return lines
 
 
-def _own_suites(fed: Federation) -> list[str]:
-    return [one.suite for one in fed.config.gate.evals] or ["tiny"]
+def _own_suites(config: ServerConfig) -> list[str]:
+    return [one.suite for one in config.gate.evals] or ["tiny"]
 
 
-def _suite(fed: Federation, name: str, limit: int, chat: bool | None) -> SuiteTasks:
-    own = next((one for one in fed.config.gate.evals if one.suite == name), None)
+def _suite(config: ServerConfig, folder: Path, name: str, limit: int, chat: bool | None) -> SuiteTasks:
+    own = next((one for one in config.gate.evals if one.suite == name), None)
     applied = own.apply_chat_template if chat is None and own is not None else chat
     evaluation = GateEvaluation.model_construct(suite=name, limit=limit, apply_chat_template=applied)
-    return SuiteTasks(evaluation, tasks_named(name, fed.config.gate, fed.folder))
+    return SuiteTasks(evaluation, tasks_named(name, config.gate, folder))
 
 
-def _evaluated(fed: Federation, suite: SuiteTasks, model: HubModel) -> EvalResults:
+def _evaluated(
+    config: ServerConfig, folder: Path, server: str, suite: SuiteTasks, model: HubModel
+) -> EvalResults:
     begin = time.monotonic()
     first = prepare(
         suite, model.model, model.tokenizer, lambda task, total: range(min(total, suite.config.limit))
     )
     tasks = measure(model.model, model.tokenizer, first)
-    write_result(fed, suite, tasks, model.digest, model.settings, None, time.monotonic() - begin)
-    results = find_record(identity_of(fed, suite, model.digest, model.settings, None), records_folder(fed))
+    write_result(
+        config, folder, server, suite, tasks, model.digest, model.settings, None, time.monotonic() - begin
+    )
+    results = find_record(
+        identity_of(server, suite, model.digest, model.settings, None), records_folder(folder)
+    )
     assert results is not None
     return results
 

@@ -12,14 +12,16 @@ from sqlalchemy import Connection, select
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
+from gym_fed.delta.base import BaseSpec
 from gym_fed.registry.card.contributors import FILE
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.ledger.royalties import attribute_use
 from gym_server.rounds.round_store import PAID_VERDICTS
+from gym_server.store.database import Database
 from gym_server.store.tables import accounts, updates
 
 if TYPE_CHECKING:
-    from gym_server.federation import Federation
+    pass
 
 _PARTS = 1_000_000
 _MAX_NAME = 120
@@ -39,19 +41,19 @@ def published_names(tx: Connection, contributors: Iterable[str]) -> dict[str, st
     return found
 
 
-def contributors_of(fed: Federation, height: int) -> list[dict[str, Any]]:
+def contributors_of(base: BaseSpec, database: Database, height: int) -> list[dict[str, Any]]:
     """Contributors of a version, the largest share first; empty where nobody was credited.
 
     Returns:
         For each ``contributor`` and ``share``, which add up to 1, and ``name`` where they agreed to be named.
     """
     try:
-        shares = attribute_use(fed, {str(height): 1}, _PARTS, "improvement").shares
+        shares = attribute_use(base, database, {str(height): 1}, _PARTS, "improvement").shares
     except GymError as error:
         if error.code is not ErrorCode.NOT_FOUND:
             raise
         return []
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         names = published_names(tx, shares)
     return [
         {"contributor": who, **({"name": names[who]} if who in names else {}), "share": part / _PARTS}
@@ -60,9 +62,9 @@ def contributors_of(fed: Federation, height: int) -> list[dict[str, Any]]:
     ]
 
 
-def write_contributors(fed: Federation, folder: Path, height: int) -> list[dict[str, Any]]:
+def write_contributors(base: BaseSpec, database: Database, folder: Path, height: int) -> list[dict[str, Any]]:
     """Write who made a version into its model folder, where anybody was credited."""
-    found = contributors_of(fed, height)
+    found = contributors_of(base, database, height)
     if found:
         document = {"version": height, "contributors": found}
         write_atomically(folder / FILE, json.dumps(document, indent=2, ensure_ascii=False).encode())

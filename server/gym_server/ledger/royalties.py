@@ -13,6 +13,7 @@ from sqlalchemy import Connection, select
 
 from gym_fed.config.hub.amounts import MAX_ROYALTIES
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.ledger.heads import HEADS_BEFORE
 from gym_fed.trust.ledger.royalties import (
     Policy,
@@ -23,10 +24,12 @@ from gym_fed.trust.ledger.royalties import (
     split,
     totals,
 )
+from gym_server.state import HubState
+from gym_server.store.database import Database
 from gym_server.store.tables import accounts, ledger, royalties
 
 if TYPE_CHECKING:
-    from gym_server.federation import Federation
+    pass
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,18 @@ class Attribution:
 
 
 def attribute_use(
-    fed: Federation, used: dict[str, int], amount: int, policy: Policy, owner: Owner | None = None
+    base: BaseSpec,
+    database: Database,
+    used: dict[str, int],
+    amount: int,
+    policy: Policy,
+    owner: Owner | None = None,
 ) -> Attribution:
     """Split an amount over what was used.
 
     Args:
-        fed: The hub.
+        base: The base model.
+        database: The hub's database.
         used: How much each version, by height or digest, was used; only proportions count.
         amount: Whole credits.
         policy: How rounds are weighed.
@@ -86,7 +95,7 @@ def attribute_use(
     Raises:
         GymError: ``NOT_FOUND`` for an unknown version or owner, or when nobody was credited.
     """
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         kinds = ledger.c.kind.in_(("version", "credit", "contribution"))
         rows = tx.execute(select(ledger.c.kind, ledger.c.body).where(kinds).order_by(ledger.c.sequence)).all()
         if owner is not None:
@@ -95,7 +104,7 @@ def attribute_use(
     digests = {version.height: version.digest for version in versions}
     weights: dict[int, Fraction] = {}
     for name, weight in used.items():
-        height = find_version(versions, name, fed.base.digest)
+        height = find_version(versions, name, base.digest)
         weights[height] = weights.get(height, Fraction(0)) + weight
     owned = int(amount * Fraction(str(owner.share))) if owner else 0
     by_height = split(amount - owned, dict(sorted(weights.items())))
@@ -115,7 +124,7 @@ def attribute_use(
     )
 
 
-def record(fed: Federation, usage: str, found: Attribution) -> bool:
+def record(state: HubState, usage: str, found: Attribution) -> bool:
     """Write an attribution into the ledger and credit it, once for a usage id.
 
     Returns:
@@ -126,7 +135,7 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
             would be more than can be counted.
     """
     body = {"usage": usage, **found.entry_fields()}
-    with fed.database.transaction() as tx:
+    with state.database.transaction() as tx:
         before = select(ledger.c.body).where(ledger.c.kind == "royalty").order_by(ledger.c.sequence)
         total = found.amount
         for text in tx.scalars(before):
@@ -148,16 +157,16 @@ def record(fed: Federation, usage: str, found: Attribution) -> bool:
                 f"all royalties together would be {total} credits; {MAX_ROYALTIES} can be counted",
                 "give a smaller --amount",
             )
-        fed.ledger.append(tx, "royalty", body)
+        state.ledger.append(tx, "royalty", body)
         for contributor, amount in found.shares.items():
             row = {
                 "usage": usage,
                 "contributor": contributor,
                 "amount": amount,
-                "recorded_at": fed.clock.now(),
+                "recorded_at": state.clock.now(),
             }
             tx.execute(royalties.insert().values(**row))
-        fed.ledger.sign_head(tx)
+        state.ledger.sign_head(tx)
     return True
 
 

@@ -13,12 +13,15 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from gym_fed.config.hub.privacy import PrivacyConfig, ReleasePrivacy
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
+from gym_fed.delta.base import BaseSpec
 from gym_fed.privacy.accountant import NoiseEvent, accountant_name, epsilon
 from gym_fed.privacy.noise import MAX_STD
-from gym_server.federation import Federation
-from gym_server.rounds.round_store import COLLECTING, MERGING
+from gym_server.rounds.round_store import COLLECTING, MERGING, RoundStore
+from gym_server.state import HubState
+from gym_server.store.database import Database
 from gym_server.store.tables import accounts, ledger, privacy_spending, settings, updates, versions
 
 ADJACENCY = "zero-out: one contributor's updates count for nothing in every sum and count; how many there are is public"
@@ -30,16 +33,18 @@ _PROMISED = "privacy_promised"
 _MAX_VARIANCE = int(MAX_STD) ** 2 >> 16
 
 
-def spending(fed: Federation, server_round: int, contributors: Sequence[str]) -> Callable[[Connection], None]:
+def spending(
+    state: HubState, config: ServerConfig, server_round: int, contributors: Sequence[str]
+) -> Callable[[Connection], None]:
     """What a round costs those whose updates are in it, to be written in the transaction that ends it.
 
     Returns:
         Writes the costs and the ledger's entry of kind ``privacy``; nothing where the hub promises nothing.
     """
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None:
         return lambda _: None
-    event, names, clip = _event(privacy), sorted(set(contributors)), clipping_norm(fed)
+    event, names, clip = _event(privacy), sorted(set(contributors)), clipping_norm(config, state.database)
 
     def write(tx: Connection) -> None:
         for contributor in names:
@@ -51,7 +56,7 @@ def spending(fed: Federation, server_round: int, contributors: Sequence[str]) ->
                     noise_multiplier=event.noise_multiplier,
                 )
             )
-        fed.ledger.append(
+        state.ledger.append(
             tx,
             "privacy",
             {
@@ -74,18 +79,18 @@ def spending(fed: Federation, server_round: int, contributors: Sequence[str]) ->
 # ---- the budget ----
 
 
-def is_spent(fed: Federation) -> bool:
+def is_spent(config: ServerConfig, database: Database) -> bool:
     """Whether another round would take the run above its budget."""
-    privacy = fed.config.privacy
-    return privacy is not None and _after_next(fed, privacy) > privacy.epsilon
+    privacy = config.privacy
+    return privacy is not None and _after_next(database, privacy) > privacy.epsilon
 
 
-def rounds_paid(fed: Federation, wanted: int) -> int:
+def rounds_paid(config: ServerConfig, database: Database, wanted: int) -> int:
     """How many more rounds the budget pays for, ``wanted`` at most."""
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None:
         return wanted
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         spent = _events(tx)
     low, high = 0, wanted
     while low < high:
@@ -96,28 +101,28 @@ def rounds_paid(fed: Federation, wanted: int) -> int:
     return low
 
 
-def has_begun(fed: Federation) -> bool:
+def has_begun(database: Database) -> bool:
     """Whether anything of the budget is spent."""
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         return bool(_events(tx))
 
 
-def end_of_run(fed: Federation) -> str:
+def end_of_run(config: ServerConfig, database: Database, round_store: RoundStore) -> str:
     """Why no more rounds are opened, in words."""
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if (
         privacy is None
-        or fed.round_store.num_committed() >= fed.config.rounds.num_rounds
-        or not is_spent(fed)
+        or round_store.num_committed() >= config.rounds.num_rounds
+        or not is_spent(config, database)
     ):
         return "all rounds are done"
     return (
-        f"{SPENT}: epsilon {_spent(fed, privacy):.3g} of {privacy.epsilon:g}, and another round would make it "
-        f"{_after_next(fed, privacy):.3g}"
+        f"{SPENT}: epsilon {_spent(database, privacy):.3g} of {privacy.epsilon:g}, and another round would make it "
+        f"{_after_next(database, privacy):.3g}"
     )
 
 
-def check_promise(fed: Federation) -> None:
+def check_promise(config: ServerConfig, base: BaseSpec, database: Database, round_store: RoundStore) -> None:
     """Whether the hub can keep what it promises; checked before it serves.
 
     Raises:
@@ -125,8 +130,8 @@ def check_promise(fed: Federation) -> None:
             drawn, for a hub that promised privacy and no longer does, and for one that merged without noise before;
             ``DEPENDENCY_MISSING`` without dp-accounting.
     """
-    privacy = fed.config.privacy
-    with fed.database.reading() as tx:
+    privacy = config.privacy
+    with database.reading() as tx:
         began, without = bool(_events(tx)), _rounds_without_noise(tx)
         heard = any(tx.scalar(select(func.count()).select_from(table)) for table in (accounts, updates))
         promised = tx.scalar(select(settings.c.value).where(settings.c.key == _PROMISED))
@@ -146,7 +151,7 @@ def check_promise(fed: Federation) -> None:
             "those whose updates are in them",
             "start another hub for private rounds, with this one's model as its base (gym-server model)",
         )
-    first = _after_next(fed, privacy)
+    first = _after_next(database, privacy)
     if not began and first > privacy.epsilon:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -156,53 +161,55 @@ def check_promise(fed: Federation) -> None:
         )
     if (
         privacy.mechanism == "discrete_gaussian"
-        and privacy.noise_multiplier**2 * fed.base.num_parameters > _MAX_VARIANCE
+        and privacy.noise_multiplier**2 * base.num_parameters > _MAX_VARIANCE
     ):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"privacy.noise_multiplier {privacy.noise_multiplier:g}: noise on votes of {fed.base.num_parameters} "
+            f"privacy.noise_multiplier {privacy.noise_multiplier:g}: noise on votes of {base.num_parameters} "
             "weights is beyond what can be drawn exactly, and every merge would fail",
             "lower privacy.noise_multiplier",
         )
-    _remember(fed, privacy, promised)
+    _remember(database, round_store, privacy, promised)
 
 
-def _remember(fed: Federation, privacy: PrivacyConfig, before: str | None) -> None:
+def _remember(
+    database: Database, round_store: RoundStore, privacy: PrivacyConfig, before: str | None
+) -> None:
     """Keep what is promised; a round that began under less of a promise ends here, before anything is merged."""
     now = {"epsilon": privacy.epsilon, "target_delta": privacy.target_delta}
     then = json.loads(before) if before else None
-    current = fed.round_store.current()
+    current = round_store.current()
     if current is not None and current.state in (COLLECTING, MERGING):
         if then is None:
-            fed.round_store.abort(current.server_round, "it began before privacy was promised")
+            round_store.abort(current.server_round, "it began before privacy was promised")
         elif any(now[key] > then[key] for key in now):
-            fed.round_store.abort(current.server_round, "it began under a stronger promise of privacy")
-    fed.database.set(_PROMISED, json.dumps(now))
+            round_store.abort(current.server_round, "it began under a stronger promise of privacy")
+    database.set(_PROMISED, json.dumps(now))
 
 
 # ---- what is said ----
 
 
-def clipping_norm(fed: Federation) -> float:
+def clipping_norm(config: ServerConfig, database: Database) -> float:
     """The clip of the next merge: with adaptive clipping the one that the last version left, else the config's."""
-    privacy = fed.config.privacy
+    privacy = config.privacy
     assert privacy is not None
     if privacy.adaptive_clipping is None:
         return privacy.clipping_norm
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         entries = select(ledger.c.body).where(ledger.c.kind == "version").order_by(ledger.c.sequence.desc())
         last = tx.scalar(entries.limit(1))
     recorded = json.loads(last).get("privacy") if last else None
     return float(recorded["next_clipping_norm"]) if recorded else privacy.clipping_norm
 
 
-def promise(fed: Federation) -> dict[str, Any]:
+def promise(config: ServerConfig, database: Database) -> dict[str, Any]:
     """``central`` of ``StatusReply.privacy_json``: what is promised and what is spent; empty without privacy."""
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None:
         return {}
-    clip = clipping_norm(fed)
-    with fed.database.reading() as tx:
+    clip = clipping_norm(config, database)
+    with database.reading() as tx:
         return _promise(tx, privacy, clip)
 
 
@@ -223,20 +230,20 @@ def _promise(tx: Connection, privacy: PrivacyConfig, clip: float) -> dict[str, A
     }
 
 
-def status_json(fed: Federation) -> str:
+def status_json(config: ServerConfig, database: Database) -> str:
     """``StatusReply.privacy_json``; empty where nothing is promised."""
-    promised: dict[str, Any] = {"central": promise(fed)} if fed.config.privacy is not None else {}
-    if fed.config.secure_aggregation is not None:
-        promised["secure_aggregation"] = {"threshold": fed.config.secure_aggregation.threshold}
+    promised: dict[str, Any] = {"central": promise(config, database)} if config.privacy is not None else {}
+    if config.secure_aggregation is not None:
+        promised["secure_aggregation"] = {"threshold": config.secure_aggregation.threshold}
     return json.dumps(promised) if promised else ""
 
 
-def account_of(fed: Federation, contributor: str) -> dict[str, Any]:
+def account_of(config: ServerConfig, database: Database, contributor: str) -> dict[str, Any]:
     """``privacy`` of ``AccountReply.rewards_json``: what was spent on the caller; empty without privacy."""
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None:
         return {}
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         return _account(tx, privacy, contributor)
 
 
@@ -263,35 +270,40 @@ def _accounts(
     }
 
 
-def spent_on(fed: Federation, contributors: Sequence[str]) -> dict[str, dict[str, Any]]:
+def spent_on(
+    config: ServerConfig, database: Database, contributors: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """What was spent on each of these contributors; empty without privacy."""
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None:
         return {}
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         return _accounts(tx, privacy, contributors)
 
 
-def num_spent_on(fed: Federation) -> int:
+def num_spent_on(database: Database) -> int:
     """On how many contributors anything was spent."""
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         return int(tx.scalar(select(func.count(privacy_spending.c.contributor.distinct()))) or 0)
 
 
-def report(fed: Federation, offset: int = 0, most: int | None = None) -> dict[str, Any]:
+def report(
+    config: ServerConfig, database: Database, offset: int = 0, most: int | None = None
+) -> dict[str, Any]:
     """All of it as of one moment, for `gym-server privacy`.
 
     Args:
-        fed: The hub.
+        config: The hub's config.
+        database: The hub's database.
         offset: Contributors to leave out, in the order of their ids.
         most: Contributors to list; None: all.
     """
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None:
-        with fed.database.reading() as tx:
+        with database.reading() as tx:
             return {"central": {}, "contributors": [], "rounds_without_noise": _rounds_without_noise(tx)}
-    clip = clipping_norm(fed)
-    with fed.database.reading() as tx:
+    clip = clipping_norm(config, database)
+    with database.reading() as tx:
         who = select(privacy_spending.c.contributor).distinct().order_by(privacy_spending.c.contributor)
         names = tx.scalars(who.offset(offset).limit(most)).all()
         costs, events = _accounts(tx, privacy, names), _events(tx)
@@ -331,11 +343,11 @@ def _counted(row: Any) -> NoiseEvent:
     return NoiseEvent(mechanism=row.mechanism, noise_multiplier=row.noise_multiplier, count=row.count)
 
 
-def _spent(fed: Federation, privacy: PrivacyConfig) -> float:
-    with fed.database.reading() as tx:
+def _spent(database: Database, privacy: PrivacyConfig) -> float:
+    with database.reading() as tx:
         return epsilon(_events(tx), privacy.target_delta)
 
 
-def _after_next(fed: Federation, privacy: PrivacyConfig) -> float:
-    with fed.database.reading() as tx:
+def _after_next(database: Database, privacy: PrivacyConfig) -> float:
+    with database.reading() as tx:
         return epsilon([*_events(tx), _event(privacy)], privacy.target_delta)

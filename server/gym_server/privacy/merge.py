@@ -15,6 +15,7 @@ import torch
 from sqlalchemy import select
 
 from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
@@ -22,34 +23,39 @@ from gym_fed.delta.policy import part_of
 from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.private import FrozenA, PrivateMerge, PrivateReport
 from gym_fed.trust.identity.canonical import canonical_digest
-from gym_server.federation import Federation
 from gym_server.privacy.budget import clipping_norm
+from gym_server.store.database import Database
 from gym_server.store.tables import privacy_seeds
 
 _RECORDED = ("mechanism", "noise_multiplier", "clipping_norm", "clipping", "adaptive_clipping")
 
 
 def begin_merge(
-    fed: Federation, spec: TaskSpec | None, merging: Sequence[str], root: str | None = None
+    config: ServerConfig,
+    base: BaseSpec,
+    database: Database,
+    spec: TaskSpec | None,
+    merging: Sequence[str],
+    root: str | None = None,
 ) -> PrivateMerge | None:
     """What makes the merge of these updates private; None where the hub promises nothing.
 
     The same list, merged by the same rules with the same root update (its sha256), gets the same seed; another one
     another.
     """
-    privacy = fed.config.privacy
+    privacy = config.privacy
     if privacy is None or spec is None:
         return None
-    clip = clipping_norm(fed)
+    clip = clipping_norm(config, database)
     settings = {**privacy.model_dump(mode="json"), "clipping_norm": clip}
     rules = {
         "privacy": {key: settings[key] for key in _RECORDED},
-        "soup": fed.config.soup.model_dump(mode="json"),
+        "soup": config.soup.model_dump(mode="json"),
     }
     if root is not None:
         rules["root"] = {"sha256": root}
-    seed = draw_seed(fed, spec.server_round, canonical_digest({"merging": sorted(merging), **rules}))
-    return private_round(rules["privacy"], spec, fed.base, seed)
+    seed = draw_seed(database, spec.server_round, canonical_digest({"merging": sorted(merging), **rules}))
+    return private_round(rules["privacy"], spec, base, seed)
 
 
 def private_round(recorded: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
@@ -79,13 +85,13 @@ def entry_fields(private: PrivateMerge | None, report: PrivateReport | None) -> 
     }
 
 
-def seed_of(fed: Federation, seed_sha256: str) -> bytes:
+def seed_of(database: Database, seed_sha256: str) -> bytes:
     """The seed of a committed round.
 
     Raises:
         GymError: ``STATE_CORRUPT`` when the database has lost it.
     """
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         seed = tx.scalar(select(privacy_seeds.c.seed).where(privacy_seeds.c.seed_sha256 == seed_sha256))
     if seed is None or hashlib.sha256(seed).hexdigest() != seed_sha256:
         raise GymError(
@@ -132,14 +138,14 @@ def _frozen_a(spec: TaskSpec) -> FrozenA | None:
     return factor
 
 
-def draw_seed(fed: Federation, server_round: int, merging: str) -> bytes:
+def draw_seed(database: Database, server_round: int, merging: str) -> bytes:
     """The seed of a round's noise: drawn at the first call for ``merging``, the same at every later one.
 
     Args:
         merging: Digest of the list of updates and of all that decides what is made of them: never one seed for two.
     """
     where = (privacy_seeds.c.server_round == server_round) & (privacy_seeds.c.merging == merging)
-    with fed.database.transaction() as tx:
+    with database.transaction() as tx:
         seed = tx.scalar(select(privacy_seeds.c.seed).where(where))
         if seed is None:
             seed = os.urandom(SEED_BYTES)

@@ -41,10 +41,15 @@ from gym_fed.privacy.secure_aggregation.messages import (
     parse,
     task_digest,
 )
-from gym_server.federation import Federation
+from gym_server.accounts.accounts import Accounts
+from gym_server.accounts.keys import Keys
+from gym_server.clock import HubClock
 from gym_server.privacy.secure_stages import Stage, Stages
 from gym_server.privacy.secure_unmask import ids, recover
-from gym_server.rounds.round_store import MERGING, Round
+from gym_server.rounds.queue import MessageQueue
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.round_store import MERGING, Round, RoundStore
+from gym_server.store.database import Database
 from gym_server.store.tables import nodes, updates
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
@@ -68,7 +73,13 @@ class SecureAggregationRound:
 
     def __init__(
         self,
-        fed: Federation,
+        live_config: LiveConfig,
+        database: Database,
+        round_store: RoundStore,
+        clock: HubClock,
+        queue: MessageQueue,
+        keys: Keys,
+        accounts: Accounts,
         pace: Pace,
         grid: Grid,
         current: Round,
@@ -76,14 +87,18 @@ class SecureAggregationRound:
         take: Callable[[int, Message], None],
         should_stop: Callable[[], bool],
     ) -> None:
-        assert fed.config.secure_aggregation is not None
+        assert live_config.current.secure_aggregation is not None
         assert current.spec is not None
-        self._fed, self._grid, self._spec = fed, grid, current.spec
+        self._live_config, self._database = live_config, database
+        self._round_store, self._clock = round_store, clock
+        self._queue, self._keys = queue, keys
+        self._accounts = accounts
+        self._grid, self._spec = grid, current.spec
         self._number = current.server_round
         self._content, self._take, self._should_stop = content, take, should_stop
-        self._config = fed.config.secure_aggregation
+        self._config = live_config.current.secure_aggregation
         self._threshold = (current.spec.secure_aggregation or self._config).threshold
-        self._stages = Stages(fed.database, fed.clock.now)
+        self._stages = Stages(database, clock.now)
         self._objectors: set[int] = set()
         self._pace = pace
 
@@ -103,7 +118,7 @@ class SecureAggregationRound:
 
     def _push(self, stage: Stage) -> None:
         tasks, there = self._tasks(stage), set(self._grid.get_node_ids())
-        accounts = self._fed.queue.accounts_of({*tasks, *there})
+        accounts = self._queue.accounts_of({*tasks, *there})
         served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
         for node in sorted(there) if stage.members is None else stage.members:
             known = tasks.get(node)
@@ -112,7 +127,7 @@ class SecureAggregationRound:
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
-                        self._fed.round_store.record_task(self._number, node, message_id)
+                        self._round_store.record_task(self._number, node, message_id)
                     else:
                         self._stages.record_task(self._number, stage.name, node, message_id)
 
@@ -129,7 +144,7 @@ class SecureAggregationRound:
             message_type=kind,
             dst_node_id=node,
             group_id=str(self._number),
-            ttl=max(60.0, self._deadline(stage) - self._fed.clock.now()),
+            ttl=max(60.0, self._deadline(stage) - self._clock.now()),
         )
 
     def _record_for(self, stage: Stage, node: int) -> StrictModel | None:
@@ -170,7 +185,7 @@ class SecureAggregationRound:
         outcome, text = "replied", None
         if reply.has_error():
             outcome = "lost" if reply.error.code == LOST else "failed"
-            who = self._fed.queue.name_of(node)
+            who = self._queue.name_of(node)
             log.info("round %d: %s: %s: %s", self._number, stage.name, who, reply.error.reason)
         else:
             try:
@@ -181,7 +196,7 @@ class SecureAggregationRound:
                 text = said.model_dump_json()
             except GymError as error:
                 outcome = "failed"
-                who = self._fed.queue.name_of(node)
+                who = self._queue.name_of(node)
                 log.info("round %d: %s: %s refused: %s", self._number, stage.name, who, error)
         self._stages.record_outcome(self._number, stage.name, node, outcome, text)
 
@@ -227,9 +242,9 @@ class SecureAggregationRound:
         return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
 
     def _check_owner(self, node: int, signed: SignedAdvert) -> None:
-        with self._fed.database.reading() as tx:
+        with self._database.reading() as tx:
             contributor = tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == node))
-        if self._fed.accounts.public_key(str(contributor)).hex() != signed.advert.public_key:
+        if self._accounts.public_key(str(contributor)).hex() != signed.advert.public_key:
             raise GymError(ErrorCode.SIGNATURE_INVALID, f"the keys are not signed by {contributor}")
         others = self._stages.adverts(self._number)
         if any(a.advert.public_key == signed.advert.public_key for n, a in others.items() if n != node):
@@ -246,7 +261,7 @@ class SecureAggregationRound:
 
     def _tasks(self, stage: Stage) -> dict[int, tuple[str, str]]:
         if stage.name == TRAIN:
-            return self._fed.round_store.tasks(self._number)
+            return self._round_store.tasks(self._number)
         return self._stages.tasks(self._number, stage.name)
 
     def _deadline(self, stage: Stage) -> float:
@@ -258,7 +273,7 @@ class SecureAggregationRound:
         """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
         if stage.name == UNMASK:
             return self._unmasked(stage)
-        if stage.name == TRAIN and self._fed.round_store.require(self._number).state == MERGING:
+        if stage.name == TRAIN and self._round_store.require(self._number).state == MERGING:
             return self._freeze()
         if stage.name == CONFIRM:
             return self._confirmed(stage)
@@ -270,27 +285,27 @@ class SecureAggregationRound:
             most = 2 * self._threshold - 1
             if len(replied) > most:
                 log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
-            replied, wanted = replied[:most], wanted_participants(self._fed.config)
-            if self._fed.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
-                self._fed.config
+            replied, wanted = replied[:most], wanted_participants(self._live_config.current)
+            if self._clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
+                self._live_config.current
             ):
                 return self._abort(f"{counted(len(replied), 'contributor')} began at the deadline")
             if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
                 return self._abort(f"all {counted(len(tasks), 'contributor')} failed to begin")
-            if len(replied) < needed_survivors(self._fed.config):
+            if len(replied) < needed_survivors(self._live_config.current):
                 return False  # those who come in time begin it
         else:
-            wanted = needed_survivors(self._fed.config)
+            wanted = needed_survivors(self._live_config.current)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
         over = stage.name != ADVERTISE and self._is_over(stage)
-        over = over or self._fed.clock.now() >= self._stage_ends(stage, wanted)
+        over = over or self._clock.now() >= self._stage_ends(stage, wanted)
         if not over and self._is_out_of_reach(stage, tasks):
             return self._abort(
                 f"too few of {counted(len(stage.members or []), 'contributor')} are left to share their keys"
             )
         if not over and (outstanding or len(replied) < wanted):
             return False
-        if len(replied) < needed_survivors(self._fed.config):
+        if len(replied) < needed_survivors(self._live_config.current):
             return self._abort(f"{counted(len(replied), 'contributor')} shared their keys")
         following = {ADVERTISE: SHARE, SHARE: TRAIN}[stage.name]
         self._stages.begin(self._number, following, replied)
@@ -298,13 +313,13 @@ class SecureAggregationRound:
         return False
 
     def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
-        admitted = len(self._fed.round_store.admitted(self._number))
-        enough, over = admitted >= needed_survivors(self._fed.config), self._is_over(stage)
+        admitted = len(self._round_store.admitted(self._number))
+        enough, over = admitted >= needed_survivors(self._live_config.current), self._is_over(stage)
         if enough and not over:
             ends = self._pace.round_ends(
-                self._fed.round_store.require(self._number), needed_survivors(self._fed.config)
+                self._round_store.require(self._number), needed_survivors(self._live_config.current)
             )
-            over = ends is not None and self._fed.clock.now() >= ends
+            over = ends is not None and self._clock.now() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(
                 f"{counted(admitted, 'masked update')}, and too few contributors are left to send one"
@@ -312,10 +327,10 @@ class SecureAggregationRound:
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
-            late = self._fed.clock.now() >= self._deadline(stage)
+            late = self._clock.now() >= self._deadline(stage)
             return self._abort(f"{counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
-        self._fed.round_store.start_merging(self._number)
-        self._fed.queue.close(message_id for message_id, _ in tasks.values())
+        self._round_store.start_merging(self._number)
+        self._queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
         return self._freeze()
 
@@ -324,7 +339,7 @@ class SecureAggregationRound:
         if stage.members is None:
             return False
         failed = sum(outcome == "failed" for _, outcome in tasks.values())
-        return len(stage.members) - failed < needed_survivors(self._fed.config)
+        return len(stage.members) - failed < needed_survivors(self._live_config.current)
 
     def _stage_ends(self, stage: Stage, wanted: int) -> float:
         """The stage's deadline; sooner where as many have answered as are wanted, by what stages take here."""
@@ -333,14 +348,14 @@ class SecureAggregationRound:
 
     def _freeze(self) -> bool:
         """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
-        with self._fed.database.reading() as tx:
-            chosen = updates.c.update_id.in_(self._fed.round_store.require(self._number).merging)
+        with self._database.reading() as tx:
+            chosen = updates.c.update_id.in_(self._round_store.require(self._number).merging)
             rows = tx.execute(select(updates).where(chosen)).all()
-        revoked = self._fed.keys.signed_by_revoked(rows)
+        revoked = self._keys.signed_by_revoked(rows)
         messages = {row.message_id for row in rows if row.update_id not in revoked}
-        tasks = self._fed.round_store.tasks(self._number)
+        tasks = self._round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
-        if len(survivors) < needed_survivors(self._fed.config):
+        if len(survivors) < needed_survivors(self._live_config.current):
             return self._abort(f"{counted(len(survivors), 'masked update')} of keys that stand")
         self._stages.begin(self._number, CONFIRM, survivors)
         failpoint(f"secure-{CONFIRM}")
@@ -351,7 +366,7 @@ class SecureAggregationRound:
         over = self._is_over(stage)
         if confirmed < self._threshold:
             return self._abort(f"{counted(confirmed, 'contributor')} stayed to confirm") if over else False
-        waits = self._fed.clock.now() < self._stage_ends(stage, self._threshold)
+        waits = self._clock.now() < self._stage_ends(stage, self._threshold)
         if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False
         self._stages.begin(self._number, UNMASK, stage.members)
@@ -368,7 +383,7 @@ class SecureAggregationRound:
         waiting = any(outcome in ("", "lost") for _, outcome in tasks.values())
         return (
             not waiting and len(tasks) >= len(stage.members or [])
-        ) or self._fed.clock.now() >= self._deadline(stage)
+        ) or self._clock.now() >= self._deadline(stage)
 
     def _unmasked(self, stage: Stage) -> bool:
         revealed = self._stages.replies(self._number, UNMASK, Revealed)
@@ -386,8 +401,8 @@ class SecureAggregationRound:
         return True
 
     def _abort(self, why: str) -> bool:
-        needed = needed_survivors(self._fed.config)
+        needed = needed_survivors(self._live_config.current)
         if self._objectors:
             why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
-        self._fed.round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
+        self._round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.privacy.secure_aggregation.keys import SECRET_BYTES, Mask, commitment, pair_mask, public_of
@@ -17,9 +18,11 @@ from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK, Advert, R
 from gym_fed.privacy.secure_aggregation.shares import join_secret
 from gym_fed.privacy.secure_aggregation.votes import bits_for, sum_masked
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.federation import Federation
+from gym_server.clock import HubClock
 from gym_server.privacy.secure_stages import Stages
 from gym_server.rounds.round_store import Round
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,9 @@ class SecureSum:
 
 
 def secure_sum(
-    fed: Federation,
+    database: Database,
+    store: ObjectStore,
+    clock: HubClock,
     server_round: int,
     manifests: Sequence[UpdateManifest],
     threshold: int,
@@ -68,7 +73,9 @@ def secure_sum(
     """The sum of a round whose unmasking is over.
 
     Args:
-        fed: The hub.
+        database: The hub's database.
+        store: The hub's objects.
+        clock: The hub's clock.
         server_round: The round.
         manifests: Of the updates to be merged: those of all survivors, since nobody's votes can be left out any more.
         threshold: As the round had it.
@@ -77,7 +84,7 @@ def secure_sum(
     Raises:
         GymError: ``ROUND_ABORTED`` when secrets do not come back, or the updates are not those of the survivors.
     """
-    stages = Stages(fed.database, fed.clock.now)
+    stages = Stages(database, clock.now)
     members, survivors = ids(stages, server_round, TRAIN), ids(stages, server_round, UNMASK)
     if len(manifests) != len(survivors):
         raise GymError(
@@ -88,23 +95,28 @@ def secure_sum(
     masks = recover(
         members, survivors, stages.replies(server_round, UNMASK, Revealed).values(), threshold, server_round
     )
-    paths = [fed.store.local_path(manifest.delta_sha256) for manifest in manifests]
+    paths = [store.local_path(manifest.delta_sha256) for manifest in manifests]
     return SecureSum(paths, masks, bits_for(len(members)), step_norm, threshold)
 
 
 def secure_ingredient(
-    fed: Federation, current: Round, manifests: Sequence[UpdateManifest]
+    config: ServerConfig,
+    database: Database,
+    store: ObjectStore,
+    clock: HubClock,
+    current: Round,
+    manifests: Sequence[UpdateManifest],
 ) -> SecureSum | None:
     """The sum of the round that is merged now; None where the hub sees every update."""
-    secure = fed.config.secure_aggregation
+    secure = config.secure_aggregation
     if secure is None:
         return None
     threshold = secure.threshold
     if current.spec is not None and current.spec.secure_aggregation is not None:
         threshold = current.spec.secure_aggregation.threshold
-    step = secure.step_norm if fed.config.privacy is None else fed.config.privacy.clipping_norm
+    step = secure.step_norm if config.privacy is None else config.privacy.clipping_norm
     assert step is not None  # the config says so
-    return secure_sum(fed, current.server_round, manifests, threshold, step)
+    return secure_sum(database, store, clock, current.server_round, manifests, threshold, step)
 
 
 def ids(stages: Stages, server_round: int, name: str) -> dict[str, Advert]:

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.soup.credit import Outcome, RunningScore
-from gym_server.federation import Federation
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
 from gym_server.rewards.running_scores import (
@@ -24,8 +24,11 @@ from gym_server.rewards.running_scores import (
 from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
 from gym_server.rewards.split import MeasuredRound, certainty, split
 from gym_server.rounds.hub_model import HubModel
-from gym_server.rounds.round_store import PAID_VERDICTS, Judgement
+from gym_server.rounds.round_store import PAID_VERDICTS, Judgement, RoundStore
 from gym_server.rounds.versions import head_of
+from gym_server.state import HubState
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Appraisal:
 
 
 def appraise(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
     model: HubModel,
     server_round: int,
     rewards: RewardsConfig,
@@ -58,7 +62,8 @@ def appraise(
     """Score what was merged, split the pool, and move the reputations.
 
     Args:
-        fed: The federation.
+        state: The hub's state.
+        config: The hub's config.
         model: The model that the updates were made for.
         server_round: The round.
         rewards: The rewards, with the pay that the round's task announced.
@@ -76,8 +81,8 @@ def appraise(
         GymError: As ``score_updates``.
     """
     merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
-    measured = _measured(fed, model, rewards, merged, coefficients, weights, should_stop)
-    before = _reputations(fed, [row.contributor for row, _ in judged])
+    measured = _measured(config, state.store, model, rewards, merged, coefficients, weights, should_stop)
+    before = _reputations(config, state.database, state.round_store, [row.contributor for row, _ in judged])
     who = {row.update_id: row.contributor for row, _ in merged}
     update_of = {who: update for update, who in who.items()}
     paid = {row.update_id: row.contributor for row, one in judged if one.verdict in PAID_VERDICTS}
@@ -95,10 +100,10 @@ def appraise(
         return [[who[update] for update in group] for group in joined(groups)]
 
     scored = None
-    with fed.database.reading() as tx:
+    with state.database.reading() as tx:
         carried = carried_over(tx)
         if rewards.measures and losses is not None:
-            scored = _measured_round(tx, fed, model, measured, who, losses)
+            scored = _measured_round(tx, state.round_store, model, measured, who, losses)
     found = split(
         rewards,
         {name: before[name] for name in paid.values()},
@@ -143,7 +148,7 @@ def appraise(
     def write(tx: Connection, height: int) -> None:
         groups = [[update_of[one] for one in group] for group in found.together]
         account = RoundContributions(height, contributions, measurement, clusters, groups, found.left)
-        record(tx, fed.ledger, server_round, account, rewards.reputation)
+        record(tx, state.ledger, server_round, account, rewards.reputation)
         write_running_scores(tx, model.heldout, height, running_scores)
 
     judgements = [
@@ -162,23 +167,28 @@ def joined(groups: Sequence[Collection[str]]) -> list[list[str]]:
     return [sorted(group) for group in found]
 
 
-def reputation_weights(fed: Federation, contributors: Sequence[str]) -> list[float] | None:
+def reputation_weights(
+    config: ServerConfig, database: Database, round_store: RoundStore, contributors: Sequence[str]
+) -> list[float] | None:
     """Weights of updates by their contributors' reputations; None where the recipe does not use them."""
-    floor = fed.config.soup.reputation_floor
+    floor = config.soup.reputation_floor
     if floor is None:
         return None
-    found = _reputations(fed, contributors)
+    found = _reputations(config, database, round_store, contributors)
     return [max(floor, found[who]) for who in contributors]
 
 
-def _reputations(fed: Federation, contributors: Sequence[str]) -> dict[str, float]:
-    height = fed.round_store.newest_height() + 1
-    with fed.database.reading() as tx:
-        return reputations_before(tx, contributors, height, fed.config.rewards.reputation)
+def _reputations(
+    config: ServerConfig, database: Database, round_store: RoundStore, contributors: Sequence[str]
+) -> dict[str, float]:
+    height = round_store.newest_height() + 1
+    with database.reading() as tx:
+        return reputations_before(tx, contributors, height, config.rewards.reputation)
 
 
 def _measured(
-    fed: Federation,
+    config: ServerConfig,
+    store: ObjectStore,
     model: HubModel,
     rewards: RewardsConfig,
     merged: Sequence[tuple[Any, Judgement]],
@@ -189,13 +199,13 @@ def _measured(
     if not rewards.measures:
         return RoundScores({}, measurement={"method": rewards.score})
     return score_updates(
-        fed,
+        store,
         model,
         [row for row, _ in merged],
         coefficients,
         weights,
         should_stop,
-        recipe=fed.config.soup,
+        recipe=config.soup,
         method=rewards.score,
         options=rewards.score_options,
     )
@@ -203,7 +213,7 @@ def _measured(
 
 def _measured_round(
     tx: Connection,
-    fed: Federation,
+    round_store: RoundStore,
     model: HubModel,
     measured: RoundScores,
     who: Mapping[str, str],
@@ -213,7 +223,7 @@ def _measured_round(
     before, after = losses
     gain = before.gain_to(after)
     nothing = 0.0 * gain
-    head = head_of(tx, fed.round_store.base_digest)
+    head = head_of(tx, round_store.base_digest)
     running_scores = running_scores_on(tx, model.heldout, head.height, nothing)
     return MeasuredRound(
         {contributor: measured.parts.get(update, nothing) for update, contributor in who.items()},

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
@@ -29,7 +30,10 @@ from gym_fed.soup.screening import (
     torn_apart,
 )
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.federation import Federation
+from gym_server.rounds.round_store import RoundStore
+from gym_server.state import HubState
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import updates, versions
 
 log = logging.getLogger("gym_server")
@@ -97,44 +101,54 @@ class RoundSimilarity:
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
 
-def free_riders(fed: Federation, rows: Sequence[Any], server_round: int) -> dict[str, FreeRiderFinding]:
+def free_riders(
+    state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
+) -> dict[str, FreeRiderFinding]:
     """Find zeros and merged work that is sent again.
 
     Args:
-        fed: The federation.
+        state: The hub's state.
+        config: The hub's config.
         rows: Rows of ``updates``, of updates that no screen has rejected so far.
         server_round: The round.
 
     Returns:
         A finding for each update that free-rides.
     """
-    if fed.config.hides_updates:
+    if config.hides_updates:
         return {}
     with ExitStack() as stack:
-        files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
-        found = _zeros(fed.config.rewards, {update: file.norm() for update, file in files.items()})
+        files = {
+            row.update_id: _opened(stack, state.base, state.store, row.delta_sha256, _base(row))
+            for row in rows
+        }
+        found = _zeros(config.rewards, {update: file.norm() for update, file in files.items()})
         left = [row for row in rows if row.update_id not in found]
-        return found | _stale(fed, left, files, server_round)
+        return found | _stale(state, config, left, files, server_round)
 
 
-def duplicates(fed: Federation, rows: Sequence[Any]) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
+def duplicates(
+    config: ServerConfig, base: BaseSpec, store: ObjectStore, rows: Sequence[Any]
+) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
     """Find updates of one round that are the same work.
 
     Args:
-        fed: The federation.
+        config: The hub's config.
+        base: The base model.
+        store: The hub's objects.
         rows: Rows of ``updates``, of updates that every other screen has passed.
 
     Returns:
         A finding for each update but the first of such a group; how alike the updates are.
     """
-    rewards = fed.config.rewards
-    if fed.config.hides_updates or len(rows) < 2:
+    rewards = config.rewards
+    if config.hides_updates or len(rows) < 2:
         return {}, RoundSimilarity()
     alike, similarity = RoundSimilarity(), None
     if rewards.similarity_threshold or rewards.together_threshold:
         with ExitStack() as stack:
-            files = {row.update_id: _opened(stack, fed, row.delta_sha256, _base(row)) for row in rows}
-            alike, similarity = _similarity(fed, rows, files)
+            files = {row.update_id: _opened(stack, base, store, row.delta_sha256, _base(row)) for row in rows}
+            alike, similarity = _similarity(config, base, rows, files)
     return _duplicates(rows, similarity, rewards.similarity_threshold), alike
 
 
@@ -153,15 +167,15 @@ def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRide
 
 
 def _similarity(
-    fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile]
+    config: ServerConfig, base: BaseSpec, rows: Sequence[Any], files: dict[str, DeltaFile]
 ) -> tuple[RoundSimilarity, Matrix]:
     opened = [files[row.update_id] for row in rows]
-    compared = compare(opened, fed.base)
+    compared = compare(opened, base)
     off = np.where(np.eye(len(rows), dtype=bool), -1.0, compared.similarity)
     nearest = {row.update_id: float(off[i].max()) for i, row in enumerate(rows)}
     torn = np.zeros(off.shape, dtype=bool)
-    if fed.config.rewards.together_threshold is not None:
-        torn = torn_apart(opened, fed.base)
+    if config.rewards.together_threshold is not None:
+        torn = torn_apart(opened, base)
     return RoundSimilarity(
         nearest, [row.update_id for row in rows], compared.cosine, torn
     ), compared.similarity
@@ -195,29 +209,33 @@ def _duplicates(
 
 
 def _stale(
-    fed: Federation, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
+    state: HubState, config: ServerConfig, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
 ) -> dict[str, FreeRiderFinding]:
     """Updates that are merged work of earlier rounds sent again.
 
     Work that was rejected, or was of an aborted round, is no evidence: nobody was paid for it.
     """
     found: dict[str, FreeRiderFinding] = {}
-    threshold = fed.config.rewards.stale_threshold
+    threshold = config.rewards.stale_threshold
     if threshold is None:
         return found
-    earlier = _earlier(fed, server_round)
+    earlier = _earlier(config, state.database, state.round_store, server_round)
     for of_round in _by_round(earlier):
         left = [row for row in rows if row.update_id not in found]
-        with _all_opened(fed, of_round) as opened:
+        with _all_opened(state.base, state.store, of_round) as opened:
             if not left or not opened:
                 continue
-            alike = compare([*(files[r.update_id] for r in left), *opened.values()], fed.base).similarity
+            alike = compare([*(files[r.update_id] for r in left), *opened.values()], state.base).similarity
             for i, row in enumerate(left):
                 for j, old in enumerate(opened):
                     similarity, own = alike[i, len(left) + j], row.contributor in old.contributors
                     if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
                         continue
-                    chance = 0.0 if own else _repeated_work(fed, row, old, rows, files, earlier)
+                    chance = (
+                        0.0
+                        if own
+                        else _repeated_work(state.base, state.store, row, old, rows, files, earlier)
+                    )
                     if similarity > chance or similarity >= _IDENTICAL:
                         reason = f"stale: {old.what} again (similarity {similarity:.3f})"
                         found[row.update_id] = FreeRiderFinding(reason, cheating=not own, blameless=own)
@@ -225,7 +243,8 @@ def _stale(
 
 
 def _repeated_work(
-    fed: Federation,
+    base: BaseSpec,
+    store: ObjectStore,
     row: Any,
     old: _Earlier,
     rows: Sequence[Any],
@@ -240,20 +259,22 @@ def _repeated_work(
     largest = 0.0
     for who in old.contributors - {row.contributor}:
         merged = [one for of_round in earlier.values() for one in of_round if one.contributors == {who}]
-        with _all_opened(fed, [one for one in merged if not one.soup]) as opened:
+        with _all_opened(base, store, [one for one in merged if not one.soup]) as opened:
             mine = [files[one.update_id] for one in rows if one.contributor == who]
             mine += opened.values()
             if len(mine) > 1:
-                alike = compare(mine, fed.base).similarity
+                alike = compare(mine, base).similarity
                 largest = max(largest, float(np.where(np.eye(len(mine), dtype=bool), 0.0, alike).max()))
     return largest
 
 
-def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
+def _earlier(
+    config: ServerConfig, database: Database, round_store: RoundStore, server_round: int
+) -> dict[int, list[_Earlier]]:
     """Merged updates and soups of the rounds before, by round."""
-    first = server_round - fed.config.rewards.stale_rounds
+    first = server_round - config.rewards.stale_rounds
     found: dict[int, list[_Earlier]] = {}
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
         kept = select(updates).where(where, updates.c.verdict == "merged").order_by(updates.c.update_id)
         for row in tx.execute(kept):
@@ -265,7 +286,7 @@ def _earlier(fed: Federation, server_round: int) -> dict[int, list[_Earlier]]:
             parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.parent))
             what = f"the soup of round {row.server_round}"
             who = frozenset[str]().union(*(one.contributors for one in found.get(row.server_round, [])))
-            base = parent or fed.round_store.base_digest
+            base = parent or round_store.base_digest
             found.setdefault(row.server_round, []).append(_Earlier(what, who, True, row.soup_sha256, base))
     return found
 
@@ -276,12 +297,14 @@ def _by_round(earlier: dict[int, list[_Earlier]]) -> Iterator[list[_Earlier]]:
 
 
 @contextmanager
-def _all_opened(fed: Federation, earlier: Sequence[_Earlier]) -> Iterator[dict[_Earlier, DeltaFile]]:
+def _all_opened(
+    base: BaseSpec, store: ObjectStore, earlier: Sequence[_Earlier]
+) -> Iterator[dict[_Earlier, DeltaFile]]:
     with ExitStack() as stack:
         opened = {}
         for old in earlier:
             try:
-                opened[old] = _opened(stack, fed, old.sha256, old.base_digest)
+                opened[old] = _opened(stack, base, store, old.sha256, old.base_digest)
             except GymError as error:
                 if error.code is not ErrorCode.NOT_FOUND:
                     raise
@@ -289,9 +312,9 @@ def _all_opened(fed: Federation, earlier: Sequence[_Earlier]) -> Iterator[dict[_
         yield opened
 
 
-def _opened(stack: ExitStack, fed: Federation, sha256: str, base_digest: str) -> DeltaFile:
-    spec = BaseSpec(fed.base.model_name, base_digest, fed.base.shapes)
-    return stack.enter_context(DeltaFile.open(fed.store.local_path(sha256), spec))
+def _opened(stack: ExitStack, base: BaseSpec, store: ObjectStore, sha256: str, base_digest: str) -> DeltaFile:
+    spec = BaseSpec(base.model_name, base_digest, base.shapes)
+    return stack.enter_context(DeltaFile.open(store.local_path(sha256), spec))
 
 
 def _base(row: Any) -> str:

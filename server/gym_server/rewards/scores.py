@@ -16,8 +16,8 @@ from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame, Game, Scores, Vector
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
+from gym_server.store.objects import ObjectStore
 
 log = logging.getLogger("gym_server")
 
@@ -56,7 +56,7 @@ class RoundScores:
 
 
 def score_updates(
-    fed: Federation,
+    store: ObjectStore,
     model: HubModel,
     rows: Sequence[Any],
     coefficients: Sequence[float] | None,
@@ -70,7 +70,7 @@ def score_updates(
     """Score merged updates by a method of ``gym_fed.soup.contributions``.
 
     Args:
-        fed: The federation.
+        store: The hub's objects.
         model: The model that the updates are for.
         rows: Rows of ``updates``.
         coefficients: What each counts for in the aggregate, where the rule weighs whole updates; with 0 it had no part
@@ -90,7 +90,7 @@ def score_updates(
     scores = {row.update_id: 0.0 for row in rows}
     measurement: dict[str, Any] = {"method": method, "options": rule.config.model_dump(mode="json")}
     with ExitStack() as stack:
-        files = _opened(stack, fed, model, rows)
+        files = _opened(stack, store, model, rows)
         counts = _coefficients(recipe, rows, files, coefficients, weights)
         players = [i for i, count in enumerate(counts) if count != 0.0]
         if not players:
@@ -118,8 +118,8 @@ def _finite(names: Sequence[str], values: Vector) -> dict[str, float]:
     }
 
 
-def _opened(stack: ExitStack, fed: Federation, model: HubModel, rows: Sequence[Any]) -> list[DeltaFile]:
-    paths = [fed.store.local_path(row.delta_sha256) for row in rows]
+def _opened(stack: ExitStack, store: ObjectStore, model: HubModel, rows: Sequence[Any]) -> list[DeltaFile]:
+    paths = [store.local_path(row.delta_sha256) for row in rows]
     return [stack.enter_context(DeltaFile.open(path, model.spec)) for path in paths]
 
 

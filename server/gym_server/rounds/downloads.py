@@ -12,10 +12,11 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.text import readable_bytes
 from gym_fed.delta.base import BaseSpec
 from gym_server.privacy.merge import trained_tensors
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.round_store import RoundStore
 
 if TYPE_CHECKING:
     from gym_fed.delta.policy import CodecChoice
-    from gym_server.federation import Federation
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,9 @@ class SoupForm:
 class Downloads:
     """What a hub says of its downloads; one object per hub, since soups never change."""
 
-    def __init__(self, fed: Federation) -> None:
-        self._fed = fed
+    def __init__(self, live_config: LiveConfig, base: BaseSpec, round_store: RoundStore) -> None:
+        self._live_config, self._base = live_config, base
+        self._round_store = round_store
         self._form: tuple[ServerConfig, SoupForm] | None = None
         self._soups: tuple[int, int, int] = (0, 0, 0)
         self._estimates: dict[
@@ -84,7 +86,7 @@ class Downloads:
     @property
     def form(self) -> SoupForm:
         """How this hub's soups travel."""
-        config = self._fed.config
+        config = self._live_config.current
         if self._form is None or self._form[0] is not config:  # the coordinator may change the recipe
             self._form = (config, SoupForm.of(config))
             self._estimates.clear()
@@ -98,22 +100,22 @@ class Downloads:
             num_connected: Contributors that are there; factors of as many are stacked while there is no soup yet.
         """
         if self._soups[0] != height:
-            sizes = [soup.size_bytes for soup in self._fed.round_store.soups(height)]
+            sizes = [soup.size_bytes for soup in self._round_store.soups(height)]
             self._soups = (height, sum(sizes), sizes[-1] if sizes else 0)
         _, total, newest = self._soups
         if newest:
             return total, newest
         form = self.form
-        contributors = max(self._fed.config.rounds.min_contributors, num_connected)
+        contributors = max(self._live_config.current.rounds.min_contributors, num_connected)
         if contributors not in self._estimates:
-            size = soup_bytes(self._fed.config, self._fed.base, contributors, form)
+            size = soup_bytes(self._live_config.current, self._base, contributors, form)
             self._estimates[contributors] = size
         return 0, self._estimates[contributors]
 
     def line(self) -> str:
         """For the coordinator, when the hub starts."""
-        form, quorum = self.form, self._fed.config.rounds.min_contributors
-        size = soup_bytes(self._fed.config, self._fed.base, quorum, form)
+        form, quorum = self.form, self._live_config.current.rounds.min_contributors
+        size = soup_bytes(self._live_config.current, self._base, quorum, form)
         grows = form.form == "factors" and not form.one_a
         among = f" with {quorum} contributors" if grows else ""
         if form.form == "values":

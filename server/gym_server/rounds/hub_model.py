@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import SoupReference
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
@@ -28,8 +29,8 @@ from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
 from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_fed.trust.identity.canonical import canonical_digest
-from gym_server.federation import Federation
 from gym_server.rounds.parked_model import ParkedTensors, parked_path
+from gym_server.state import HubState
 from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import published
 
@@ -76,9 +77,9 @@ class HubModel:
         self._known_losses: tuple[str, RowLosses] | None = None
 
     @classmethod
-    def of(cls, fed: Federation) -> HubModel:
+    def of(cls, config: ServerConfig, folder: Path, base: BaseSpec, store: ObjectStore) -> HubModel:
         """Load a hub's base; the model is at version 0 until ``follow``."""
-        return cls(fed.base, fed.config.base_model, fed.store, fed.config.gate, fed.folder)
+        return cls(base, config.base_model, store, config.gate, folder)
 
     @property
     def has_gate(self) -> bool:
@@ -287,14 +288,15 @@ def coordinator_rows(
 
 
 def write_version(
-    fed: Federation, output: Path, height: int | None = None, dtype: str | None = None
+    state: HubState, config: ServerConfig, output: Path, height: int | None = None, dtype: str | None = None
 ) -> dict[str, Any]:
     """Write version ``height`` (the current one by default) with its tokenizer to a new folder.
 
     The digest of its tensors is noted, so that the hub knows variants that are made on the folder.
 
     Args:
-        fed: The hub.
+        state: The hub's state.
+        config: The hub's config.
         output: A new folder.
         height: Of the version.
         dtype: As for ``HubModel.save``.
@@ -307,24 +309,24 @@ def write_version(
         raise GymError(
             ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
         )
-    wanted = fed.round_store.head().height if height is None else height
-    fed.round_store.version(wanted)  # that there is one
+    wanted = state.round_store.head().height if height is None else height
+    state.round_store.version(wanted)  # that there is one
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
-    model = HubModel.of(fed)
-    model.follow(fed.round_store.soups(wanted))
+    model = HubModel.of(config, state.folder, state.base, state.store)
+    model.follow(state.round_store.soups(wanted))
     written, share = model.save(output, dtype)
     tensors = tensors_digest(
         model.model.float()
     )  # as it is found when the folder is loaded, which is in float32
-    with fed.database.transaction() as tx:
+    with state.database.transaction() as tx:
         if tx.scalar(select(published.c.height).where(published.c.digest == tensors)) is None:
             tx.execute(published.insert().values(digest=tensors, height=wanted))
     return {
         "height": wanted,
         "digest": model.digest,
         "base_digest": tensors,
-        "base_model": fed.config.public_base_name,
+        "base_model": config.public_base_name,
         "dtype": written,
         "kept": share,
         "folder": str(output),

@@ -17,6 +17,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.schema.plugins import as_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
@@ -25,9 +26,10 @@ from gym_fed.core.text import counted
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_server.accounts.keys import Keys
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
 from gym_server.evaluations.safety import RoundSafety, safety_of
-from gym_server.federation import Federation
+from gym_server.ledger.chain import Ledger
 from gym_server.privacy import budget as privacy
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
@@ -39,61 +41,74 @@ from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import Round, SoupRecord
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
 from gym_server.rounds.soups import RESIDUAL, Ingredients, Soup, discard, make_soup, residual_name, soup_path
+from gym_server.state import HubState
+from gym_server.store.objects import ObjectStore
 
 log = logging.getLogger("gym_server")
 
 
 @memory_given_back()
 def merge_round(
-    fed: Federation, model: HubModel, current: Round, should_stop: Callable[[], bool] = lambda: False
+    state: HubState,
+    config: ServerConfig,
+    keys: Keys,
+    model: HubModel,
+    current: Round,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Screen, merge, gate, score, and commit or abort. ``current`` is in state merging.
 
     Raises:
         ScoringStopped: When ``should_stop`` said so while updates were scored; nothing is committed then.
     """
-    if privacy.is_spent(fed):
-        fed.round_store.abort(current.server_round, privacy.SPENT)
+    if privacy.is_spent(config, state.database):
+        state.round_store.abort(current.server_round, privacy.SPENT)
         return
-    progress = MergeProgress(fed.database)
+    progress = MergeProgress(state.database)
     try:
-        _merge_round(fed, model, current, should_stop, progress)
+        _merge_round(state, config, keys, model, current, should_stop, progress)
     finally:
         progress.end()
 
 
 def _merge_round(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
+    keys: Keys,
     model: HubModel,
     current: Round,
     should_stop: Callable[[], bool],
     progress: MergeProgress,
 ) -> None:
-    screened = screen_updates(fed, model, current, progress)
+    screened = screen_updates(state, config, keys, model, current, progress)
     spending: Callable[[Connection], None] = _nothing_to_write
     try:
-        screened = _enough_for_the_rule(fed, screened)
-        spending = privacy.spending(fed, current.server_round, [u.row.contributor for u in screened.kept])
-        merged = _merge(fed, model, current, screened.kept, progress)
-        losses = _pass_gate(fed, model, merged.soup, progress)
+        screened = _enough_for_the_rule(config, screened)
+        spending = privacy.spending(
+            state, config, current.server_round, [u.row.contributor for u in screened.kept]
+        )
+        merged = _merge(state, config, model, current, screened.kept, progress)
+        losses = _pass_gate(config, model, merged.soup, progress)
         progress.begin("evaluating")
-        safety = _pass_safety(fed, model, current, merged.soup)
-        evaluation = _pass_evaluations(fed, model, current, merged.soup, safety)
+        safety = _pass_safety(config, state.folder, state.ledger, model, current, merged.soup)
+        evaluation = _pass_evaluations(state, config, model, current, merged.soup, safety)
     except _RoundAborted as aborted:
-        discard(fed, current.server_round)
+        discard(state.folder, current.server_round)
         write = functools.partial(_write_all, [spending, aborted.record])
-        fed.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
+        state.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
     progress.begin("writing the soup")
-    _store_soup(fed, merged.soup)
+    _store_soup(state.store, merged.soup)
     progress.begin("scoring updates")
-    rewards = fed.config.rewards.under(current.spec.pay if current.spec else None)
+    rewards = config.rewards.under(current.spec.pay if current.spec else None)
     added = None
     if rewards.score_on == "evals":
-        added = _added_to_evaluations(fed, merged, evaluation, should_stop)
-    appraisal = _appraise(fed, model, current, rewards, screened, merged, losses, should_stop, added)
+        added = _added_to_evaluations(state, config, merged, evaluation, should_stop)
+    appraisal = _appraise(
+        state, config, model, current, rewards, screened, merged, losses, should_stop, added
+    )
     failpoint("before-commit")
-    fed.round_store.commit(
+    state.round_store.commit(
         current, _soup_record(current, merged, losses, appraisal, (safety, evaluation)), spending
     )
     failpoint("after-commit")
@@ -141,14 +156,14 @@ class _HeldOutLosses:
         return self.rows[1].mean if self.rows else None
 
 
-def _enough_for_the_rule(fed: Federation, screened: ScreenedRound) -> ScreenedRound:
+def _enough_for_the_rule(config: ServerConfig, screened: ScreenedRound) -> ScreenedRound:
     """The round as it can be merged: duplicates get a vote each where the rule needs theirs."""
     try:
-        fed.config.soup.check_feasible(len(screened.kept))
+        config.soup.check_feasible(len(screened.kept))
     except GymError:
         screened = screened.with_duplicates()
     try:
-        fed.config.soup.check_feasible(len(screened.kept))
+        config.soup.check_feasible(len(screened.kept))
     except GymError as error:
         if not screened.kept:
             raise _RoundAborted("no update passed the checks, each for its own reason") from error
@@ -159,7 +174,8 @@ def _enough_for_the_rule(fed: Federation, screened: ScreenedRound) -> ScreenedRo
 
 
 def _merge(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
     model: HubModel,
     current: Round,
     kept: Sequence[ScreenedUpdate],
@@ -171,19 +187,28 @@ def _merge(
         OSError: On a full disk, which is not the round's fault: it continues from here when there is space.
     """
     try:
-        if fed.config.root is not None:
+        if config.root is not None:
             progress.begin("training on the root data")
-        ingredients = _ingredients(fed, model, current, kept)
-        masked = fed.config.secure_aggregation is not None
+        ingredients = _ingredients(state, config, model, current, kept)
+        masked = config.secure_aggregation is not None
         progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
-        soup = make_soup(fed, ingredients, soup_path(fed, current.server_round), progress.step)
+        soup = make_soup(
+            state.folder,
+            state.base,
+            state.store,
+            ingredients,
+            soup_path(state.folder, current.server_round),
+            progress.step,
+        )
         progress.begin("writing the server's state")
-        return _MergedRound(ingredients, soup, soup.stage(fed.folder, fed.base.digest, current.server_round))
+        return _MergedRound(
+            ingredients, soup, soup.stage(state.folder, state.base.digest, current.server_round)
+        )
     except GymError as error:
         if error.code is ErrorCode.DISK_FULL:
-            discard(fed, current.server_round)
+            discard(state.folder, current.server_round)
             raise OSError(errno.ENOSPC, error.message) from error
-        why = error.code.value if fed.config.privacy else error.message  # a message may quote what was sent
+        why = error.code.value if config.privacy else error.message  # a message may quote what was sent
         raise _RoundAborted(f"the merge failed: {why}") from error
 
 
@@ -197,23 +222,25 @@ def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
 
 
 def _ingredients(
-    fed: Federation, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]
+    state: HubState, config: ServerConfig, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]
 ) -> Ingredients:
     manifests = [UpdateManifest.parse(update.row.manifest) for update in kept]
-    root, ids = root_update(fed, model, current), [update.row.update_id for update in kept]
+    root, ids = root_update(state, config, model, current), [update.row.update_id for update in kept]
     return Ingredients(
         server_round=current.server_round,
-        parent=fed.round_store.head(),
-        recipe=fed.config.soup.for_round(current.server_round),
+        parent=state.round_store.head(),
+        recipe=config.soup.for_round(current.server_round),
         manifests=manifests,
         root=root,
-        weights=reputation_weights(fed, [update.row.contributor for update in kept]),
-        private=private_merge.begin_merge(fed, current.spec, ids, root),
-        secure=secure_ingredient(fed, current, manifests),
+        weights=reputation_weights(
+            config, state.database, state.round_store, [update.row.contributor for update in kept]
+        ),
+        private=private_merge.begin_merge(config, state.base, state.database, current.spec, ids, root),
+        secure=secure_ingredient(config, state.database, state.store, state.clock, current, manifests),
     )
 
 
-def _pass_gate(fed: Federation, model: HubModel, soup: Soup, progress: MergeProgress) -> _HeldOutLosses:
+def _pass_gate(config: ServerConfig, model: HubModel, soup: Soup, progress: MergeProgress) -> _HeldOutLosses:
     """Roll back a soup that raises the held-out loss by more than ``gate.max_loss_increase``."""
     if not model.has_gate:
         return _HeldOutLosses()
@@ -221,7 +248,7 @@ def _pass_gate(fed: Federation, model: HubModel, soup: Soup, progress: MergeProg
     start = model.losses()
     progress.step()
     rows = start, model.losses_with(soup.path)
-    before, after, limit = rows[0].mean, rows[1].mean, fed.config.gate.max_loss_increase
+    before, after, limit = rows[0].mean, rows[1].mean, config.gate.max_loss_increase
     if not is_no_worse(before, after, limit):
         raise _RoundAborted(
             f"rolled back: the soup takes the held-out loss from {before:.4f} to {after:.4f}; allowed is +{limit:g}"
@@ -229,20 +256,27 @@ def _pass_gate(fed: Federation, model: HubModel, soup: Soup, progress: MergeProg
     return _HeldOutLosses(rows)
 
 
-def _pass_safety(fed: Federation, model: HubModel, current: Round, soup: Soup) -> RoundSafety | None:
+def _pass_safety(
+    config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, current: Round, soup: Soup
+) -> RoundSafety | None:
     """Roll back a soup that certainly lowers the refusal margin by more than ``gate.safety`` allows."""
     with _finite():
-        safety = safety_of(fed, model, current.server_round, soup)
+        safety = safety_of(config, folder, ledger, model, current.server_round, soup)
     if safety is not None and safety.reason:
         raise _RoundAborted(safety.reason, functools.partial(safety.write, "rolled back"))
     return safety
 
 
 def _pass_evaluations(
-    fed: Federation, model: HubModel, current: Round, soup: Soup, safety: RoundSafety | None
+    state: HubState,
+    config: ServerConfig,
+    model: HubModel,
+    current: Round,
+    soup: Soup,
+    safety: RoundSafety | None,
 ) -> RoundEvaluation | None:
     """Roll back a soup that certainly lowers a task by more than its suite allows."""
-    evaluation = evaluation_of(fed, model, current.server_round)
+    evaluation = evaluation_of(state, config, model, current.server_round)
     if evaluation is None:
         return None
     with _finite():
@@ -267,13 +301,14 @@ def _finite() -> Iterator[None]:
         raise _RoundAborted(f"rolled back: with the soup {error.message}") from error
 
 
-def _store_soup(fed: Federation, soup: Soup) -> None:
-    fed.store.put_file(soup.path)
+def _store_soup(store: ObjectStore, soup: Soup) -> None:
+    store.put_file(soup.path)
     soup.path.unlink()
 
 
 def _added_to_evaluations(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
     merged: _MergedRound,
     evaluation: RoundEvaluation | None,
     should_stop: Callable[[], bool],
@@ -290,7 +325,7 @@ def _added_to_evaluations(
         return None
     ingredients, found = merged.ingredients, dict[str, float]()
     try:
-        fed.config.soup.check_feasible(len(ingredients.manifests) - 1)
+        config.soup.check_feasible(len(ingredients.manifests) - 1)
     except GymError as error:
         log.warning("round %d: no credits by evaluations: %s", ingredients.server_round, error.message)
         return found
@@ -304,8 +339,8 @@ def _added_to_evaluations(
             manifests=[ingredients.manifests[place] for place in others],
             weights=None if weights is None else [weights[place] for place in others],
         )
-        with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
-            soup = make_soup(fed, without, Path(folder) / "soup.gymdelta")
+        with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
+            soup = make_soup(state.folder, state.base, state.store, without, Path(folder) / "soup.gymdelta")
             try:
                 value = evaluation.value_with(soup)
             except (
@@ -322,7 +357,8 @@ def _added_to_evaluations(
 
 
 def _appraise(
-    fed: Federation,
+    state: HubState,
+    config: ServerConfig,
     model: HubModel,
     current: Round,
     rewards: RewardsConfig,
@@ -333,7 +369,8 @@ def _appraise(
     added: dict[str, float] | None,
 ) -> Appraisal:
     return appraise(
-        fed,
+        state,
+        config,
         model,
         current.server_round,
         rewards,

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy import select
 
 from gym_fed.config.hub.sections import StorageConfig
-from gym_fed.config.hub.server import CONFIG_NAME
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.plugins import read_records, require_plugins
@@ -26,23 +26,27 @@ from gym_fed.config.yaml.file import validate
 from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
+from gym_fed.delta.base import BaseSpec
 from gym_fed.soup.private import PrivateMerge
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.federation import Federation
+from gym_server.clock import HubClock
+from gym_server.ledger.chain import Ledger
 from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import SecureSum, secure_sum
 from gym_server.rewards.scores import score_updates
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
+from gym_server.state import HubState
 from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import ledger as entries
 from gym_server.store.tables import rounds, updates
 
 log = logging.getLogger("gym_server")
 
 
-def replay(fed: Federation, server_round: int) -> dict[str, Any]:
+def replay(state: HubState, server_round: int) -> dict[str, Any]:
     """Make the soup of a committed round again.
 
     Returns:
@@ -54,10 +58,10 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
             manifest is not what it was, or when the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in that the
             round was merged with, and that is missing here or is another.
     """
-    ingredients = ingredients_of(fed, server_round)
-    recorded = _version_entry(fed, "server_round", server_round)
-    with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="replay-") as folder:
-        soup = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta")
+    ingredients = ingredients_of(state, server_round)
+    recorded = _version_entry(state.ledger, "server_round", server_round)
+    with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="replay-") as folder:
+        soup = make_soup(state.folder, state.base, state.store, ingredients, Path(folder) / "soup.gymdelta")
     found = soup.report.sha256
     if found != recorded["soup"]:
         raise GymError(
@@ -75,7 +79,7 @@ def replay(fed: Federation, server_round: int) -> dict[str, Any]:
     }
 
 
-def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
+def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[str, Any]:
     """Measure the updates of a round as they were measured, on the held-out set that the config names now.
 
     Returns:
@@ -87,7 +91,7 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
     recorded = next(
         (
             e.body
-            for e in fed.ledger.entries()
+            for e in state.ledger.entries()
             if e.kind == "contribution" and e.body["server_round"] == server_round
         ),
         None,
@@ -98,18 +102,20 @@ def rescore(fed: Federation, server_round: int) -> dict[str, Any]:
             f"the ledger has no scores of round {server_round} that could be measured again",
             "rounds by participation have none, and those by improvement are in the verdicts",
         )
-    if fed.config.gate.heldout is None:
+    if config.gate.heldout is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
-    ingredients = ingredients_of(fed, server_round)
-    model = HubModel.of(fed)
-    model.follow(fed.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
-    with tempfile.TemporaryDirectory(dir=fed.folder / "staging", prefix="rescore-") as folder:
-        report = make_soup(fed, ingredients, Path(folder) / "soup.gymdelta").report
+    ingredients = ingredients_of(state, server_round)
+    model = HubModel.of(config, state.folder, state.base, state.store)
+    model.follow(state.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
+    with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
+        report = make_soup(
+            state.folder, state.base, state.store, ingredients, Path(folder) / "soup.gymdelta"
+        ).report
     wanted = [manifest.digest for manifest in ingredients.manifests]
-    with fed.database.reading() as tx:
+    with state.database.reading() as tx:
         rows = {r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(wanted)))}
     found = score_updates(
-        fed,
+        state.store,
         model,
         [rows[update_id] for update_id in wanted],
         report.coefficients,
@@ -161,58 +167,62 @@ class _Stored(BaseModel):
     storage: StorageConfig = StorageConfig()
 
 
-def _private(fed: Federation, recorded: dict[str, Any]) -> PrivateMerge | None:
+def _private(base: BaseSpec, database: Database, recorded: dict[str, Any]) -> PrivateMerge | None:
     """The noise and clip of a round that was merged with differential privacy."""
     if "privacy" not in recorded:
         return None
-    with fed.database.reading() as tx:
+    with database.reading() as tx:
         spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == recorded["server_round"]))
-    seed = private_merge.seed_of(fed, recorded["privacy"]["seed_sha256"])
+    seed = private_merge.seed_of(database, recorded["privacy"]["seed_sha256"])
     return private_merge.private_round(
-        recorded["privacy"], TaskSpec.model_validate_json(str(spec)), fed.base, seed
+        recorded["privacy"], TaskSpec.model_validate_json(str(spec)), base, seed
     )
 
 
-def _secure(fed: Federation, recorded: dict[str, Any], merged: list[str]) -> SecureSum | None:
+def _secure(
+    database: Database, store: ObjectStore, clock: HubClock, recorded: dict[str, Any], merged: list[str]
+) -> SecureSum | None:
     """The sum of a secure round again, from the stored masked votes and the shares that were revealed."""
     if "secure_aggregation" not in recorded:
         return None
     own = recorded["secure_aggregation"]
-    manifests = [_manifest(fed, update_id) for update_id in merged]
-    return secure_sum(fed, recorded["server_round"], manifests, own["threshold"], own["step_norm"])
+    manifests = [_manifest(database, update_id) for update_id in merged]
+    return secure_sum(
+        database, store, clock, recorded["server_round"], manifests, own["threshold"], own["step_norm"]
+    )
 
 
-def ingredients_of(fed: Federation, server_round: int) -> Ingredients:
+def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     """What a committed round's soup was made of, every part checked.
 
     Raises:
         GymError: As ``replay``.
     """
-    fed.ledger.verify()
-    recorded = _version_entry(fed, "server_round", server_round)
+    state.ledger.verify()
+    recorded = _version_entry(state.ledger, "server_round", server_round)
     merged = recorded["merged"]
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded.get("root")  # entries of before there was a root name none
     weights = recorded.get("weights")  # as reputations were then
     ingredients = Ingredients(
         server_round=server_round,
-        parent=fed.round_store.version(fed.round_store.version(recorded["height"]).parent),
+        parent=state.round_store.version(state.round_store.version(recorded["height"]).parent),
         recipe=SoupRecipe.recorded(recorded["recipe"]),
-        manifests=[_manifest(fed, update_id) for update_id in merged],
+        manifests=[_manifest(state.database, update_id) for update_id in merged],
         root=root,
-        private=_private(fed, recorded),
-        secure=_secure(fed, recorded, merged),
+        private=_private(state.base, state.database, recorded),
+        secure=_secure(state.database, state.store, state.clock, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
-        _require_intact(fed.store.local_path(sha256), sha256)
-    _require_state(fed, ingredients)
+        _require_intact(state.store.local_path(sha256), sha256)
+    _require_state(state.folder, state.ledger, ingredients)
     return ingredients
 
 
-def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:
+def _version_entry(ledger: Ledger, key: str, number: int) -> dict[str, Any]:
     """The ledger's entry for the version with this ``server_round`` or ``height``."""
-    for entry in fed.ledger.entries():
+    for entry in ledger.entries():
         if entry.kind == "version" and entry.body[key] == number:
             return entry.body
     raise GymError(
@@ -222,14 +232,14 @@ def _version_entry(fed: Federation, key: str, number: int) -> dict[str, Any]:
     )
 
 
-def _require_state(fed: Federation, ingredients: Ingredients) -> None:
+def _require_state(folder: Path, ledger: Ledger, ingredients: Ingredients) -> None:
     """The server's state as the parent version left it is what the ledger says."""
     parent = ingredients.parent
-    recorded = _version_entry(fed, "height", parent.height).get("state") if parent.height else {}
+    recorded = _version_entry(ledger, "height", parent.height).get("state") if parent.height else {}
     if recorded is None:
         log.warning("the ledger has no digest of the state that round %d left", parent.server_round)
         return
-    for kind, path in state_files(fed, ingredients.recipe, parent).items():
+    for kind, path in state_files(folder, ingredients.recipe, parent).items():
         found = file_sha256(path) if path.exists() else None
         if found != recorded.get(kind):
             raise GymError(
@@ -240,8 +250,8 @@ def _require_state(fed: Federation, ingredients: Ingredients) -> None:
             )
 
 
-def _manifest(fed: Federation, update_id: str) -> UpdateManifest:
-    with fed.database.reading() as tx:
+def _manifest(database: Database, update_id: str) -> UpdateManifest:
+    with database.reading() as tx:
         row = tx.execute(select(updates).where(updates.c.update_id == update_id)).first()
     manifest = UpdateManifest.parse(row.manifest) if row is not None else None
     if manifest is None or manifest.digest != update_id:

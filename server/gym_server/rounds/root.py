@@ -11,18 +11,19 @@ import shutil
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.round_training import round_training
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.encode import encode_delta, lora_delta
-from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.round_store import Round
+from gym_server.state import HubState
 
 log = logging.getLogger("gym_server")
 
 _EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 
-def root_update(fed: Federation, model: HubModel, current: Round) -> str | None:
+def root_update(state: HubState, config: ServerConfig, model: HubModel, current: Round) -> str | None:
     """Train the round's recipe on the root data; the model itself is left as it was.
 
     Returns:
@@ -31,16 +32,16 @@ def root_update(fed: Federation, model: HubModel, current: Round) -> str | None:
     Raises:
         GymError: What reading the data and training raise; ``ROUND_ABORTED`` for a failure of the training libraries.
     """
-    root = fed.config.root
+    root = config.root
     if root is None:
         return None
     from gym_fed.training.trainer import Trainer
     from gym_fed.training.tuning.lora import lora_factors
 
     server_round = current.server_round
-    rows = coordinator_rows(root.data, root.format, root.max_examples, fed.folder, "train")
-    recipe = current.spec.recipe if current.spec is not None else fed.config.recipe
-    folder = fed.folder / "staging" / f"root-{server_round}"
+    rows = coordinator_rows(root.data, root.format, root.max_examples, state.folder, "train")
+    recipe = current.spec.recipe if current.spec is not None else config.recipe
+    folder = state.folder / "staging" / f"root-{server_round}"
     shutil.rmtree(folder, ignore_errors=True)
     out = folder.with_suffix(".gymdelta")
     try:
@@ -67,6 +68,6 @@ def root_update(fed: Federation, model: HubModel, current: Round) -> str | None:
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    sha256 = fed.store.put_file(out)
+    sha256 = state.store.put_file(out)
     out.unlink()
     return sha256

@@ -11,17 +11,21 @@ from typing import Any
 
 from sqlalchemy import select
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.screening import screen_norms
-from gym_server.federation import Federation
+from gym_server.accounts.keys import Keys
 from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.lora_updates import foreign_a, not_low_rank
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.round_store import Judgement, Round
+from gym_server.state import HubState
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import updates
 
 MIN_FOR_NORM_SCREEN = 3
@@ -95,37 +99,44 @@ class Screen(ABC):
         """The round with this screen's rejections."""
 
 
-def screens_of(fed: Federation, model: HubModel, current: Round) -> list[Screen]:
+def screens_of(
+    state: HubState, config: ServerConfig, keys: Keys, model: HubModel, current: Round
+) -> list[Screen]:
     """The screens that the hub's config and the round's task require, cheap ones first.
 
     With secure aggregation the hub sees only the sum: no screen looks into a single update's values.
     """
-    spec, gate, ratio = current.spec, fed.config.gate, fed.config.admission.norm_ratio
-    hidden = fed.config.secure_aggregation is not None
-    screens: list[Screen] = [RevokedKeys(fed)]
+    spec, gate, ratio = current.spec, config.gate, config.admission.norm_ratio
+    hidden = config.secure_aggregation is not None
+    screens: list[Screen] = [RevokedKeys(keys)]
     if spec is not None and spec.recipe.sends_factors:
         screens.append(FactorRank(spec))
         if spec.recipe.lora.freeze_a:
             screens.append(FrozenA(spec, model.spec))
-    if spec is not None and fed.config.privacy is not None and not hidden:
-        screens.append(TrainedTensors(spec, fed.base))
+    if spec is not None and config.privacy is not None and not hidden:
+        screens.append(TrainedTensors(spec, state.base))
     if not hidden:
-        screens.append(FreeRiders(fed, current.server_round))
+        screens.append(FreeRiders(state, config, current.server_round))
     if ratio is not None:
         screens.append(LargeNorms(ratio))
     if gate.screen_updates and model.has_gate:
-        screens.append(HeldOutLoss(fed, model))
+        screens.append(HeldOutLoss(config, model))
     if not hidden:
-        screens.append(Duplicates(fed))
+        screens.append(Duplicates(config, state.base, state.store))
     return screens
 
 
 def screen_updates(
-    fed: Federation, model: HubModel, current: Round, progress: MergeProgress
+    state: HubState,
+    config: ServerConfig,
+    keys: Keys,
+    model: HubModel,
+    current: Round,
+    progress: MergeProgress,
 ) -> ScreenedRound:
     """Run every screen over the round's frozen list of updates."""
-    screened = _load(fed, current, progress)
-    screens = screens_of(fed, model, current)
+    screened = _load(state.database, state.store, current, progress)
+    screens = screens_of(state, config, keys, model, current)
     for place, screen in enumerate(screens):
         if isinstance(screen, HeldOutLoss):
             progress.begin("checking updates", len(screened.kept))
@@ -136,15 +147,15 @@ def screen_updates(
     return screened
 
 
-def _load(fed: Federation, current: Round, progress: MergeProgress) -> ScreenedRound:
-    with fed.database.reading() as tx:
+def _load(database: Database, store: ObjectStore, current: Round, progress: MergeProgress) -> ScreenedRound:
+    with database.reading() as tx:
         rows = tx.execute(
             select(updates).where(updates.c.update_id.in_(current.merging)).order_by(updates.c.update_id)
         ).all()
     progress.begin("reading updates", len(rows))
     found = []
     for row in rows:
-        path = fed.store.local_path(row.delta_sha256)  # downloads the object if the store is remote
+        path = store.local_path(row.delta_sha256)  # downloads the object if the store is remote
         found.append(ScreenedUpdate(row, path, Judgement(row.update_id, row.contributor, "merged", "")))
         progress.step()
     return ScreenedRound(found)
@@ -153,8 +164,8 @@ def _load(fed: Federation, current: Round, progress: MergeProgress) -> ScreenedR
 class RevokedKeys(Screen):
     """Reject what a key signed that was revoked since."""
 
-    def __init__(self, fed: Federation) -> None:
-        self._keys = fed.keys
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         revoked = self._keys.signed_by_revoked([update.row for update in screened.updates])
@@ -220,12 +231,13 @@ class TrainedTensors(FileScreen):
 class FreeRiders(Screen):
     """Reject zeros and stale updates, which would earn for no work: ``gym_server.rewards.free_riders``."""
 
-    def __init__(self, fed: Federation, server_round: int) -> None:
-        self._fed, self._server_round = fed, server_round
+    def __init__(self, state: HubState, config: ServerConfig, server_round: int) -> None:
+        self._state, self._config = state, config
+        self._server_round = server_round
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         rows = [update.row for update in screened.kept]
-        findings = free_riders(self._fed, rows, self._server_round)
+        findings = free_riders(self._state, self._config, rows, self._server_round)
 
         def judged(update: ScreenedUpdate) -> ScreenedUpdate:
             finding = findings.get(update.row.update_id)
@@ -240,11 +252,14 @@ class Duplicates(Screen):
     What an earlier screen rejects sets nobody aside, so that nobody loses a place by a bad copy of their update.
     """
 
-    def __init__(self, fed: Federation) -> None:
-        self._fed = fed
+    def __init__(self, config: ServerConfig, base: BaseSpec, store: ObjectStore) -> None:
+        self._config, self._base = config, base
+        self._store = store
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
-        findings, similarity = duplicates(self._fed, [update.row for update in screened.kept])
+        findings, similarity = duplicates(
+            self._config, self._base, self._store, [update.row for update in screened.kept]
+        )
         found = screened.each(
             lambda u: u.duplicate(findings[u.row.update_id].reason) if u.row.update_id in findings else u
         )
@@ -279,12 +294,12 @@ class HeldOutLoss(Screen):
     the others know; at its share only a step in a wrong direction does.
     """
 
-    def __init__(self, fed: Federation, model: HubModel) -> None:
+    def __init__(self, config: ServerConfig, model: HubModel) -> None:
         self.on_update: Callable[[], object] = lambda: None
         """Called after each checked update."""
         self._model = model
-        self._learning_rate = fed.config.soup.server_learning_rate
-        self._allowed = fed.config.gate.max_update_loss_increase
+        self._learning_rate = config.soup.server_learning_rate
+        self._allowed = config.gate.max_update_loss_increase
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         before = self._model.loss()

@@ -24,9 +24,9 @@ from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.votes_soup import soup_from_votes
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.federation import Federation
 from gym_server.privacy.secure_unmask import SecureSum
 from gym_server.rounds.versions import Version
+from gym_server.store.objects import ObjectStore
 
 NOTHING_YET = "none.safetensors"
 RESIDUAL, OPTIMIZER = "residual", "optimizer"
@@ -99,7 +99,9 @@ class Soup:
 
 
 def make_soup(
-    fed: Federation,
+    folder: Path,
+    base: BaseSpec,
+    store: ObjectStore,
     ingredients: Ingredients,
     out_path: Path,
     on_tensor: Callable[[str], None] = lambda _: None,
@@ -107,7 +109,9 @@ def make_soup(
     """Merge; nothing but ``out_path`` is written.
 
     Args:
-        fed: The hub.
+        folder: The hub's folder.
+        base: The base model.
+        store: The hub's objects.
         ingredients: Updates and settings of the merge.
         out_path: File of the soup.
         on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged at once.
@@ -117,8 +121,8 @@ def make_soup(
             ``STATE_CORRUPT`` when the residual of the parent version is gone.
     """
     recipe, parent = ingredients.recipe, ingredients.parent
-    spec = BaseSpec(fed.base.model_name, parent.digest, fed.base.shapes)
-    state, lineage = state_files(fed, recipe, parent), fed.base.digest
+    spec = BaseSpec(base.model_name, parent.digest, base.shapes)
+    state, lineage = state_files(folder, recipe, parent), base.digest
     feedback = optimizer = None
     if RESIDUAL in state:
         if parent.residual is not None and not state[RESIDUAL].exists():
@@ -134,7 +138,7 @@ def make_soup(
     if ingredients.secure is not None:
         found = ingredients.secure
         report = soup_from_votes(
-            found.sums(fed.base),
+            found.sums(base),
             found.voters,
             found.bits,
             found.step_norm,
@@ -149,7 +153,7 @@ def make_soup(
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:
-            return stack.enter_context(DeltaFile.open(fed.store.local_path(sha256), spec))
+            return stack.enter_context(DeltaFile.open(store.local_path(sha256), spec))
 
         files = [opened(manifest.delta_sha256) for manifest in ingredients.manifests]
         weights = ingredients.weights
@@ -180,9 +184,9 @@ def residuals_folder(hub_folder: Path) -> Path:
     return residuals
 
 
-def state_files(fed: Federation, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
+def state_files(folder: Path, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
     """Where the server's state as ``parent`` left it lies, or would lie: what a soup by ``recipe`` begins from."""
-    residuals, files = residuals_folder(fed.folder), {}
+    residuals, files = residuals_folder(folder), {}
     if recipe.codec.error_feedback:
         files[RESIDUAL] = residuals / (parent.residual or NOTHING_YET)
     if recipe.server_optimizer != "none":
@@ -190,16 +194,16 @@ def state_files(fed: Federation, recipe: SoupRecipe, parent: Version) -> dict[st
     return files
 
 
-def soup_path(fed: Federation, server_round: int) -> Path:
+def soup_path(folder: Path, server_round: int) -> Path:
     """Where a round's soup waits until it is committed."""
-    return fed.folder / "staging" / f"soup-{server_round}.gymdelta"
+    return folder / "staging" / f"soup-{server_round}.gymdelta"
 
 
-def discard(fed: Federation, server_round: int) -> None:
+def discard(folder: Path, server_round: int) -> None:
     """Delete what a round that comes to nothing wrote: its soup and its state."""
-    residuals = residuals_folder(fed.folder)
+    residuals = residuals_folder(folder)
     for path in (
-        soup_path(fed, server_round),
+        soup_path(folder, server_round),
         residuals / residual_name(server_round),
         residuals / optimizer_name(server_round),
     ):

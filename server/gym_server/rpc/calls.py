@@ -54,7 +54,7 @@ class CallsBesideRounds:
             "soup": self._downloads.form.to_dict(),
             "rounds_left": max(0, fed.config.rounds.num_rounds - made),
         }
-        plugins = plugins_of_round(fed, fed.config.recipe)
+        plugins = plugins_of_round(fed.config, fed.ledger, fed.config.recipe)
         if plugins:
             recipe["plugins"] = as_json(plugins)
         ahead, num_clocks = fed.contributor_clocks.median()
@@ -76,7 +76,7 @@ class CallsBesideRounds:
             max_update_bytes=fed.max_update_bytes,
             join_download_bytes=join_bytes,
             round_download_bytes=round_bytes,
-            privacy_json=privacy.status_json(fed),
+            privacy_json=privacy.status_json(fed.config, fed.database),
             ledger_head_json=ledger_head.to_json() if ledger_head else "",
             restored_json=fed.ledger.statements(),
             protocol=PROTOCOL,

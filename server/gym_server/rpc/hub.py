@@ -50,8 +50,8 @@ class Hub(CallsBesideRounds):
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
         self._fed = federation
         self._wakeups = wakeups
-        self._downloads = Downloads(federation)
-        self.base = ServedBase(federation)
+        self._downloads = Downloads(federation.live_config, federation.base, federation.round_store)
+        self.base = ServedBase(federation.config, federation.base, federation.database)
         self._enrolments = EnrolmentLimits(
             federation.config.limits.enrolments_per_minute, federation.config.enrolment.policy == "open"
         )
@@ -107,7 +107,9 @@ class Hub(CallsBesideRounds):
                 if self.finished.is_set() and not await asyncio.to_thread(
                     self._fed.queue.held, session.node_id
                 ):
-                    why = await asyncio.to_thread(privacy.end_of_run, self._fed)
+                    why = await asyncio.to_thread(
+                        privacy.end_of_run, self._fed.config, self._fed.database, self._fed.round_store
+                    )
                     yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
 
@@ -281,7 +283,7 @@ class Hub(CallsBesideRounds):
             ).all()
             worth = rewards_of(tx, contributor, self._fed.config.rewards.reputation)
         if self._fed.config.privacy is not None:
-            worth["privacy"] = privacy.account_of(self._fed, contributor)
+            worth["privacy"] = privacy.account_of(self._fed.config, self._fed.database, contributor)
         entries = self._fed.ledger.rounds_of(contributor)
         return pb.AccountReply(
             contributor=contributor,

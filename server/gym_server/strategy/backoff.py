@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from gym_fed.core.text import counted
-from gym_server.federation import Federation
+from gym_server.clock import HubClock
+from gym_server.rounds.queue import MessageQueue
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.round_store import RoundStore
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
 
@@ -34,17 +37,33 @@ class RoundBackoff:
     """Counts rounds that failed in a row, and waits after them.
 
     Args:
-        fed: State and config; the wait is written there for `gym-server status`.
+        live_config: The config that applies now.
+        database: The hub's database.
+        round_store: The hub's rounds and versions.
+        clock: The hub's clock.
+        queue: The queue of messages.
         grid: Says who is connected.
         should_stop: Called between polls.
     """
 
-    def __init__(self, fed: Federation, grid: Grid, should_stop: Callable[[], bool]) -> None:
-        self._fed, self._grid, self._should_stop = fed, grid, should_stop
+    def __init__(
+        self,
+        live_config: LiveConfig,
+        database: Database,
+        round_store: RoundStore,
+        clock: HubClock,
+        queue: MessageQueue,
+        grid: Grid,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._live_config, self._database = live_config, database
+        self._round_store, self._clock = round_store, clock
+        self._queue = queue
+        self._grid, self._should_stop = grid, should_stop
         self._failures = 0
         self._seen: set[str] = set()
         self._spoilt: set[str] = set()
-        fed.database.set(_SETTING, "")
+        database.set(_SETTING, "")
 
     def succeeded(self) -> None:
         """A round was committed: the row is over."""
@@ -55,7 +74,7 @@ class RoundBackoff:
     def failed(self, server_round: int, reason: str) -> None:
         """Wait after a round that came to nothing."""
         self._failures += 1
-        tasks = self._fed.round_store.tasks(server_round)
+        tasks = self._round_store.tasks(server_round)
         names = self._names(tasks)
         self._spoilt |= {names[node] for node, (_, outcome) in tasks.items() if outcome in ("failed", "lost")}
         self._seen |= set(names.values())
@@ -64,9 +83,9 @@ class RoundBackoff:
         seconds = self._seconds()
         text = "%s in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
         log.warning(text, counted(self._failures, "round"), seconds, reason[:_MAX_REASON])
-        self._say(self._fed.clock.now() + seconds, reason)
+        self._say(self._clock.now() + seconds, reason)
         self._wait(time.monotonic() + seconds, there)
-        self._fed.database.set(_SETTING, "")
+        self._database.set(_SETTING, "")
 
     def hold(self, reason: str) -> None:
         """Wait after a failure of this machine, whose database may be away; nobody who comes can end it."""
@@ -78,12 +97,12 @@ class RoundBackoff:
             time.sleep(_POLL_SECONDS)
 
     def _seconds(self) -> float:
-        config = self._fed.config.rounds
+        config = self._live_config.current.rounds
         return min(config.backoff_seconds * 2.0 ** min(self._failures - 1, 30), config.backoff_max_seconds)
 
     def _wait(self, end: float, there: set[str]) -> None:
         while time.monotonic() < end and not self._should_stop():
-            if paused(self._fed.database) is None:  # the coordinator's: ``end_wait``
+            if paused(self._database) is None:  # the coordinator's: ``end_wait``
                 return
             now = self._there()
             if now - self._seen or (now - there) - self._spoilt:
@@ -97,12 +116,12 @@ class RoundBackoff:
     def _names(self, nodes: Any) -> dict[int, str]:
         """Accounts of nodes; a node of a stock Flower grid stands for itself."""
         found = [int(node) for node in nodes]
-        known = self._fed.queue.accounts_of(found)
+        known = self._queue.accounts_of(found)
         return {node: known.get(node, str(node)) for node in found}
 
     def _say(self, until: float, reason: str) -> None:
         paused = {"until": until, "failures": self._failures, "reason": reason[:_MAX_REASON]}
-        self._fed.database.set(_SETTING, json.dumps(paused))
+        self._database.set(_SETTING, json.dumps(paused))
 
 
 def end_wait(database: Database) -> bool:

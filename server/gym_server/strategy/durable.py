@@ -88,7 +88,13 @@ class DurableDeltaSoup(Strategy):
         self._should_stop = should_stop
         self._on_round = on_round
         self._model: HubModel | None = None
-        self._pace = Pace(federation)
+        self._pace = Pace(
+            federation.live_config,
+            federation.database,
+            federation.round_store,
+            federation.clock,
+            federation.lease_histories,
+        )
 
     # ---- Flower's contract ----
 
@@ -170,7 +176,15 @@ class DurableDeltaSoup(Strategy):
         """
         self.summary()
         wanted = num_rounds or self._fed.config.rounds.num_rounds
-        backoff = RoundBackoff(self._fed, grid, self._should_stop)
+        backoff = RoundBackoff(
+            self._fed.live_config,
+            self._fed.database,
+            self._fed.round_store,
+            self._fed.clock,
+            self._fed.queue,
+            grid,
+            self._should_stop,
+        )
         while not self._should_stop():
             try:
                 if not self._advance(grid, wanted, backoff):
@@ -188,16 +202,16 @@ class DurableDeltaSoup(Strategy):
         if self._fed.round_store.num_committed() >= wanted:
             return False
         current = self._fed.round_store.current()
-        if privacy.is_spent(self._fed):
+        if privacy.is_spent(self._fed.config, self._fed.database):
             if current is not None and not current.is_over:
                 self._fed.round_store.abort(current.server_round, privacy.SPENT)
                 self._fed.queue.close_group(str(current.server_round))
             return False
         if current is None or current.is_over:
             if self._fed.steering.paused() is not None:
-                wait_while_paused(self._fed, self._should_stop)
+                wait_while_paused(self._fed.live_config, self._fed.steering, self._should_stop)
                 return True
-            wait_for_room(self._fed, self._should_stop)
+            wait_for_room(self._fed.state, self._fed.config, self._should_stop)
             if self._should_stop():
                 return False
             self._fed.live_config.follow()
@@ -262,7 +276,19 @@ class DurableDeltaSoup(Strategy):
         if self._fed.config.secure_aggregation is not None and not current.is_over:
             content = functools.partial(task_content, current, self._payloads)
             secure = SecureAggregationRound(
-                self._fed, self._pace, grid, current, content, self._take, should_end
+                self._fed.live_config,
+                self._fed.database,
+                self._fed.round_store,
+                self._fed.clock,
+                self._fed.queue,
+                self._fed.keys,
+                self._fed.accounts,
+                self._pace,
+                grid,
+                current,
+                content,
+                self._take,
+                should_end,
             )
             if not secure.run() and self._should_stop():
                 return None
@@ -371,11 +397,11 @@ class DurableDeltaSoup(Strategy):
         """Merge a round; the result is discarded if the coordinator ended the round meanwhile."""
         try:
             with self._hub_model().freed_afterwards() as model:
-                merge_round(self._fed, model, current, should_end)
+                merge_round(self._fed.state, self._fed.config, self._fed.keys, model, current, should_end)
         except Exception:
             if self._fed.round_store.require(current.server_round).state != ABORTED:
                 raise
-            discard(self._fed, current.server_round)
+            discard(self._fed.folder, current.server_round)
 
     # ---- helpers ----
 
@@ -383,17 +409,23 @@ class DurableDeltaSoup(Strategy):
         """The round in state collecting, moved there from open if need be."""
         current = self._fed.round_store.current()
         if current is None or current.server_round != server_round:
-            if privacy.is_spent(self._fed):
-                raise GymError(ErrorCode.ROUND_ABORTED, privacy.end_of_run(self._fed))
+            if privacy.is_spent(self._fed.config, self._fed.database):
+                raise GymError(
+                    ErrorCode.ROUND_ABORTED,
+                    privacy.end_of_run(self._fed.config, self._fed.database, self._fed.round_store),
+                )
             current = self._fed.round_store.open_next()
         if current.state == OPEN:
             self._fed.live_config.follow()
-            current = self._fed.round_store.start_collecting(server_round, new_task(self._fed, server_round))
+            current = self._fed.round_store.start_collecting(
+                server_round,
+                new_task(self._fed.state, self._fed.config, self._fed.max_update_bytes, server_round),
+            )
         return current
 
     def _hub_model(self) -> HubModel:
         if self._model is None:
-            self._model = HubModel.of(self._fed)
+            self._model = HubModel.of(self._fed.config, self._fed.folder, self._fed.base, self._fed.store)
         self._model.follow(self._fed.round_store.soups())
         return self._model
 

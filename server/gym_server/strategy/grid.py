@@ -21,10 +21,12 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.records import from_wire, to_wire
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
-from gym_server.federation import RUN_ID, Federation
-from gym_server.rounds.queue import LATE, SET_ASIDE, QueuedMessage
+from gym_server.federation import RUN_ID
+from gym_server.rounds.queue import LATE, SET_ASIDE, MessageQueue, QueuedMessage
+from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
 from gym_server.rounds.round_store import Judgement
+from gym_server.state import HubState
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import nodes, readers, updates
 
@@ -48,12 +50,23 @@ class HubGrid(Grid):
     """A grid whose nodes are the hub's contributors.
 
     Args:
-        federation: The hub's state.
+        state: The hub's state.
+        live_config: The config that applies now.
+        queue: The queue of messages.
+        max_update_bytes: Size limit of an update.
         notify: Called after a push, to wake the work streams.
     """
 
-    def __init__(self, federation: Federation, notify: Callable[[], None] = lambda: None) -> None:
-        self._fed = federation
+    def __init__(
+        self,
+        state: HubState,
+        live_config: LiveConfig,
+        queue: MessageQueue,
+        max_update_bytes: int,
+        notify: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._state, self._live_config = state, live_config
+        self._queue, self._max_update_bytes = queue, max_update_bytes
         self._notify = notify
         self._run = Run.create_empty(RUN_ID)
         # Flower stamps messages with the identity of the process's task, which its own runtime sets.
@@ -88,7 +101,7 @@ class HubGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Contributors that are connected or hold a lease."""
-        return self._fed.queue.node_ids()
+        return self._queue.node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue messages. The same content for the same node and group is not queued twice."""
@@ -102,8 +115,8 @@ class HubGrid(Grid):
         For a message that was lost, a reply with the error ``LOST``. A reply that cannot be read is set aside, with a
         verdict, and answered by the error ``MALFORMED``, now and ever after.
         """
-        self._fed.queue.expire()
-        found = (self._fed.queue.get(message_id) for message_id in message_ids)
+        self._queue.expire()
+        found = (self._queue.get(message_id) for message_id in message_ids)
         ended = ("replied", "lost", LATE, SET_ASIDE)
         replies = (self._reply(m) for m in found if m is not None and m.state in ended)
         return [reply for reply in replies if reply is not None]
@@ -127,24 +140,24 @@ class HubGrid(Grid):
 
     def _push(self, message: Message) -> str:
         metadata = message.metadata
-        records = to_wire(message.content, lambda data: _ignore(self._fed.store.put_bytes(data)))
+        records = to_wire(message.content, lambda data: _ignore(self._state.store.put_bytes(data)))
         self._open_to_contributors(records)
-        return self._fed.queue.push(
+        return self._queue.push(
             metadata.dst_node_id,
             metadata.group_id,
             metadata.message_type,
-            self._fed.clock.now(),
+            self._state.clock.now(),
             metadata.ttl,
             records.SerializeToString(deterministic=True),
         )
 
     def _open_to_contributors(self, records: pb.Records) -> None:
         names = {ref.sha256 for ref in references(records)}
-        with self._fed.database.reading() as tx:
+        with self._state.database.reading() as tx:
             known = {row.sha256 for row in tx.execute(readers.select().where(readers.c.contributor == "*"))}
         if names <= known:
             return
-        with self._fed.database.transaction() as tx:
+        with self._state.database.transaction() as tx:
             for sha256 in names - known:
                 tx.execute(readers.insert().values(sha256=sha256, contributor="*"))
 
@@ -169,7 +182,7 @@ class HubGrid(Grid):
             dst_node_id=_HUB_NODE_ID,
             reply_to_message_id=message.message_id,
             group_id=message.group_id,
-            created_at=self._fed.clock.now(),
+            created_at=self._state.clock.now(),
             ttl=message.ttl_seconds,
             message_type=message.message_type,
         )
@@ -188,15 +201,15 @@ class HubGrid(Grid):
         if reply.HasField("error"):
             code = int(reply.error.code)
             return {"error": Error(FAILED if code in (LOST, MALFORMED) else code, _line(reply.error.reason))}
-        cap = self._fed.max_update_bytes
-        check_reply(pb.Records.FromString(message.content), reply, cap, self._fed.store.size)
+        cap = self._max_update_bytes
+        check_reply(pb.Records.FromString(message.content), reply, cap, self._state.store.size)
         return {"content": from_wire(reply.content, self._read)}
 
     def _set_aside(self, message: QueuedMessage, reason: str) -> None:
         """Put a reply out of the way for good, with its verdict in the ledger; what it answered earns nothing."""
         server_round = int(message.group_id) if message.group_id.isdecimal() else 0
-        with self._fed.database.transaction() as tx:
-            self._fed.queue.set_aside(tx, message.message_id, reason)
+        with self._state.database.transaction() as tx:
+            self._queue.set_aside(tx, message.message_id, reason)
             contributor = str(
                 tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == message.node_id)) or ""
             )
@@ -204,17 +217,19 @@ class HubGrid(Grid):
             found = tx.scalar(select(updates.c.update_id).where(admitted))
             if found is not None:
                 judgement = Judgement(str(found), contributor, "rejected", f"set aside: {reason}")
-                self._fed.round_store.judge(tx, server_round, judgement)
+                self._state.round_store.judge(tx, server_round, judgement)
             else:
-                said = "" if self._fed.config.privacy is not None else reason  # it may quote what was sent
+                said = (
+                    "" if self._live_config.current.privacy is not None else reason
+                )  # it may quote what was sent
                 body = {"contributor": contributor, "server_round": server_round}
-                self._fed.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
+                self._state.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
         log.warning(
             "round %s: node %d: its reply is set aside: %s", message.group_id, message.node_id, reason
         )
 
     def _read(self, ref: pb.ArrayRef) -> bytes:
-        return self._fed.store.local_path(ref.sha256).read_bytes()
+        return self._state.store.local_path(ref.sha256).read_bytes()
 
 
 def _line(text: str) -> str:

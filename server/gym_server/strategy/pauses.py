@@ -6,22 +6,23 @@ import logging
 import time
 from collections.abc import Callable
 
-from gym_server.federation import Federation
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.steering import Steering
 
 log = logging.getLogger("gym_server")
 
 _POLL_SECONDS = 0.5
 
 
-def wait_while_paused(fed: Federation, should_stop: Callable[[], bool]) -> None:
+def wait_while_paused(live_config: LiveConfig, steering: Steering, should_stop: Callable[[], bool]) -> None:
     """Return when rounds may begin again, or when ``should_stop`` says so."""
-    pause = fed.steering.paused()
+    pause = steering.paused()
     if pause is None:
         return
     log.info("%s; no round begins until gym-server resume", pause)
     while pause is not None and not should_stop():
         time.sleep(_POLL_SECONDS)
-        fed.live_config.follow()
-        pause = fed.steering.paused()
+        live_config.follow()
+        pause = steering.paused()
     if pause is None:
         log.info("the pause is over")

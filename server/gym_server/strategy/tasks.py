@@ -7,34 +7,35 @@ import json
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from gym_fed.config.hub.privacy import SecureTask
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.evaluations.runner import announced_suites
-from gym_server.federation import Federation
 from gym_server.rounds.payload import Payloads
 from gym_server.rounds.plugins import plugins_of_round
 from gym_server.rounds.round_store import Round
+from gym_server.state import HubState
 
 
-def new_task(fed: Federation, server_round: int) -> TaskSpec:
+def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, server_round: int) -> TaskSpec:
     """The task of a round that begins now, from the head and by the recipe of now."""
-    head, secure = fed.round_store.head(), fed.config.secure_aggregation
-    soups = fed.round_store.soups(head.height)
-    recipe = fed.config.recipe_at(len(soups))
+    head, secure = state.round_store.head(), config.secure_aggregation
+    soups = state.round_store.soups(head.height)
+    recipe = config.recipe_at(len(soups))
     return TaskSpec(
-        server=fed.server,
+        server=state.server,
         server_round=server_round,
-        base_model=fed.config.public_base_name,
-        base_digest=fed.base.digest,
+        base_model=config.public_base_name,
+        base_digest=state.base.digest,
         version_digest=head.digest,
         soups=soups,
         recipe=recipe,
-        codec=fed.config.codec,
-        pay=fed.config.rewards.terms(),
-        plugins=plugins_of_round(fed, recipe),
-        evaluated_on=announced_suites(fed.config.gate, fed.folder),
-        max_update_bytes=fed.max_update_bytes,
-        deadline_seconds=fed.clock.now() + fed.config.rounds.deadline_seconds,
+        codec=config.codec,
+        pay=config.rewards.terms(),
+        plugins=plugins_of_round(config, state.ledger, recipe),
+        evaluated_on=announced_suites(config.gate, state.folder),
+        max_update_bytes=max_update_bytes,
+        deadline_seconds=state.clock.now() + config.rounds.deadline_seconds,
         secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
     )
 

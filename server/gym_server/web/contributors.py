@@ -65,7 +65,7 @@ def routes(view: HubView) -> APIRouter:
             newest = _newest_round(tx)
             strips = _strips(view, tx, visitor, ids, newest - STRIP_ROUNDS)
             connected = None if view.is_sealed_from(visitor) else _connected(tx, ids, fed.clock.now())
-        spent = spent_on(fed, ids)
+        spent = spent_on(fed.config, fed.database, ids)
         return {
             "total": len(everybody),
             "newest_round": newest,
@@ -104,7 +104,7 @@ def routes(view: HubView) -> APIRouter:
                 "strip": _strips(view, tx, visitor, [contributor], newest - LONG_STRIP_ROUNDS)[contributor],
                 "over_rounds": _over_rounds(tx, contributor),
             }
-        privacy = spent_on(fed, [contributor]).get(contributor)
+        privacy = spent_on(fed.config, fed.database, [contributor]).get(contributor)
         return {
             **found,
             "privacy": privacy and {**privacy, "budget": fed.config.privacy and fed.config.privacy.epsilon},

@@ -36,7 +36,7 @@ class Dashboard:
     """
 
     def __init__(self, fed: Federation, listen: str, *, public: bool, is_running: bool) -> None:
-        self._feed = HubFeed(fed)
+        self._feed = HubFeed(fed.state, fed.live_config, fed.lease_histories)
         self._newest = self._newest_model(fed, is_running)
         view = HubView(fed, is_running, self._newest)
         routes = APIRouter()
@@ -87,7 +87,9 @@ class Dashboard:
         if fed.config.dashboard is None or not fed.config.dashboard.ask:
             return None
         news = PageEvent("newest-model", {})
-        return NewestModel(fed, is_running=is_running, changed=lambda: self._feed.feed.publish(news))
+        return NewestModel(
+            fed.state, fed.live_config, is_running=is_running, changed=lambda: self._feed.feed.publish(news)
+        )
 
     def _begin(self) -> None:
         self._feed.start()

@@ -16,9 +16,11 @@ from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.web.events import RELOAD, Feed, PageEvent
-from gym_server.federation import Federation
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.state import HubState
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import ledger
+from gym_server.strategy.lease_history import LeaseHistoryCache
 from gym_server.web.entries import entry_events
 from gym_server.web.home import snapshot
 
@@ -41,8 +43,9 @@ class HubFeed:
     and ``ledger``, each an entry (``gym_server.web.entries``); and ``position``, how many entries a page begins with.
     """
 
-    def __init__(self, fed: Federation) -> None:
-        self._fed = fed
+    def __init__(self, state: HubState, live_config: LiveConfig, lease_histories: LeaseHistoryCache) -> None:
+        self._state, self._live_config = state, live_config
+        self._lease_histories = lease_histories
         self.feed = Feed(self._since)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="web-feed", daemon=True)
@@ -74,14 +77,16 @@ class HubFeed:
             yield from self._entries(last, size - last)
         yield PageEvent("position", {"sequence": size}, size)
         # Its reader is listed already, so a later state is sent to it as well.
-        yield PageEvent("snapshot", self._shown or snapshot(self._fed))
+        yield PageEvent(
+            "snapshot", self._shown or snapshot(self._state, self._live_config.current, self._lease_histories)
+        )
 
     def _watch(self) -> None:
         """Look until the end, whatever happens to the database meanwhile."""
         is_blind = False
         while not self._ended.is_set():
             try:
-                with self._fed.database.change_counter() as counter:
+                with self._state.database.change_counter() as counter:
                     while not self._ended.is_set():
                         if self.feed.has_readers.wait(_UNCOUNTED_SECONDS):
                             self._publish(counter)
@@ -112,7 +117,7 @@ class HubFeed:
                 for event in self._entries(self._position, _MAX_MISSED):
                     self.feed.publish(event)
                     self._position = event.id or self._position
-                state = snapshot(self._fed)
+                state = snapshot(self._state, self._live_config.current, self._lease_histories)
                 if state != self._shown:
                     self._shown = state
                     self.feed.publish(PageEvent("snapshot", state))
@@ -121,11 +126,11 @@ class HubFeed:
         self._shown = None
 
     def _size(self) -> int:
-        with self._fed.database.reading() as tx:
+        with self._state.database.reading() as tx:
             return int(tx.scalar(select(func.max(ledger.c.sequence))) or 0)
 
     def _entries(self, after: int, most: int) -> list[PageEvent]:
         query = select(ledger).where(ledger.c.sequence > after).order_by(ledger.c.sequence).limit(most)
-        with self._fed.database.reading() as tx:
+        with self._state.database.reading() as tx:
             rows: list[Any] = list(tx.execute(query))
             return entry_events(tx, rows)

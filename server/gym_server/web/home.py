@@ -7,13 +7,14 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy import Connection, func, select
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.text import whole_number
 from gym_fed.web.app import Looking
-from gym_server.federation import Federation
 from gym_server.rounds.merge_progress import merge_state
 from gym_server.rounds.round_store import MERGING
 from gym_server.rounds.steering import pause_of
 from gym_server.rounds.versions import head_of
+from gym_server.state import HubState
 from gym_server.store.tables import (
     accounts,
     ledger,
@@ -25,6 +26,7 @@ from gym_server.store.tables import (
     versions,
 )
 from gym_server.strategy.backoff import paused
+from gym_server.strategy.lease_history import LeaseHistoryCache
 from gym_server.web.entries import entry_events
 from gym_server.web.hub_view import HubView
 
@@ -59,13 +61,13 @@ def routes(view: HubView) -> APIRouter:
             "is_running": view.is_running,
             "verdicts": [event.data for event in verdicts],
             "now": fed.clock.now(),
-            "snapshot": snapshot(fed),
+            "snapshot": snapshot(fed.state, fed.config, fed.lease_histories),
         }
 
     return found
 
 
-def snapshot(fed: Federation) -> dict[str, Any]:
+def snapshot(state: HubState, config: ServerConfig, lease_histories: LeaseHistoryCache) -> dict[str, Any]:
     """The state of the round under way; an event of that name carries the same.
 
     ``state`` is open, collecting, merging, committed or aborted, or empty before the first round; times are Unix
@@ -73,12 +75,12 @@ def snapshot(fed: Federation) -> dict[str, Any]:
     ``{name, outcome, phase, done, total}``, those who are awaited first. In private rounds they are only counted: every
     open page is sent this.
     """
-    with fed.database.reading() as tx:
+    with state.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
         number = current.server_round if current else 0
         by_outcome = _counts(tx, round_tasks.c.outcome, round_tasks.c.server_round == number)
         by_verdict = _counts(tx, updates.c.verdict, updates.c.server_round == number)
-        head = head_of(tx, fed.base.digest)
+        head = head_of(tx, state.base.digest)
         losses = select(versions.c.heldout_after).where(versions.c.height == head.height)
         connected = select(func.count(func.distinct(nodes.c.contributor)))
         current_state = {
@@ -88,20 +90,22 @@ def snapshot(fed: Federation) -> dict[str, Any]:
             "deadline": current.deadline if current else None,
             "reason": current.reason if current else "",
             "merge": merge_state(tx) if current and current.state == MERGING else None,
-            "quorum": fed.config.rounds.quorum(fed.lease_histories.num_counted(tx, number)),
-            "connected": tx.scalar(connected.where(nodes.c.connected_until > fed.clock.now())),
+            "quorum": config.rounds.quorum(lease_histories.num_counted(tx, number)),
+            "connected": tx.scalar(connected.where(nodes.c.connected_until > state.clock.now())),
             "accounts": tx.scalar(select(func.count()).select_from(accounts)),
             "num_tasks": sum(by_outcome.values()),
             "num_awaited": by_outcome.get("", 0),
-            "num_updates": by_outcome.get("replied", 0) if fed.ledger.private else _num_counting(by_verdict),
-            "verdicts": {} if fed.ledger.private else by_verdict,
+            "num_updates": by_outcome.get("replied", 0)
+            if state.ledger.private
+            else _num_counting(by_verdict),
+            "verdicts": {} if state.ledger.private else by_verdict,
             "version": head.height,
             "version_digest": head.digest,
             "heldout": tx.scalar(losses),
-            "tasks": [] if fed.ledger.private else _tasks(tx, number),
+            "tasks": [] if state.ledger.private else _tasks(tx, number),
             "pause": str(pause) if (pause := pause_of(tx)) else None,
         }
-    return {**current_state, "paused": paused(fed.database)}
+    return {**current_state, "paused": paused(state.database)}
 
 
 def _num_counting(by_verdict: dict[str, int]) -> int:

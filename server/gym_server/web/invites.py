@@ -36,7 +36,7 @@ def routes(view: HubView) -> APIRouter:
         """A page of invites, the newest first, without the invites themselves."""
         with fed.database.reading() as tx:
             total = int(tx.scalar(select(func.count()).select_from(invites)) or 0)
-            shown = invites_of(fed, offset, limit)
+            shown = invites_of(fed.database, fed.clock, offset, limit)
             names = names_of(tx, [one["used_by"] for one in shown if one["used_by"]])
         return {
             "total": total,
@@ -49,14 +49,16 @@ def routes(view: HubView) -> APIRouter:
     def create(visitor: Changing, given: _NewInvite) -> dict[str, Any]:
         """The answer is the only one that has the invite itself: the hub keeps its hash."""
         view.require_running()
-        made = make_invites(fed, 1, given.note, given.valid_hours * 3600)[0]
+        made = make_invites(
+            fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, given.note, given.valid_hours * 3600
+        )[0]
         return {**made, "valid_hours": given.valid_hours, "code": qr_rows(made["invite"])}
 
     @found.delete("/invites/{invite}")
     def cancel(visitor: Changing, invite: str) -> dict[str, Any]:
         """Cancel an open invite: its id."""
         view.require_running()
-        return {"cancelled": cancel_invites(fed, [invite])}
+        return {"cancelled": cancel_invites(fed.database, fed.clock, [invite])}
 
     return found
 

@@ -20,8 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from gym_fed.core.child_process import background_environment
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.model_server import ANSWER_SECONDS, SERVED_NAME, ModelServer, refusal_of
-from gym_server.federation import PASSPHRASE_VARIABLE, Federation
+from gym_server.federation import PASSPHRASE_VARIABLE
+from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.versions import Version
+from gym_server.state import HubState
 from gym_server.store.away import StoreAway
 from gym_server.web.newest_answers import MAX_TOKENS, FixedAnswer, NewestAnswers
 from gym_server.web.version_folder import NotWritten, VersionFolder
@@ -61,19 +63,30 @@ class NewestModel:
     """Follows the versions of a hub, serves the newest, and has it answer ``dashboard.prompts``.
 
     Args:
-        fed: The hub.
+        state: The hub's state.
+        live_config: The config that applies now.
         is_running: Whether its rounds run in this process. The folder of another hub is left as it is: what is
             written goes to a temporary folder.
         changed: Called after every change of what ``facts`` gives.
     """
 
-    def __init__(self, fed: Federation, *, is_running: bool, changed: Callable[[], None]) -> None:
-        self._fed, self._changed = fed, changed
-        own = fed.folder / FOLDER_NAME
+    def __init__(
+        self, state: HubState, live_config: LiveConfig, *, is_running: bool, changed: Callable[[], None]
+    ) -> None:
+        self._state, self._live_config = state, live_config
+        self._changed = changed
+        own = state.folder / FOLDER_NAME
         self._temporary = None if is_running else TemporaryDirectory(prefix="gym-newest-")
         root = own if self._temporary is None else Path(self._temporary.name)
-        self._folder = VersionFolder(fed, root, fed.store.staging if is_running else root / "staging")
-        prompts = [] if fed.config.dashboard is None else fed.config.dashboard.prompts
+        self._folder = VersionFolder(
+            live_config,
+            state.folder,
+            state.base,
+            state.round_store,
+            root,
+            state.store.staging if is_running else root / "staging",
+        )
+        prompts = [] if live_config.current.dashboard is None else live_config.current.dashboard.prompts
         self._answers = NewestAnswers(prompts, own / ANSWERS_NAME, root / ANSWERS_NAME)
         self._server: ModelServer | None = None
         self._progress = _NewestState()
@@ -147,7 +160,7 @@ class NewestModel:
         while not self._ended.is_set():
             self._woken.clear()
             try:
-                version = self._fed.round_store.head()
+                version = self._state.round_store.head()
                 if version.digest != tried or self._again.is_set():
                     self._again.clear()
                     self._serve(version)

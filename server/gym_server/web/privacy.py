@@ -33,7 +33,7 @@ def routes(view: HubView) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
         """`gym-server privacy --json` with a page of contributors, and the rounds that the budget still pays for."""
-        shown = report(fed, offset, limit)
+        shown = report(fed.config, fed.database, offset, limit)
         with fed.database.reading() as tx:
             known = names_of(tx, [one["contributor"] for one in shown["contributors"]])
         secure, local = fed.config.secure_aggregation, fed.config.recipe.privacy
@@ -42,8 +42,10 @@ def routes(view: HubView) -> APIRouter:
             "contributors": [
                 {**one, "name": known.get(one["contributor"], "")} for one in shown["contributors"]
             ],
-            "total": num_spent_on(fed) if shown["central"] else 0,
-            "rounds_paid": rounds_paid(fed, _MAX_ROUNDS_AHEAD) if shown["central"] else None,
+            "total": num_spent_on(fed.database) if shown["central"] else 0,
+            "rounds_paid": rounds_paid(fed.config, fed.database, _MAX_ROUNDS_AHEAD)
+            if shown["central"]
+            else None,
             "max_rounds_ahead": _MAX_ROUNDS_AHEAD,
             "secure_aggregation": None if secure is None else {"threshold": secure.threshold},
             "local": None if local is None else local.model_dump(mode="json"),

@@ -9,8 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from gym_fed.core.files import make_folder
-from gym_server.federation import Federation, objects_url
+from gym_fed.delta.base import BaseSpec
+from gym_server.federation import objects_url
 from gym_server.rounds.job_process import JobFailed, JobProcess
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.round_store import RoundStore
 from gym_server.rounds.version_process import WRITTEN_NAME, VersionJob, WrittenVersion
 from gym_server.rounds.versions import Version
 
@@ -31,13 +34,26 @@ class VersionFolder:
     """One folder for the newest version.
 
     Args:
-        fed: The hub.
+        live_config: The config that applies now.
+        folder: The hub's folder.
+        base: The base model.
+        round_store: The hub's rounds and versions.
         root: Where the folder is to be.
         staging: For copies of remote objects.
     """
 
-    def __init__(self, fed: Federation, root: Path, staging: Path) -> None:
-        self._fed, self._staging = fed, staging
+    def __init__(
+        self,
+        live_config: LiveConfig,
+        folder: Path,
+        base: BaseSpec,
+        round_store: RoundStore,
+        root: Path,
+        staging: Path,
+    ) -> None:
+        self._live_config, self._folder = live_config, folder
+        self._base, self._round_store = base, round_store
+        self._staging = staging
         self.path = root / "model"
         self._process = JobProcess("gym_server.rounds.version_process")
 
@@ -58,12 +74,12 @@ class VersionFolder:
         shutil.rmtree(new, ignore_errors=True)
         make_folder(new.parent, 0o700)
         job = VersionJob(
-            source=self._fed.config.base_model,
-            base=self._fed.base.to_dict(),
-            soups=self._fed.round_store.soups(version.height),
-            objects=objects_url(self._fed.folder, self._fed.config),
+            source=self._live_config.current.base_model,
+            base=self._base.to_dict(),
+            soups=self._round_store.soups(version.height),
+            objects=objects_url(self._folder, self._live_config.current),
             staging=self._staging,
-            max_local_copy_bytes=self._fed.config.storage.max_local_copy_bytes,
+            max_local_copy_bytes=self._live_config.current.storage.max_local_copy_bytes,
             output=new,
         )
         try:

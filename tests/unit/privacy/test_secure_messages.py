@@ -113,7 +113,7 @@ def assert_sum_of(
             total = sum(vote[tensor] for vote in votes)
             want = torch.from_numpy((total * step).astype(np.float32)).reshape(shape)
             assert torch.equal(found.decode(tensor), want), tensor
-    replayed = replay(fed, 1)
+    replayed = replay(fed.state, 1)
     assert replayed["soup"] == replayed["replayed"] == soup.sha256
 
 
@@ -298,7 +298,7 @@ def test_with_privacy_the_sum_is_noised_and_charged_and_no_digest_of_it_is_publi
         assert [entry.kind for entry in entries].count("privacy") == 1
         version = next(entry.body for entry in entries if entry.kind == "version")
         assert version["secure_aggregation"].keys() == {"voters", "threshold", "bits", "step_norm"}
-        assert replay(fed, 1)["replayed"] == soup.sha256
+        assert replay(fed.state, 1)["replayed"] == soup.sha256
 
 
 def test_on_stock_flower_it_is_refused(hub: Path) -> None:

@@ -31,7 +31,13 @@ class Collecting:
         self.fed, self.key = self.hub.fed, SigningKey.generate()
         self.contributor = self.fed.accounts.meet(self.key.public_key)
         self.fed.round_store.start_collecting(
-            1, new_task(self.fed, self.fed.round_store.open_next().server_round)
+            1,
+            new_task(
+                self.fed.state,
+                self.fed.config,
+                self.fed.max_update_bytes,
+                self.fed.round_store.open_next().server_round,
+            ),
         )
         self.path = some_delta(folder)
 
@@ -187,7 +193,9 @@ def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: s
         tx.execute(rounds.update().values(state=state))
     soup = SoupRecord(fed.store.put_file(collecting.path), 1, {}, None, None, None, None, [])
     calls: dict[str, Any] = {
-        "start_collecting": lambda: fed.round_store.start_collecting(number, new_task(fed, 1)),
+        "start_collecting": lambda: fed.round_store.start_collecting(
+            number, new_task(fed.state, fed.config, fed.max_update_bytes, 1)
+        ),
         "start_merging": lambda: fed.round_store.start_merging(number),
         "commit": lambda: fed.round_store.commit(Round(number, "merging", None, 0, [], ""), soup),
         "abort": lambda: fed.round_store.abort(number, "why"),

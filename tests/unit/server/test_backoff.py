@@ -31,7 +31,15 @@ def test_waits_double_up_to_the_bound_and_begin_anew_after_a_commit(
     hub: LoopbackHub, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "gym_server")
-    backoff = RoundBackoff(hub.fed, grid(), should_stop=lambda: True)
+    backoff = RoundBackoff(
+        hub.fed.live_config,
+        hub.fed.database,
+        hub.fed.round_store,
+        hub.fed.clock,
+        hub.fed.queue,
+        grid(),
+        should_stop=lambda: True,
+    )
 
     def waits(count: int) -> list[int]:
         caplog.clear()
@@ -54,7 +62,9 @@ def test_the_wait_is_waited_and_the_status_has_it_until_its_end(hub: LoopbackHub
         return len(seen) == 3
 
     began = time.time()
-    RoundBackoff(hub.fed, grid(), look).failed(1, "nobody came")
+    RoundBackoff(
+        hub.fed.live_config, hub.fed.database, hub.fed.round_store, hub.fed.clock, hub.fed.queue, grid(), look
+    ).failed(1, "nobody came")
     assert [state["failures"] for state in seen] == [1, 1, 1], "it polled, and did not return at once"
     assert began + 3 < seen[0]["until"] < time.time() + 5
     assert paused(hub.fed.database) is None
@@ -67,5 +77,13 @@ def test_a_failure_of_this_machine_is_waited_out_even_when_contributors_connect(
         looks.append(1)
         return len(looks) == 3
 
-    RoundBackoff(hub.fed, grid(*range(1, 9)), look).hold("the disk is full")
+    RoundBackoff(
+        hub.fed.live_config,
+        hub.fed.database,
+        hub.fed.round_store,
+        hub.fed.clock,
+        hub.fed.queue,
+        grid(*range(1, 9)),
+        look,
+    ).hold("the disk is full")
     assert len(looks) == 3

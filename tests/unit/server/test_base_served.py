@@ -46,7 +46,7 @@ def open_hub(base: Path, **settings: object) -> Federation:
 
 def served(base: Path, **settings: object) -> ServedBase:
     with open_hub(base, **settings) as fed:
-        return ServedBase(fed)
+        return ServedBase(fed.config, fed.base, fed.database)
 
 
 def test_a_base_with_an_open_licence_is_served_without_being_asked_for(base: Path) -> None:
@@ -143,10 +143,10 @@ def test_a_changed_file_is_hashed_again_and_an_unchanged_one_is_not(
 
 def test_the_digests_of_the_tensors_are_kept_by_the_checks_at_the_start(base: Path) -> None:
     with open_hub(base) as fed:
-        assert not tensor_digests(fed)
-        check_at_start(fed)
-        assert tensor_digests(fed) == digests_by_tensor(load_model(str(base)).model)
-        record_tensors(fed, None)  # nothing is computed twice
+        assert not tensor_digests(fed.base, fed.database)
+        check_at_start(fed.state, fed.config, fed.recipes)
+        assert tensor_digests(fed.base, fed.database) == digests_by_tensor(load_model(str(base)).model)
+        record_tensors(fed.base, fed.database, None)  # nothing is computed twice
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_held_out_rows_of_which_nothing_fits_are_refused_and_some_are_noted(fold
     assert "gate.heldout" in error.message
     (folder / "heldout.jsonl").write_text(f"{json.dumps(long)}\n{ROW}\n")
     with Federation.open(folder) as fed:
-        assert any("1 of 2 rows" in note for note in check_at_start(fed))
+        assert any("1 of 2 rows" in note for note in check_at_start(fed.state, fed.config, fed.recipes))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_held_out_rows_that_judge_the_pay_badly_or_not_at_all_are_noted(
     (folder / "heldout.jsonl").write_text(f"{ROW}\n")
     change(folder, gate={"heldout": "heldout.jsonl"}, rewards={"score": score})
     with Federation.open(folder) as fed:
-        assert any(said in note for note in check_at_start(fed))
+        assert any(said in note for note in check_at_start(fed.state, fed.config, fed.recipes))
 
 
 def test_root_data_that_is_absent_is_refused(folder: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_base_that_went_away_or_changed_is_refused(folder: Path, tiny_base: Pa
     assert error.code is ErrorCode.BASE_MISMATCH
     shutil.rmtree(moved)
     with Federation.open(folder) as fed, pytest.raises(GymError, match="base_model: ") as caught:
-        check_at_start(fed)
+        check_at_start(fed.state, fed.config, fed.recipes)
     assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
 
 
@@ -174,7 +174,7 @@ def test_more_rounds_than_the_budget_pays_for_are_refused_with_what_to_write(
         (folder / "gym-server.yaml").write_text(before)
         change(folder, **remedy)
         with Federation.open(folder) as fed:
-            notes = check_at_start(fed)
+            notes = check_at_start(fed.state, fed.config, fed.recipes)
         assert any("ends when the budget is spent" in note for note in notes) is (remedy is remedies[2])
 
 
@@ -194,10 +194,10 @@ def test_a_folder_in_which_nothing_can_be_written_is_named(
         return make(*arguments, **options)
 
     with Federation.open(folder) as fed:
-        check_at_start(fed)
+        check_at_start(fed.state, fed.config, fed.recipes)
         monkeypatch.setattr(tempfile, "NamedTemporaryFile", made)
         with pytest.raises(GymError) as caught:
-            check_at_start(fed)
+            check_at_start(fed.state, fed.config, fed.recipes)
     full = number == errno.ENOSPC
     assert caught.value.code is (ErrorCode.DISK_FULL if full else ErrorCode.NOT_WRITABLE)
     assert caught.value.message.startswith(f"{refusing}: ")
@@ -224,12 +224,14 @@ def test_an_address_that_is_everywhere_can_be_listened_at_and_not_advertised(
 ) -> None:
     change(folder, listen=value)
     with Federation.open(folder) as fed, pytest.raises(GymError) as caught:
-        make_invites(fed, 1, "", 60)
+        make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, "", 60)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "advertise" in caught.value.hint
     change(folder, listen=value, advertise="hub.example.org:443")
     with Federation.open(folder) as fed:
-        invite = parse_invite(make_invites(fed, 1, "", 60)[0]["invite"])
+        invite = parse_invite(
+            make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, "", 60)[0]["invite"]
+        )
     assert (invite.host, invite.port) == ("hub.example.org", 443)
     change(folder, advertise=value)
     with pytest.raises(GymError, match="advertise"):
@@ -237,11 +239,11 @@ def test_an_address_that_is_everywhere_can_be_listened_at_and_not_advertised(
 
 
 def test_invites_are_made_by_the_dozen_listed_and_cancelled(hub: Federation) -> None:
-    made = make_invites(hub, 12, "class\x1b[2J of 26", 3600)
+    made = make_invites(hub.config, hub.folder, hub.accounts, hub.fingerprint, 12, "class\x1b[2J of 26", 3600)
     assert len({one["invite"] for one in made}) == 12
-    assert {one["state"] for one in invites_of(hub)} == {"open"}
-    assert {one["note"] for one in invites_of(hub)} == {"class\\x1b[2J of 26"}
-    cancel_invites(hub, [one["id"] for one in made[:2]])
+    assert {one["state"] for one in invites_of(hub.database, hub.clock)} == {"open"}
+    assert {one["note"] for one in invites_of(hub.database, hub.clock)} == {"class\\x1b[2J of 26"}
+    cancel_invites(hub.database, hub.clock, [one["id"] for one in made[:2]])
     key = SigningKey.generate()
     for number, word in ((0, "expired"), (1, "expired"), (2, None)):
         token = parse_invite(made[number]["invite"]).token
@@ -250,10 +252,10 @@ def test_invites_are_made_by_the_dozen_listed_and_cancelled(hub: Federation) -> 
         else:
             with pytest.raises(GymError, match=word):
                 hub.accounts._register(key.public_key, "ann", token)
-    states = {one["id"]: one["state"] for one in invites_of(hub)}
+    states = {one["id"]: one["state"] for one in invites_of(hub.database, hub.clock)}
     assert [states[one["id"]] for one in made] == ["cancelled"] * 2 + ["used"] + ["open"] * 9
     for taken in (made[0]["id"], made[2]["id"], "%", "absent"):
         with pytest.raises(GymError) as caught:
-            cancel_invites(hub, [made[3]["id"], taken])
+            cancel_invites(hub.database, hub.clock, [made[3]["id"], taken])
         assert caught.value.code is ErrorCode.NOT_FOUND
-    assert {one["id"]: one["state"] for one in invites_of(hub)} == states, "all or none"
+    assert {one["id"]: one["state"] for one in invites_of(hub.database, hub.clock)} == states, "all or none"

@@ -27,8 +27,13 @@ class Collecting:
         fed = self.hub.fed
         self.client: HubClient = self.hub.client(folder / "ada")
         number = fed.round_store.open_next().server_round
-        fed.round_store.start_collecting(number, new_task(fed, number))
-        self.grid, self.strategy = HubGrid(fed), DeltaSoup(fed)
+        fed.round_store.start_collecting(
+            number, new_task(fed.state, fed.config, fed.max_update_bytes, number)
+        )
+        self.grid, self.strategy = (
+            HubGrid(fed.state, fed.live_config, fed.queue, fed.max_update_bytes),
+            DeltaSoup(fed),
+        )
         self.node = self.client.node_id
         fed.accounts.connected(self.node, time.time() + 600)
 

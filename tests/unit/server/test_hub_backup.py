@@ -71,7 +71,7 @@ class Scene:
             self.hub.fed.ledger.append(tx, "credit", row)
 
     def backup(self, **options: Any) -> dict[str, Any]:
-        return backup(self.hub.fed, self.place, PLAIN, **options)
+        return backup(self.hub.fed.state, self.hub.fed.config, self.place, PLAIN, **options)
 
     def restart_from(self, folder: Path) -> None:
         self.hub.close()
@@ -290,7 +290,7 @@ def test_a_second_backup_copies_new_objects_only_and_every_file_is_checked(scene
     found = scene.backup()
     assert (found["objects"], found["new_objects"], found["new_bytes"]) == (2, 1, size)
     assert check_backup(scene.place)["objects"] == 2
-    assert check_hub(fed)["objects"] == 2
+    assert check_hub(fed.state)["objects"] == 2
     place = Path(scene.place)
     for path in [p for p in place.rglob("*") if p.is_file() and p.name != "manifest.json"]:
         data = path.read_bytes()
@@ -304,7 +304,7 @@ def test_a_second_backup_copies_new_objects_only_and_every_file_is_checked(scene
         stored.chmod(0o600)
         stored.write_bytes(b"!" + data[1:])
         with pytest.raises(GymError, match=sha256):
-            check_hub(fed)
+            check_hub(fed.state)
         stored.write_bytes(data)
     time.sleep(1.1)
     assert scene.backup(keep=1)["dropped"], "older snapshots are deleted when that is asked for"
@@ -462,9 +462,14 @@ def test_plain_keys_are_backed_up_only_with_leave_or_under_a_passphrase(
 ) -> None:
     scene.joined("ann")
     with pytest.raises(GymError, match=r"ledger\.pem is not under a passphrase"):
-        backup(scene.hub.fed, scene.place, KeyPolicy())
+        backup(scene.hub.fed.state, scene.hub.fed.config, scene.place, KeyPolicy())
     assert not Path(scene.place).exists()
-    backup(scene.hub.fed, scene.place, KeyPolicy(passphrase=lambda: b"a long passphrase"))
+    backup(
+        scene.hub.fed.state,
+        scene.hub.fed.config,
+        scene.place,
+        KeyPolicy(passphrase=lambda: b"a long passphrase"),
+    )
     for path in Path(scene.place).rglob("*"):
         assert not path.is_file() or b"BEGIN PRIVATE KEY" not in path.read_bytes(), path
     monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "a long passphrase")

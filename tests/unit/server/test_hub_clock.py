@@ -156,7 +156,7 @@ def test_a_machine_that_sleeps_between_rounds_does_not_put_the_hub_behind_and_th
     database: Database, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     fed = watched(database, machine)
-    watch = ClockWatch(fed)
+    watch = ClockWatch(fed.clock, fed.contributor_clocks)
     for _ in range(2):
         machine.sleeps(8 * HOUR)
         watch.look()
@@ -197,7 +197,7 @@ def test_a_hub_whose_clock_differs_from_three_contributors_is_named_as_the_wrong
     right = machine.wall
     machine.wall += step
     fed = watched(database, machine)
-    watch = ClockWatch(fed)
+    watch = ClockWatch(fed.clock, fed.contributor_clocks)
     for number, name in enumerate("abc", start=1):
         fed.contributor_clocks.note(name, right, fed.clock.now())
         watch.look()

@@ -140,7 +140,9 @@ def test_versions_are_evaluated_with_the_gate_s_template_unless_asked(
 ) -> None:
     gate = GateConfig.model_validate({"evals": [{**SUITE, "apply_chat_template": True}]})
     fed: Any = SimpleNamespace(config=SimpleNamespace(gate=gate), folder=tmp_path)
-    assert versions._suite(fed, "tiny_cloze", 8, asked).config.apply_chat_template is applied
+    assert (
+        versions._suite(fed.config, fed.folder, "tiny_cloze", 8, asked).config.apply_chat_template is applied
+    )
 
 
 def test_where_less_is_better_a_rise_is_the_drop() -> None:
@@ -175,7 +177,7 @@ def test_an_update_is_worth_what_the_evaluations_lose_without_it(
     )
     evaluation: Any = SimpleNamespace(value=values["a", "b", "c"], value_with=values.__getitem__)
     merged: Any = SimpleNamespace(ingredients=given)
-    found = merging._added_to_evaluations(fed, merged, evaluation, lambda: False)
+    found = merging._added_to_evaluations(fed.state, fed.config, merged, evaluation, lambda: False)
     assert found == {"a": 0.5, "b": 0.05, "c": -0.1}
     assert weighed == [[2.0, 3.0], [1.0, 3.0], [1.0, 2.0]]
 

@@ -201,8 +201,11 @@ def test_noise_and_harm_earn_nothing_by_score_and_get_only_what_everybody_merged
     assert entry["gain"]["certain"] < entry["gain"]["gained"]
     assert paid <= entry["gain"]["certain"] * here.fed.config.rewards.credits_per_nat
     assert found["noise"]["reputation"] == found["harm"]["reputation"] == 0.0
-    assert rescore(here.fed, 1)["same"]
-    shown = {one["contributor"]: one for one in rewards_shown(here.fed)["contributors"]}
+    assert rescore(here.fed.state, here.fed.config, 1)["same"]
+    shown = {
+        one["contributor"]: one
+        for one in rewards_shown(here.fed.config, here.fed.database, here.fed.payouts)["contributors"]
+    }
     assert shown["ann"]["rounds"][0]["score"] == found["ann"]["score"] > 0
 
 

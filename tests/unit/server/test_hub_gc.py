@@ -68,12 +68,16 @@ def test_only_what_nothing_names_is_deleted_and_only_when_it_is_old(hub: Loopbac
     (staging / "replay-x").mkdir()
     (staging / "replay-x" / "soup.gymdelta").write_bytes(b"left")
     (staging / "something else").write_bytes(b"stays")
-    assert gc(hub.fed, 86400)["objects"] == gc(hub.fed, 86400)["staging"] == 0, "all of it is young"
+    assert (
+        gc(hub.fed.state, hub.fed.config, 86400)["objects"]
+        == gc(hub.fed.state, hub.fed.config, 86400)["staging"]
+        == 0
+    ), "all of it is young"
     age(hub)
-    would = gc(hub.fed, 86400, dry_run=True)
+    would = gc(hub.fed.state, hub.fed.config, 86400, dry_run=True)
     assert (would["objects"], would["staging"], would["kept"]) == (2, 4, 1)
     assert hub.fed.store.has(manifest_of(orphan).delta_sha256), "nothing was deleted yet"
-    found = gc(hub.fed, 86400)
+    found = gc(hub.fed.state, hub.fed.config, 86400)
     assert (found["objects"], found["staging"], found["kept"]) == (2, 4, 1)
     assert found["object_bytes"] == dropped.stat().st_size + orphan.stat().st_size
     assert [hub.fed.store.has(manifest_of(path).delta_sha256) for path in (kept, dropped, orphan)] == [
@@ -91,7 +95,7 @@ def test_a_young_object_without_a_row_stays_and_so_does_what_came_to_be_named_me
     hub: LoopbackHub, tmp_path: Path
 ) -> None:
     young = hub.fed.store.put_bytes(b"a soup whose version is not committed yet")
-    assert gc(hub.fed, 86400)["objects"] == 0
+    assert gc(hub.fed.state, hub.fed.config, 86400)["objects"] == 0
     assert hub.fed.store.has(young)
     age(hub)
     with hub.client(tmp_path / "ann") as client:
@@ -99,7 +103,15 @@ def test_a_young_object_without_a_row_stays_and_so_does_what_came_to_be_named_me
         push_variant(client, kept, sign_variant(client, manifest_of(kept)))
     age(hub)
     named = manifest_of(kept).delta_sha256
-    assert _delete(hub.fed, [named, young], time.time() - 86400, hub.fed.store.listed()) == [young]
+    assert _delete(
+        hub.fed.config,
+        hub.fed.database,
+        hub.fed.store,
+        hub.fed.clock,
+        [named, young],
+        time.time() - 86400,
+        hub.fed.store.listed(),
+    ) == [young]
     assert (hub.fed.store.has(named), hub.fed.store.has(young)) == (True, False)
 
 
@@ -114,7 +126,7 @@ def test_an_object_that_gc_deletes_while_a_variant_of_it_is_checked_is_asked_for
         look(manifest)
         if not runs:
             age(hub)
-            runs.append(gc(hub.fed, 86400)["objects"])
+            runs.append(gc(hub.fed.state, hub.fed.config, 86400)["objects"])
 
     monkeypatch.setattr(checks, "check_file", look_and_lose)
     with hub.client(tmp_path / "ann") as client:
@@ -142,7 +154,7 @@ def test_an_update_whose_object_gc_deletes_while_it_is_checked_is_not_admitted_b
         norm = look(found)
         if not runs:
             age(hub)
-            runs.append(gc(hub.fed, 86400)["objects"])
+            runs.append(gc(hub.fed.state, hub.fed.config, 86400)["objects"])
         return norm
 
     monkeypatch.setattr(admission, "_inspect", look_and_lose)
@@ -176,7 +188,7 @@ def test_a_plain_reply_whose_object_gc_deletes_while_it_is_checked_is_not_accept
         look(contributor, records)
         if not runs:
             age(hub)
-            runs.append(gc(hub.fed, 86400)["objects"])
+            runs.append(gc(hub.fed.state, hub.fed.config, 86400)["objects"])
 
     monkeypatch.setattr(service._transfers, "check_present", look_and_lose)
     with pytest.raises(GymError) as caught:
@@ -203,7 +215,7 @@ def test_gc_lets_others_write_between_two_deletions_on_a_remote_store(
 
     hub.fed.database.after_commit.append(commits.append)
     monkeypatch.setattr(hub.fed.store, "delete", recorded)
-    assert gc(hub.fed)["objects"] == 3
+    assert gc(hub.fed.state, hub.fed.config)["objects"] == 3
     assert at == [0, 1, 2]
     hub.close()
 
@@ -220,11 +232,11 @@ def test_a_clock_that_was_set_forward_ages_nothing_of_an_open_round(hub: Loopbac
     sha256 = hashlib.sha256(uploaded).hexdigest()
     raw.close()
     hub.fed.clock.wall = lambda: time.time() + 60 * 86400
-    assert gc(hub.fed)["objects"] == 0
+    assert gc(hub.fed.state, hub.fed.config)["objects"] == 0
     stopped = HubClock(hub.fed.database, wall=lambda: time.time() + 60 * 86400)
     hub.fed.clock = stopped
     assert stopped.now() > time.time() + 59 * 86400
-    assert gc(hub.fed)["objects"] == 0
+    assert gc(hub.fed.state, hub.fed.config)["objects"] == 0
     assert [hub.fed.store.has(name) for name in (sha256, soup)] == [True, True]
     with hub.fed.database.reading() as tx:
         assert tx.execute(select(uploads)).first() is not None, "the upload that has begun can go on"
@@ -236,7 +248,7 @@ def test_a_clock_that_was_set_back_does_not_age_what_is_written_after(hub: Loopb
     soup = hub.fed.store.put_bytes(b"a soup whose version is not committed yet")
     then = time.time() - 60 * 86400
     os.utime(hub.fed.store.local_path(soup), (then, then))
-    gc(hub.fed)
+    gc(hub.fed.state, hub.fed.config)
     assert hub.fed.store.has(soup)
 
 
@@ -250,8 +262,8 @@ def test_an_upload_that_stopped_is_withdrawn_and_its_part_deleted(hub: LoopbackH
     os.utime(stopped, (old, old))
     with hub.fed.database.transaction() as tx:
         tx.execute(uploads.update().values(created_at=old))
-    assert gc(hub.fed, dry_run=True)["staging"] == 1
-    assert gc(hub.fed)["staging"] == 1
+    assert gc(hub.fed.state, hub.fed.config, dry_run=True)["staging"] == 1
+    assert gc(hub.fed.state, hub.fed.config)["staging"] == 1
     assert [path.exists() for path in (stopped, living)] == [False, True]
     with hub.fed.database.reading() as tx:
         assert tx.scalars(select(uploads.c.sha256)).all() == ["2" * 64]
@@ -264,11 +276,11 @@ def test_a_pass_deletes_a_bounded_number_the_oldest_first_and_logs_what_was_free
     for days, sha256 in enumerate(stored, 2):
         then = time.time() - days * 86400
         os.utime(hub.fed.store.local_path(sha256), (then, then))
-    assert gc(hub.fed, max_objects=1)["objects"] == 1
+    assert gc(hub.fed.state, hub.fed.config, max_objects=1)["objects"] == 1
     assert [hub.fed.store.has(sha256) for sha256 in stored] == [True, True, False]
     with caplog.at_level(logging.INFO, "gym_server"):
-        gc_pass(hub.fed)
-        gc_pass(hub.fed)
+        gc_pass(hub.fed.state, hub.fed.config)
+        gc_pass(hub.fed.state, hub.fed.config)
     assert [record.getMessage() for record in caplog.records] == [
         "gc: freed 2.0 kB; deleted 2 objects, 0 temporary files and 0 evaluation records"
     ]
@@ -291,7 +303,7 @@ def test_a_running_hub_deletes_by_itself_what_nothing_needs(tmp_path: Path) -> N
 
 def test_gc_and_backup_wait_for_each_other(hub: LoopbackHub) -> None:
     with care_lock(hub.fed.folder), pytest.raises(GymError) as caught:
-        gc(hub.fed)
+        gc(hub.fed.state, hub.fed.config)
     assert caught.value.code is ErrorCode.STATE_LOCKED
 
 

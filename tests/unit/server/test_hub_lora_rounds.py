@@ -135,7 +135,13 @@ def merge_next(hub: Federation, model: HubModel, kinds: dict[str, str]) -> int:
         max_update_bytes=1 << 20,
         deadline_seconds=time.time() + 60,
     )
-    merge_round(hub, model, Round(number, MERGING, spec, hub.round_store.head().height, ids, ""))
+    merge_round(
+        hub.state,
+        hub.config,
+        hub.keys,
+        model,
+        Round(number, MERGING, spec, hub.round_store.head().height, ids, ""),
+    )
     return number
 
 
@@ -150,14 +156,17 @@ def test_the_template_sends_lora_soups_back_as_factors_that_replay(hub: Federati
             large = {found.record(n).codec for n in found.names if min(spec.shapes[n]) > 8}
             assert large == {"lora"}
     for number in numbers:
-        assert replay(hub, number)["replayed"] == soups[number - 1].sha256
-    assert Downloads(hub).announced(2, 0) == (sum(s.size_bytes for s in soups), soups[-1].size_bytes)
+        assert replay(hub.state, number)["replayed"] == soups[number - 1].sha256
+    assert Downloads(hub.live_config, hub.base, hub.round_store).announced(2, 0) == (
+        sum(s.size_bytes for s in soups),
+        soups[-1].size_bytes,
+    )
 
 
 def test_before_the_first_soup_a_hub_announces_what_its_quorum_takes_and_the_soup_is_no_larger(
     hub: Federation, model: HubModel
 ) -> None:
-    joining, announced = Downloads(hub).announced(0, 2)
+    joining, announced = Downloads(hub.live_config, hub.base, hub.round_store).announced(0, 2)
     assert joining == 0
     merge_next(hub, model, {"ann": "good", "bob": "good"})
     (soup,) = hub.round_store.soups()

@@ -128,16 +128,16 @@ def test_a_hub_that_promised_privacy_to_somebody_will_not_run_without(
 ) -> None:
     folder = private_hub(tmp_path / "hub", tiny_base)
     with Federation.open(folder) as fed:
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
     rewrite(folder, privacy=None)
     with Federation.open(folder) as fed:
-        privacy.check_promise(fed)  # nobody has heard it
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)  # nobody has heard it
     rewrite(folder, privacy=PRIVATE["privacy"])
     with Federation.open(folder) as fed:
         PrivateRounds(fed).collect()
     rewrite(folder, privacy=None)
     with Federation.open(folder) as fed, pytest.raises(GymError, match="put the privacy section back"):
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_a_round_that_began_under_less_of_a_promise_is_not_merged_under_another(
     recorded = None if before is None else {**PRIVATE["privacy"], **before}
     folder = private_hub(tmp_path / "hub", tiny_base, privacy=recorded)
     with Federation.open(folder) as fed:
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
         PrivateRounds(fed).collect(send=False)
     rewrite(folder, privacy={**PRIVATE["privacy"], **now})
     with Federation.open(folder) as fed:
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
         current = fed.round_store.current()
         assert current is not None
         assert (current.state, current.reason) == (("aborted", reason) if reason else ("collecting", ""))
@@ -168,13 +168,13 @@ def test_privacy_is_not_promised_after_rounds_without_noise(tmp_path: Path, tiny
     folder = private_hub(tmp_path / "hub", tiny_base, privacy=None)
     with Federation.open(folder) as fed:
         assert PrivateRounds(fed).run().state == "committed"
-        assert privacy.report(fed)["rounds_without_noise"] == 1
+        assert privacy.report(fed.config, fed.database)["rounds_without_noise"] == 1
     rewrite(folder, privacy=PRIVATE["privacy"])
     with (
         Federation.open(folder) as fed,
         pytest.raises(GymError, match="this hub merged 1 round without"),
     ):
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
 
 
 def test_noise_that_cannot_be_drawn_is_refused_before_it_is_charged(tmp_path: Path, tiny_base: Path) -> None:
@@ -182,10 +182,10 @@ def test_noise_that_cannot_be_drawn_is_refused_before_it_is_charged(tmp_path: Pa
         PrivacyConfig(epsilon=30.0, adaptive_clipping={"count_noise_std": 0.5000000001})  # type: ignore[arg-type]
     votes = {"mechanism": "discrete_gaussian", "noise_multiplier": 1000.0, "epsilon": 30.0}
     with Federation.open(private_hub(tmp_path / "hub", tiny_base, privacy=votes)) as fed:
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
         fed.base = replace(fed.base, shapes={"weight": (300_000_000,)})
         with pytest.raises(GymError, match="300000000 weights is beyond"):
-            privacy.check_promise(fed)
+            privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
 
 
 def test_a_budget_below_one_round_is_refused_before_anybody_trains(tmp_path: Path, tiny_base: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_budget_below_one_round_is_refused_before_anybody_trains(tmp_path: Pat
         Federation.open(folder) as fed,
         pytest.raises(GymError, match="not enough for one round, which costs 4") as e,
     ):
-        privacy.check_promise(fed)
+        privacy.check_promise(fed.config, fed.base, fed.database, fed.round_store)
     assert e.value.code is ErrorCode.CONFIG_INVALID
 
 
@@ -205,27 +205,27 @@ def test_a_round_costs_its_contributors_what_every_report_shows_and_replays_to_t
     hub: PrivateRounds,
 ) -> None:
     fed = hub.fed
-    assert privacy.promise(fed)["epsilon_spent"] == 0.0
-    assert privacy.promise(fed)["epsilon_after_next_round"] == pytest.approx(ONE)
+    assert privacy.promise(fed.config, fed.database)["epsilon_spent"] == 0.0
+    assert privacy.promise(fed.config, fed.database)["epsilon_after_next_round"] == pytest.approx(ONE)
     assert hub.run().state == hub.run().state == "committed"
     recorded = [body["epsilon"] for body in hub.entries("privacy")]
     assert recorded == [pytest.approx(ONE), pytest.approx(TWO)]
     assert [body["server_round"] for body in hub.entries("privacy")] == [1, 2]
-    central = json.loads(privacy.status_json(fed))["central"]
+    central = json.loads(privacy.status_json(fed.config, fed.database))["central"]
     assert central["epsilon_spent"] == pytest.approx(TWO)
     assert central["epsilon"] == 30.0
     assert "zero-out" in central["adjacency"]
     assert central["sampling"].startswith("none")
     for name in NAMES:
-        found = privacy.account_of(fed, hub.keys[name].contributor)
+        found = privacy.account_of(fed.config, fed.database, hub.keys[name].contributor)
         assert found == {"epsilon": pytest.approx(TWO), "target_delta": 1e-5, "rounds": 2}
         account = Hub(fed, Wakeups())._account(hub.keys[name].contributor)
         assert json.loads(account.rewards_json)["privacy"] == found
-    assert privacy.account_of(fed, "c00000000000000000000000000000000")["epsilon"] == 0.0
-    report = privacy.report(fed)
+    assert privacy.account_of(fed.config, fed.database, "c00000000000000000000000000000000")["epsilon"] == 0.0
+    report = privacy.report(fed.config, fed.database)
     assert [row["epsilon"] for row in report["contributors"]] == [pytest.approx(TWO)] * 3
     assert report["rounds_without_noise"] == 0
-    assert replay(fed, 1)["soup"] != replay(fed, 2)["soup"]
+    assert replay(fed.state, 1)["soup"] != replay(fed.state, 2)["soup"]
     with fed.database.transaction() as tx:
         tx.execute(update(privacy_spending).values(noise_multiplier=5.0))
     with pytest.raises(GymError, match="ledger"):
@@ -339,7 +339,9 @@ def test_another_list_or_other_rules_never_get_the_same_seed(hub: PrivateRounds)
     assert current is not None
 
     def seed(merging: list[str]) -> bytes:
-        found = private_merge.begin_merge(hub.fed, current.spec, merging)
+        found = private_merge.begin_merge(
+            hub.fed.config, hub.fed.base, hub.fed.database, current.spec, merging
+        )
         assert found is not None
         return found.seed
 
@@ -363,7 +365,7 @@ def test_a_round_that_the_gate_rolls_back_costs_as_much_as_one_that_stays(
     ended = hub.run()
     assert ended.state == "aborted"
     assert "rolled back" in ended.reason
-    assert privacy.promise(hub.fed)["epsilon_spent"] == pytest.approx(ONE)
+    assert privacy.promise(hub.fed.config, hub.fed.database)["epsilon_spent"] == pytest.approx(ONE)
     assert len(hub.entries("privacy")) == 1
 
 
@@ -371,7 +373,7 @@ def test_a_round_without_a_quorum_costs_nothing(hub: PrivateRounds) -> None:
     number = hub.collect()
     change(hub, "rounds", min_contributors=9)
     assert hub.finish(number).state == "aborted"
-    assert privacy.promise(hub.fed)["epsilon_spent"] == 0.0
+    assert privacy.promise(hub.fed.config, hub.fed.database)["epsilon_spent"] == 0.0
 
 
 def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Path, tiny_base: Path) -> None:
@@ -379,16 +381,18 @@ def test_the_run_ends_at_its_budget_and_stays_ended_after_a_restart(tmp_path: Pa
     folder = private_hub(tmp_path / "hub", tiny_base, privacy=short)
     with Federation.open(folder) as fed:
         rounds = PrivateRounds(fed)
-        assert not privacy.is_spent(fed)
+        assert not privacy.is_spent(fed.config, fed.database)
         rounds.run()
     for _ in range(2):
         with Federation.open(folder) as fed:
-            assert privacy.is_spent(fed)
+            assert privacy.is_spent(fed.config, fed.database)
             DeltaSoup(fed).start(cast("Grid", None))  # requests nobody from the grid
             current = fed.round_store.current()
             assert current is not None
             assert (current.server_round, current.state) == (1, "committed")
-            assert privacy.end_of_run(fed).startswith("the privacy budget is spent: epsilon 4.38 of ")
+            assert privacy.end_of_run(fed.config, fed.database, fed.round_store).startswith(
+                "the privacy budget is spent: epsilon 4.38 of "
+            )
 
 
 def test_a_hub_that_has_spent_its_budget_says_so_at_its_end(
@@ -398,7 +402,7 @@ def test_a_hub_that_has_spent_its_budget_says_so_at_its_end(
     folder = private_hub(tmp_path / "hub", tiny_base, privacy=short)
     with Federation.open(folder) as fed:
         PrivateRounds(fed).run()
-        shown = list(privacy_lines(privacy.report(fed)))
+        shown = list(privacy_lines(privacy.report(fed.config, fed.database)))
     assert "no further round is begun: it would exceed the budget" in shown
     monkeypatch.setattr("gym_server.cli.run._DRAIN_SECONDS", 0.0)
     ending = run_hub(folder, exit_when_done=True, insecure=True)
@@ -434,7 +438,7 @@ def test_an_adapted_norm_is_what_the_next_round_clips_to_also_after_a_restart(
         left = rounds.entries("version")[0]["privacy"]["next_clipping_norm"]
         assert left != 100.0
     with Federation.open(folder) as fed:
-        assert privacy.promise(fed)["clipping_norm"] == left
+        assert privacy.promise(fed.config, fed.database)["clipping_norm"] == left
         rounds = PrivateRounds(fed)
         rounds.run()
         assert rounds.entries("version")[1]["privacy"]["clipping_norm"] == left
@@ -443,7 +447,7 @@ def test_an_adapted_norm_is_what_the_next_round_clips_to_also_after_a_restart(
             pytest.approx(ONE),
             pytest.approx(TWO),
         ]
-        assert replay(fed, 2)["server_round"] == 2
+        assert replay(fed.state, 2)["server_round"] == 2
 
 
 def test_votes_are_accounted_by_renyi_divergence_and_replay(tmp_path: Path, tiny_base: Path) -> None:
@@ -453,10 +457,10 @@ def test_votes_are_accounted_by_renyi_divergence_and_replay(tmp_path: Path, tiny
     with Federation.open(folder) as fed:
         rounds = PrivateRounds(fed)
         rounds.run()
-        report = privacy.report(fed)["central"]
+        report = privacy.report(fed.config, fed.database)["central"]
         assert report["accountant"] == "rdp"
         assert report["epsilon_spent"] > ONE
-        assert replay(fed, 1)["server_round"] == 1
+        assert replay(fed.state, 1)["server_round"] == 1
 
 
 LORA: dict[str, Any] = {"finetuning": "lora", "seed": 4, "lora": {"r": 2, "freeze_a": True}}
@@ -534,4 +538,4 @@ def test_a_round_of_frozen_a_is_noised_on_b_and_who_sends_what_the_task_does_not
         assert len(private.entries("privacy")[0]["contributors"]) == 2
         with DeltaFile.open(fed.store.local_path(fed.round_store.soups()[0].sha256)) as soup:
             assert [name for name in soup.names if soup.tensor_norm(name)] == trained
-        assert replay(fed, number)["updates"] == 2
+        assert replay(fed.state, number)["updates"] == 2

@@ -40,7 +40,7 @@ def record(fed: Federation, model: str, rows: str) -> Path:
     """A record of a model's evaluation; ``rows`` says which were drawn."""
     results = results_of(choice_task("wet", [True, False]), digest=model)
     results = replace(results, identity={**results.identity, "rows": rows})
-    return write_record(results, records_folder(fed))
+    return write_record(results, records_folder(fed.folder))
 
 
 def named(fed: Federation, path: Path) -> None:
@@ -62,20 +62,20 @@ def test_records_are_backed_up_once_and_restored(hub: LoopbackHub, tmp_path: Pat
     torn = record(fed, "sha256:c", "s round 2, limit 8")
     samples_path(torn).write_text("half")
     named(fed, kept)
-    first = backup(fed, place, PLAIN)
+    first = backup(fed.state, fed.config, place, PLAIN)
     assert first["records"] == 2, "document and samples; what is half written is left out"
     before = len(Place(place).objects())
     time.sleep(1.1)  # snapshots are named by the second
-    assert backup(fed, place, PLAIN, keep=1)["records"] == 2
+    assert backup(fed.state, fed.config, place, PLAIN, keep=1)["records"] == 2
     assert len(Place(place).objects()) == before
     assert check_backup(place)["objects"] == before
     restore(place, tmp_path / "new")
     with Federation.open(tmp_path / "new") as again:
-        found = records_folder(again) / kept.relative_to(records_folder(fed))
+        found = records_folder(again.folder) / kept.relative_to(records_folder(fed.folder))
         assert read_record(found) == read_record(kept)
-        assert check_hub(again)["lost_records"] == 0
+        assert check_hub(again.state)["lost_records"] == 0
         found.unlink()
-        assert check_hub(again)["lost_records"] == 1
+        assert check_hub(again.state)["lost_records"] == 1
     damaged = next(p for p in Path(place, "objects").rglob(file_sha256(samples_path(kept))))
     damaged.write_text("other")
     with pytest.raises(GymError):
@@ -98,12 +98,12 @@ def test_records_of_what_is_no_more_are_deleted_when_they_are_old(hub: LoopbackH
                     server_round=number, state=state, opened_at=fed.clock.now(), base_height=0
                 )
             )
-    assert gc(fed, 86400)["records"] == 0, "all of it is young"
-    aged(records_folder(fed))
-    assert gc(fed, 86400, dry_run=True)["records"] == 5
+    assert gc(fed.state, fed.config, 86400)["records"] == 0, "all of it is young"
+    aged(records_folder(fed.folder))
+    assert gc(fed.state, fed.config, 86400, dry_run=True)["records"] == 5
     assert of_round.exists()
-    assert gc(fed, 86400)["records"] == 5
-    left = {path for path in records_folder(fed).rglob("*") if path.is_file()}
+    assert gc(fed.state, fed.config, 86400)["records"] == 5
+    left = {path for path in records_folder(fed.folder).rglob("*") if path.is_file()}
     assert left == {p for one in (base, in_ledger, living) for p in (one, samples_path(one))}
     assert not of_version.exists()
-    assert gc(fed, 86400)["records"] == 0
+    assert gc(fed.state, fed.config, 86400)["records"] == 0

@@ -119,7 +119,7 @@ def test_reputations_weigh_the_soup_and_a_replay_takes_those_of_then(hub: Callab
     assert sorted(versions[1]["weights"].values()) == [0.1, 0.2]
     here.round({"ann": moved(here, 4), "bob": moved(here, 5)})
     assert sorted(here.entries("version")[2]["weights"].values()) == [0.2, 0.36]
-    assert replay(here.fed, 2)["replayed"] == versions[1]["soup"]
+    assert replay(here.fed.state, 2)["replayed"] == versions[1]["soup"]
 
 
 def test_reputation_as_a_weight_is_refused_where_nobody_would_look_at_it(hub: Callable[..., Judged]) -> None:
@@ -235,16 +235,18 @@ def test_a_round_pays_by_the_terms_of_its_task_whatever_the_config_says_by_then(
 ) -> None:
     here = hub(rewards={"pool": 700})
     number = here.fed.round_store.open_next().server_round
-    spec = new_task(here.fed, number)
+    spec = new_task(here.fed.state, here.fed.config, here.fed.max_update_bytes, number)
     assert spec.pay == here.fed.config.rewards.terms()
     here.fed.round_store.start_collecting(number, spec)
     here.put(here.encode(moved(here, 1), DENSE), "ann", number, 1.0, 1)
     current = here.fed.round_store.start_merging(number)
     less = here.fed.config.rewards.model_copy(update={"pool": 10})
     here.fed.config = here.fed.config.model_copy(update={"rewards": less})
-    merge_round(here.fed, here.model, current)
+    merge_round(here.fed.state, here.fed.config, here.fed.keys, here.model, current)
     assert [one["amount"] for one in here.entries("credit")] == [700]
-    assert new_task(here.fed, number + 1).pay == less.terms()
+    assert (
+        new_task(here.fed.state, here.fed.config, here.fed.max_update_bytes, number + 1).pay == less.terms()
+    )
     assert Hub(here.fed, Wakeups())._status().recipe_json.count('"pool": 10') == 1
 
 

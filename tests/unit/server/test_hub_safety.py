@@ -160,6 +160,6 @@ def test_prompts_of_the_gate_are_in_backups(tmp_path: Path, tiny_base: Path) -> 
     folder = with_gate(tmp_path / "hub", tiny_base, safety=dict(max_margin_drop=0.1, prompts="asked.jsonl"))
     (folder / "asked.jsonl").write_text('{"prompt": "Hurt somebody."}\n')
     with Federation.open(folder) as fed:
-        backup(fed, str(tmp_path / "backups"), KeyPolicy(include_plain=True))
+        backup(fed.state, fed.config, str(tmp_path / "backups"), KeyPolicy(include_plain=True))
     restore(str(tmp_path / "backups"), tmp_path / "new")
     assert (tmp_path / "new" / "asked.jsonl").read_text() == (folder / "asked.jsonl").read_text()

@@ -101,7 +101,9 @@ class Filled:
         round_store.open_next()
         with self.fed.database.transaction() as tx:
             promise_seed(tx, self.fed.ledger, number)
-        round_store.start_collecting(number, new_task(self.fed, number))
+        round_store.start_collecting(
+            number, new_task(self.fed.state, self.fed.config, self.fed.max_update_bytes, number)
+        )
         sent = [self.send(number, who) for who in (0, 1)]
         self.send(number, 2, server_round=number + 7)  # refused
         if not committed:
@@ -155,7 +157,9 @@ class Filled:
         """A royalty, a transfer that settled, one that waits, a variant."""
         from gym_server.ledger.royalties import attribute_use, record
 
-        record(self.fed, "use-1", attribute_use(self.fed, {"1": 1}, 50, "equal"))
+        record(
+            self.fed.state, "use-1", attribute_use(self.fed.base, self.fed.database, {"1": 1}, 50, "equal")
+        )
         for amount in (5, 6):
             order = TransferOrder(
                 sender=self.ids[0],

@@ -134,23 +134,23 @@ def run(hub: Federation, *arguments: str) -> Any:
 
 
 def test_what_is_recorded_is_credited_once_and_stands_in_a_ledger_that_verifies(hub: Federation) -> None:
-    found = attribute_use(hub, {"2": 1}, 100, "improvement")
+    found = attribute_use(hub.base, hub.database, {"2": 1}, 100, "improvement")
     assert found.shares == {ANN: 53, BOB: 47}
     before = [balance(hub, who) for who in (ANN, BOB, CAT)]
-    assert [record(hub, "june", found), record(hub, "june", found)] == [True, False]
+    assert [record(hub.state, "june", found), record(hub.state, "june", found)] == [True, False]
     assert [balance(hub, who) for who in (ANN, BOB, CAT)] == [before[0] + 53, before[1] + 47, before[2]]
     assert hub.ledger.verify()["royalties"] == 2
     with pytest.raises(GymError, match="usage 'june' was recorded with 100 credits") as caught:
-        record(hub, "june", attribute_use(hub, {"2": 1}, 101, "improvement"))
+        record(hub.state, "june", attribute_use(hub.base, hub.database, {"2": 1}, 101, "improvement"))
     assert caught.value.code is ErrorCode.REPLAYED
     assert balance(hub, ANN) == before[0] + 53
 
 
 def test_the_owner_of_a_variant_gets_its_share_first(hub: Federation) -> None:
-    found = attribute_use(hub, {"sha256:one": 1}, 101, "equal", Owner(OWNER, 0.5))
+    found = attribute_use(hub.base, hub.database, {"sha256:one": 1}, 101, "equal", Owner(OWNER, 0.5))
     assert found.shares == {ANN: 36, BOB: 15, OWNER: 50}
     with pytest.raises(GymError, match="no contributor 'nobody'"):
-        attribute_use(hub, {"1": 1}, 10, "equal", Owner("nobody", 0.5))
+        attribute_use(hub.base, hub.database, {"1": 1}, 10, "equal", Owner("nobody", 0.5))
 
 
 def test_a_usage_report_is_split_by_tokens_and_has_an_id_of_its_own(hub: Federation, tmp_path: Path) -> None:
@@ -211,10 +211,10 @@ def test_show_head_export_and_verify_agree_on_one_ledger(hub: Federation, tmp_pa
 
 
 def test_more_than_can_be_counted_is_not_credited(hub: Federation) -> None:
-    found = attribute_use(hub, {"2": 1}, MAX_ROYALTIES - 5, "equal")
-    assert record(hub, "nearly all", found)
+    found = attribute_use(hub.base, hub.database, {"2": 1}, MAX_ROYALTIES - 5, "equal")
+    assert record(hub.state, "nearly all", found)
     with pytest.raises(GymError, match="can be counted") as caught:
-        record(hub, "more", attribute_use(hub, {"2": 1}, 6, "equal"))
+        record(hub.state, "more", attribute_use(hub.base, hub.database, {"2": 1}, 6, "equal"))
     assert caught.value.code is ErrorCode.TOO_LARGE
     assert sum(balance(hub, who) for who in (ANN, BOB)) > 2**51
     with pytest.raises(GymError, match="--amount is 1000000000 at most"):
@@ -257,7 +257,7 @@ def test_royalties_cannot_be_moved_before_their_hold_is_over(
         tx.execute(rounds.update().values(closed_at=time.time() - 2 * hold))
     before = balance_at(0)
     assert (before["held"], before["available"]) == (0, before["balance"])
-    record(hub, "june", attribute_use(hub, {"2": 1}, 100, "improvement"))
+    record(hub.state, "june", attribute_use(hub.base, hub.database, {"2": 1}, 100, "improvement"))
     young, old = balance_at(hold - 60), balance_at(hold + 60)
     assert (young["held"], young["available"]) == (53, before["available"])
     assert (old["held"], old["available"]) == (0, before["available"] + 53)

@@ -61,11 +61,11 @@ def task(fed: Federation, number: int, progress: str) -> None:
 
 def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) -> None:
     seen: list[str] = []
-    before = look(fed)
+    before = look(fed.state, fed.config, fed.lease_histories)
 
     def news() -> list[str]:
         nonlocal before
-        now = look(fed)
+        now = look(fed.state, fed.config, fed.lease_histories)
         found = [event.text for event in changes(before, now)]
         before = now
         seen.extend(found)
@@ -102,7 +102,7 @@ def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) 
     assert news() == []
     with fed.database.transaction() as tx:
         tx.execute(versions.update().values(heldout_after=0.5))
-    assert look(fed).losses == {1: (1, 0.5, "held-out")}
+    assert look(fed.state, fed.config, fed.lease_histories).losses == {1: (1, 0.5, "held-out")}
 
 
 def test_a_thousand_that_join_at_once_are_a_few_lines(
@@ -111,7 +111,7 @@ def test_a_thousand_that_join_at_once_are_a_few_lines(
     crowd = Snapshot(members={f"c{n}": f"n{n}" for n in range(1000)})
     monkeypatch.setattr(live, "look", lambda *_: crowd)
     events: list[HubEvent] = []
-    Watcher(fed, events.append, None)._step(Snapshot())
+    Watcher(fed.state, fed.config, fed.lease_histories, events.append, None)._step(Snapshot())
     assert len(events) == live._MAX_LINES + 1
     assert events[-1].text == f"and {1000 - live._MAX_LINES} more changes"
     many = Snapshot(1, "collecting", None, {n: TaskProgress(f"n{n}", "") for n in range(1000)})
@@ -122,7 +122,7 @@ def test_the_watcher_reports_while_its_block_runs_and_leaves_the_database_alone(
     events: list[HubEvent] = []
     console = TextConsole()
     console.file, console._force_terminal, console.width = io.StringIO(), True, 100
-    with Watcher(fed, events.append, console):
+    with Watcher(fed.state, fed.config, fed.lease_histories, events.append, console):
         enrol(fed, 1, NASTY)
         end = time.monotonic() + SECONDS
         while not events and time.monotonic() < end:
@@ -143,8 +143,8 @@ def test_what_changes_before_the_watchers_thread_runs_is_reported(
         late.wait(SECONDS)
         watch(watcher)
 
-    monkeypatch.setattr(Watcher, "_watch", later)
-    with Watcher(fed, events.append, None):
+    monkeypatch.setattr(Watcher, "_watch".state, "_watch".config, "_watch".lease_histories, later)
+    with Watcher(fed.state, fed.config, fed.lease_histories, events.append, None):
         enrol(fed, 1, "ann")
         late.set()
     assert [event.kind for event in events] == ["joined"]
@@ -163,7 +163,7 @@ def test_the_watcher_outlives_a_database_that_is_away_and_the_log_says_so_once(
         raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "postgresql://hub@host/db: gone"))
 
     monkeypatch.setattr(live, "_POLL_SECONDS", 0.01)
-    with Watcher(fed, events.append, None):
+    with Watcher(fed.state, fed.config, fed.lease_histories, events.append, None):
         with monkeypatch.context() as patch:
             patch.setattr(live, "look", away)
             end = time.monotonic() + SECONDS
@@ -222,9 +222,9 @@ def test_losses_that_are_known_are_not_worked_out_again_unless_the_version_is_an
     with fed.database.transaction() as tx:
         tx.execute(versions.insert().values(**version(), heldout_after=0.5))
     known = Snapshot(losses={1: (1, 9.0, "held-out")})
-    assert look(fed, known).losses == known.losses
+    assert look(fed.state, fed.config, fed.lease_histories, known).losses == known.losses
     other = Snapshot(losses={1: (7, 9.0, "held-out")})
-    assert look(fed, other).losses == {1: (1, 0.5, "held-out")}
+    assert look(fed.state, fed.config, fed.lease_histories, other).losses == {1: (1, 0.5, "held-out")}
 
 
 def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_current_version(
@@ -234,20 +234,22 @@ def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_c
         for height, parent in ((1, 0), (2, 1), (3, 2)):
             own = {"height": height, "server_round": height, "digest": f"d{height}", "parent": parent}
             tx.execute(versions.insert().values(**{**version(), **own}, heldout_after=float(height)))
-    before = look(fed)
+    before = look(fed.state, fed.config, fed.lease_histories)
     assert (before.version, before.committed) == (3, 3)
     fed.steering.rollback(1, "")
-    now = look(fed, before)
+    now = look(fed.state, fed.config, fed.lease_histories, before)
     assert [event.text for event in changes(before, now)] == [
         "version 1 is the current one again; the next round starts from it"
     ]
     assert (now.committed, now.losses) == (1, {1: (1, 1.0, "held-out")})
-    assert "(1 of 10 committed)" in str(status_table(status_of(fed)).title)
+    assert "(1 of 10 committed)" in str(
+        status_table(status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)).title
+    )
     with fed.database.transaction() as tx:
         for height, parent in ((4, 1), (5, 4)):
             own = {"height": height, "server_round": height, "digest": f"d{height}", "parent": parent}
             tx.execute(versions.insert().values(**{**version(), **own}, heldout_after=float(height)))
-    after = look(fed, now)
+    after = look(fed.state, fed.config, fed.lease_histories, now)
     assert [event.kind for event in changes(now, after)] == ["version", "version"]
     assert after.committed == 3
     assert "loss of versions 1, 4 to 5: 1.0000 4.0000 5.0000" in rendered(region(after))

@@ -32,17 +32,26 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
     )
     seen: list[tuple[str, str, Any, Any]] = []
     events: list[str] = []
-    before = look(room.fed)
+    before = look(room.fed.state, room.fed.config, room.fed.lease_histories)
     write = MergeProgress._write
 
     def observed(progress: MergeProgress) -> None:
         nonlocal before
         write(progress)
-        now = look(room.fed)
+        now = look(room.fed.state, room.fed.config, room.fed.lease_histories)
         events.extend(event.text for event in changes(before, now) if event.kind == "merging")
         before = now
-        status, page = status_of(room.fed), snapshot(room.fed)
-        assert status["merge"] == page["merge"] == rounds_of(room.fed)[-1]["merge"]
+        status, page = (
+            status_of(
+                room.fed.state, room.fed.config, room.fed.steering, room.fed.payouts, room.fed.fingerprint
+            ),
+            snapshot(room.fed.state, room.fed.config, room.fed.lease_histories),
+        )
+        assert (
+            status["merge"]
+            == page["merge"]
+            == rounds_of(room.fed.database, room.fed.round_store)[-1]["merge"]
+        )
         assert now.merge in str(status_table(status).title)
         assert f"merging: {now.merge}" in str(region(now))
         seen.append((status["merge"]["phase"], now.merge, status["merge"]["done"], status["merge"]["total"]))
@@ -73,9 +82,15 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
         assert len(events) == len(phases) + 1, (
             "other checks run before and after the held-out loss is checked"
         )
-        over = look(room.fed)
+        over = look(room.fed.state, room.fed.config, room.fed.lease_histories)
         assert over.merge == ""
-        assert status_of(room.fed)["merge"] is snapshot(room.fed)["merge"] is None
+        assert (
+            status_of(
+                room.fed.state, room.fed.config, room.fed.steering, room.fed.payouts, room.fed.fingerprint
+            )["merge"]
+            is snapshot(room.fed.state, room.fed.config, room.fed.lease_histories)["merge"]
+            is None
+        )
         assert over.losses[0] == (0, pytest.approx(over.losses[0][1]), "held-out")
         assert "loss of versions 0 to 1: " in str(region(over))
     finally:
@@ -107,7 +122,12 @@ def test_a_round_that_does_not_merge_has_no_phase_though_a_killed_hub_left_one(
     try:
         MergeProgress(room.fed.database).begin("running checks", 3)
         DurableDeltaSoup(room.fed)._collecting(1)
-        assert look(room.fed).merge == Snapshot().merge
-        assert status_of(room.fed)["merge"] is None
+        assert look(room.fed.state, room.fed.config, room.fed.lease_histories).merge == Snapshot().merge
+        assert (
+            status_of(
+                room.fed.state, room.fed.config, room.fed.steering, room.fed.payouts, room.fed.fingerprint
+            )["merge"]
+            is None
+        )
     finally:
         room.close()

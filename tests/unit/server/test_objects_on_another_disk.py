@@ -60,10 +60,10 @@ def test_a_copy_that_a_kill_cut_short_is_no_object_and_is_deleted_when_it_is_old
     left.parent.mkdir()
     left.write_bytes(bytes(100))
     assert not hub.fed.store.listed()
-    assert gc(hub.fed)["staging"] == 0
+    assert gc(hub.fed.state, hub.fed.config)["staging"] == 0
     old = time.time() - 2 * 86400
     os.utime(left, (old, old))
-    assert gc(hub.fed)["staging"] == 1
+    assert gc(hub.fed.state, hub.fed.config)["staging"] == 1
     assert not left.exists()
     hub.close()
 

@@ -103,13 +103,13 @@ def test_a_model_that_cannot_be_made_again_keeps_its_version(
 
 def test_a_hub_that_looks_for_its_objects_in_another_place_does_not_start(room: PacedRoom) -> None:
     room.run(1)
-    check_at_start(room.fed)
+    check_at_start(room.fed.state, room.fed.config, room.fed.recipes)
     (soup,) = room.fed.round_store.soups()
     room.fed.store.delete(soup.sha256)
     with pytest.raises(
         GymError, match=r"storage\.objects: .* does not have the soup of version 1"
     ) as refusal:
-        check_at_start(room.fed)
+        check_at_start(room.fed.state, room.fed.config, room.fed.recipes)
     assert "--set storage.objects=PLACE" in str(refusal.value.hint)
 
 

@@ -30,10 +30,10 @@ def test_a_version_has_the_dtype_and_the_size_of_its_base(
     loaded.tokenizer.save_pretrained(base)
     init_hub(tmp_path / "hub", HubChoices(str(base), "h", "open"))
     with Federation.open(tmp_path / "hub") as fed:
-        found = write_version(fed, tmp_path / "out")
-        exact = write_version(fed, tmp_path / "exact", dtype="float32")
+        found = write_version(fed.state, fed.config, tmp_path / "out")
+        exact = write_version(fed.state, fed.config, tmp_path / "exact", dtype="float32")
         with pytest.raises(GymError) as caught:
-            write_version(fed, tmp_path / "none", dtype="int4")
+            write_version(fed.state, fed.config, tmp_path / "none", dtype="int4")
         with fed.database.reading() as tx:
             known = set(tx.scalars(select(published.c.digest)))
     assert caught.value.code is ErrorCode.USAGE

@@ -113,9 +113,9 @@ def test_a_running_hub_takes_it_over_between_two_rounds_and_no_other_change_of_t
     with hub.opened() as fed:
         hub.configure("rounds", min_contributors=9)
         hub.run("recipe", "set", "recipe.max_steps=40")
-        assert new_task(fed, 1).recipe.max_steps == 50
+        assert new_task(fed.state, fed.config, fed.max_update_bytes, 1).recipe.max_steps == 50
         fed.live_config.follow()
-        assert new_task(fed, 2).recipe.max_steps == 40
+        assert new_task(fed.state, fed.config, fed.max_update_bytes, 2).recipe.max_steps == 40
         assert fed.config.rounds.min_contributors != 9
 
 

@@ -167,7 +167,9 @@ def test_a_round_records_the_codecs_of_soups_and_not_those_of_updates(
         "plugins": as_json(records([(CODECS, "mine"), (CODECS, "theirs")])),
     }
     with Federation.open(tmp_path / "hub") as fed:
-        assert plugins_of_round(fed, TrainingRecipe()) == []
+        assert plugins_of_round(fed.config, fed.ledger, TrainingRecipe()) == []
         with fed.database.transaction() as tx:
             fed.ledger.append(tx, "version", recorded)
-        assert [(r.kind, r.name) for r in plugins_of_round(fed, TrainingRecipe())] == [("codec", "mine")]
+        assert [(r.kind, r.name) for r in plugins_of_round(fed.config, fed.ledger, TrainingRecipe())] == [
+            ("codec", "mine")
+        ]

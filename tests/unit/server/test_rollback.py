@@ -51,7 +51,7 @@ def test_the_next_version_follows_from_the_one_gone_back_to_bit_for_bit(
     assert (found.before.height, found.to.height) == (3, 1)
     head = hub.round_store.head()
     assert (head.height, hub.round_store.num_committed(), hub.round_store.newest_height()) == (1, 1, 3)
-    task = new_task(hub, 9)
+    task = new_task(hub.state, hub.config, hub.max_update_bytes, 9)
     check_lineage(task)
     assert task.version_digest == head.digest
     model.follow(hub.round_store.soups())
@@ -65,8 +65,11 @@ def test_the_next_version_follows_from_the_one_gone_back_to_bit_for_bit(
     assert version_entries(hub)[-1]["parent"] == head.digest
     assert hub.ledger.verify()["versions"] == 4
     for server_round in (1, 2, 3, number):  # with momentum and residual as the parent left them
-        assert replay(hub, server_round)["updates"] == 1
-    assert write_version(hub, tmp_path / "abandoned", 3)["digest"] == hub.round_store.version(3).digest
+        assert replay(hub.state, server_round)["updates"] == 1
+    assert (
+        write_version(hub.state, hub.config, tmp_path / "abandoned", 3)["digest"]
+        == hub.round_store.version(3).digest
+    )
     (entry,) = [entry.body for entry in hub.ledger.entries() if entry.kind == "rolled-back"]
     assert (entry["from_height"], entry["to_height"], entry["reason"]) == (3, 1, "the loss rose")
 
@@ -124,7 +127,7 @@ def test_a_killed_rollback_has_happened_or_not(
         assert again.round_store.head().height == height
         assert again.round_store.require(number).state == ("open" if height == 2 else "aborted")
         assert again.ledger.verify()["versions"] == 2
-        assert replay(again, 2)["version"] == 2
+        assert replay(again.state, 2)["version"] == 2
 
 
 # ---- what anybody checks ----

@@ -40,7 +40,12 @@ def names(hub: Judged, recipe: dict[str, Any] | None = None) -> list[str]:
         max_update_bytes=1 << 20,
         deadline_seconds=time.time() + 60,
     )
-    return [type(s).__name__ for s in screens_of(hub.fed, hub.model, Round(1, MERGING, spec, 0, [], ""))]
+    return [
+        type(s).__name__
+        for s in screens_of(
+            hub.fed.state, hub.fed.config, hub.fed.keys, hub.model, Round(1, MERGING, spec, 0, [], "")
+        )
+    ]
 
 
 @pytest.mark.parametrize(

@@ -67,12 +67,12 @@ def test_the_model_is_as_it_was_after_training_and_trains_to_the_same_update_aga
     hub: Federation, model: HubModel
 ) -> None:
     before = copies(model)
-    first = root_update(hub, model, FIRST)
+    first = root_update(hub.state, hub.config, model, FIRST)
     assert first is not None
     assert_as_it_was(model, before)
     with DeltaFile.open(hub.store.local_path(first), model.spec) as update:
         assert update.norm() > 0
-    assert root_update(hub, model, FIRST) == first
+    assert root_update(hub.state, hub.config, model, FIRST) == first
     assert_as_it_was(model, before)
 
 
@@ -95,12 +95,12 @@ def test_training_that_raises_ends_the_round_with_a_reason_and_leaves_the_model_
     with monkeypatch.context() as patched:
         patched.setattr(Loop, "training_step", broken)
         with pytest.raises(GymError, match=f"root data failed: {type(error).__name__}: {error}") as caught:
-            root_update(hub, model, FIRST)
+            root_update(hub.state, hub.config, model, FIRST)
     assert caught.value.code is ErrorCode.ROUND_ABORTED
     # adding to the frozen base under LoRA is undone too
     assert_as_it_was(model, before)
     assert not list((hub.folder / "staging").iterdir())
-    assert root_update(hub, model, FIRST) is not None
+    assert root_update(hub.state, hub.config, model, FIRST) is not None
 
 
 def test_the_model_is_trained_on_the_device_that_it_is_on(
@@ -114,7 +114,7 @@ def test_the_model_is_trained_on_the_device_that_it_is_on(
         return train(self, *args, **kwargs)
 
     monkeypatch.setattr(Trainer, "train", watched)
-    root_update(hub, model, FIRST)
+    root_update(hub.state, hub.config, model, FIRST)
     assert devices == ["cpu"]
 
 

@@ -112,7 +112,13 @@ def merge_next(hub: Federation, model: HubModel, size: float = 1e-2) -> int:
         )
         row = update(rounds).where(rounds.c.server_round == number)
         tx.execute(row.values(state=MERGING, merging=json.dumps(ids)))
-    merge_round(hub, model, Round(number, MERGING, None, hub.round_store.head().height, ids, ""))
+    merge_round(
+        hub.state,
+        hub.config,
+        hub.keys,
+        model,
+        Round(number, MERGING, None, hub.round_store.head().height, ids, ""),
+    )
     return number
 
 
@@ -136,14 +142,17 @@ def test_the_ledger_names_the_state_that_every_version_leaves(hub: Federation, m
             "residual": file_sha256(hub.folder / "residuals" / f"round-{number}.safetensors"),
             "optimizer": file_sha256(hub.folder / "residuals" / f"round-{number}.optimizer.safetensors"),
         }
-        assert replay(hub, number)["updates"] == 1
+        assert replay(hub.state, number)["updates"] == 1
 
 
 def test_a_version_that_is_written_as_a_folder_is_known_by_its_tensors_too(
     hub: Federation, model: HubModel, tmp_path: Path
 ) -> None:
     merge_next(hub, model)
-    first, again = write_version(hub, tmp_path / "one"), write_version(hub, tmp_path / "two")
+    first, again = (
+        write_version(hub.state, hub.config, tmp_path / "one"),
+        write_version(hub.state, hub.config, tmp_path / "two"),
+    )
     assert again["base_digest"] == first["base_digest"] != first["digest"]
     assert BaseSpec.of(load_model(str(tmp_path / "one")).model, "one").digest == first["base_digest"]
     with hub.database.reading() as tx:
@@ -165,17 +174,17 @@ def test_state_that_is_missing_changed_or_made_up_is_reported_by_name(
     kept = path.read_bytes()
     path.write_bytes(other.read_bytes())
     with pytest.raises(GymError, match=rf"the server's {kind} after round 1, .*; the ledger says") as caught:
-        replay(hub, 2)
+        replay(hub.state, 2)
     assert caught.value.code is ErrorCode.STATE_CORRUPT
     path.unlink()
     with pytest.raises(GymError, match=rf"the server's {kind} after round 1, .*has sha256 none"):
-        replay(hub, 2)
+        replay(hub.state, 2)
     path.write_bytes(kept)
-    assert replay(hub, 2)["replayed"]
-    assert replay(hub, 1)["replayed"]
+    assert replay(hub.state, 2)["replayed"]
+    assert replay(hub.state, 1)["replayed"]
     (hub.folder / "residuals" / "none.safetensors").write_bytes(kept)
     with pytest.raises(GymError, match=r"after round 0, .*; the ledger says that there is none"):
-        replay(hub, 1)
+        replay(hub.state, 1)
 
 
 def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
@@ -196,11 +205,11 @@ def test_an_entry_of_before_merged_root_and_state_were_recorded_is_replayed_from
     hub: Federation, model: HubModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     numbers = [merge_next(hub, model), merge_next(hub, model)]
-    before = [replay(hub, number) for number in numbers]
+    before = [replay(hub.state, number) for number in numbers]
     rewrite_ledger(hub, {"merged", "root", "state"})
     assert not {"merged", "root", "state"} & set(version_entries(hub)[0])
     with caplog.at_level(logging.WARNING, logger="gym_server"):
-        assert [replay(hub, number) for number in numbers] == before
+        assert [replay(hub.state, number) for number in numbers] == before
     assert "no digest of the state that round 1 left" in caplog.text
 
 

@@ -52,7 +52,7 @@ def entries(fed: Federation, *kinds: str) -> list[dict[str, Any]]:
 
 def collecting(fed: Federation) -> int:
     number = fed.round_store.open_next().server_round
-    fed.round_store.start_collecting(number, new_task(fed, number))
+    fed.round_store.start_collecting(number, new_task(fed.state, fed.config, fed.max_update_bytes, number))
     return number
 
 
@@ -140,13 +140,17 @@ def test_contributors_get_a_notice_of_a_pause_and_of_its_end(hub: LoopbackHub, t
 
 
 def test_status_live_view_and_dashboard_show_the_pause(fed: Federation) -> None:
-    before = look(fed)
+    before = look(fed.state, fed.config, fed.lease_histories)
     fed.steering.pause(BACKUP)
     said = f"the hub is paused: {BACKUP}"
-    assert said in str(status_table(status_of(fed)).title)
-    assert status_of(fed)["pause"]["why"] == BACKUP
-    assert snapshot(fed)["pause"] == said
-    now = look(fed)
+    assert said in str(
+        status_table(status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)).title
+    )
+    assert (
+        status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)["pause"]["why"] == BACKUP
+    )
+    assert snapshot(fed.state, fed.config, fed.lease_histories)["pause"] == said
+    now = look(fed.state, fed.config, fed.lease_histories)
     assert [(event.kind, event.text) for event in changes(before, now)] == [("paused", said)]
     assert [event.kind for event in changes(now, before)] == ["resumed"]
     assert said in str(region(now))
@@ -220,7 +224,9 @@ def test_skip_ends_the_wait_after_rounds_that_failed(fed: Federation) -> None:
             waits.append(end_wait(fed.database))
         return len(waits) > 1
 
-    RoundBackoff(fed, grid([]), stop).failed(1, "nobody came")
+    RoundBackoff(fed.live_config, fed.database, fed.round_store, fed.clock, fed.queue, grid([]), stop).failed(
+        1, "nobody came"
+    )
     assert waits == [True], "ten minutes, ended at the first look"
     assert not end_wait(fed.database)
 

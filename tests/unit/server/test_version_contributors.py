@@ -67,7 +67,7 @@ def test_a_version_names_who_agreed_and_gives_nothing_to_harm_or_to_what_was_rej
     assert found[ids["harm"]]["credit"] > 0, "everybody who was merged gets a part of the round"
     assert found[ids["zero"]]["verdict"] == "rejected"
 
-    shares = attribute_use(hub.fed, {"1": 1}, 1000, "improvement").shares
+    shares = attribute_use(hub.fed.base, hub.fed.database, {"1": 1}, 1000, "improvement").shares
     assert set(shares) == {ids["ann"], ids["bob"]}
     with hub.fed.database.reading() as tx:
         assert published_names(tx, ids.values()) == {

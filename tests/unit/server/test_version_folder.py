@@ -30,8 +30,12 @@ def test_a_version_that_could_not_be_written_takes_no_disk(
         (job.output / "model.safetensors").write_bytes(b"half")
         raise problem
 
-    monkeypatch.setattr(VersionFolder, "_run", run)
+    monkeypatch.setattr(
+        VersionFolder, "_run".live_config, "_run".folder, "_run".base, "_run".round_store, run
+    )
     root = tmp_path / "newest-model"
     with pytest.raises(type(problem)):
-        VersionFolder(fed, root, tmp_path / "staging").write(SimpleNamespace(height=1, digest="d"))  # type: ignore[arg-type]
+        VersionFolder(
+            fed.live_config, fed.folder, fed.base, fed.round_store, root, tmp_path / "staging"
+        ).write(SimpleNamespace(height=1, digest="d"))  # type: ignore[arg-type]
     assert list(root.iterdir()) == []

@@ -51,7 +51,7 @@ def opened(tmp_path: Path, head: list[Version]) -> Iterator[Opened]:
         prompts: list[str] = PROMPTS, policy: str = "open", is_running: bool = True
     ) -> tuple[HubPages, NewestModel]:
         fed = Federation.open(hub_folder(tmp_path, prompts, policy), read_only=not is_running)
-        newest = NewestModel(fed, is_running=is_running, changed=lambda: None)
+        newest = NewestModel(fed.state, fed.live_config, is_running=is_running, changed=lambda: None)
         ended.extend((newest.stop, fed.close))
         newest.start()
         return HubPages(fed, is_running, newest), newest

@@ -61,7 +61,7 @@ def fed(tmp_path: Path) -> Iterator[Federation]:
 
 @pytest.fixture
 def live(fed: Federation) -> Iterator[HubFeed]:
-    feed = HubFeed(fed)
+    feed = HubFeed(fed.state, fed.live_config, fed.lease_histories)
     feed.start()
     yield feed
     feed.stop()
@@ -232,9 +232,9 @@ async def test_streams_are_bounded_for_an_address_and_for_all(monkeypatch: pytes
 
 
 def test_a_feed_ends_at_once(fed: Federation) -> None:
-    feed = HubFeed(fed)
+    feed = HubFeed(fed.state, fed.live_config, fed.lease_histories)
     feed.stop()
-    feed = HubFeed(fed)
+    feed = HubFeed(fed.state, fed.live_config, fed.lease_histories)
     feed.start()
     began = time.monotonic()
     feed.stop()

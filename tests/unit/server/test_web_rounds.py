@@ -163,14 +163,14 @@ def test_the_first_screen_has_the_round_who_works_on_it_and_the_last_verdicts(fe
 
 
 def test_what_was_refused_at_admission_does_not_count_for_the_quorum(fed: Federation) -> None:
-    before = snapshot(fed)["num_updates"]
+    before = snapshot(fed.state, fed.config, fed.lease_histories)["num_updates"]
     with fed.database.transaction() as tx:
         row = dict(tx.execute(updates.select().where(updates.c.server_round == 12)).mappings().first() or {})
         for verdict in ("admitted", "refused"):
             digest = hashlib.sha256(verdict.encode()).hexdigest()
             changed = {"update_id": digest, "nonce": verdict, "server_round": 13, "verdict": verdict}
             tx.execute(updates.insert().values(**{**row, **changed}))
-    now = snapshot(fed)
+    now = snapshot(fed.state, fed.config, fed.lease_histories)
     assert (before, now["num_updates"], now["verdicts"]["refused"]) == (0, 1, 1)
 
 
@@ -198,7 +198,7 @@ def test_a_snapshot_lists_so_many_contributors_and_counts_the_others(
 ) -> None:
     assert MAX_TASKS >= 200
     monkeypatch.setattr("gym_server.web.home.MAX_TASKS", 7)
-    now = snapshot(fed)
+    now = snapshot(fed.state, fed.config, fed.lease_histories)
     assert (len(now["tasks"]), now["num_tasks"]) == (7, PEOPLE)
 
 
@@ -238,8 +238,8 @@ def test_a_private_hub_shows_a_viewer_what_its_ledger_shows(tmp_path: Path) -> N
             update = {"update_id": hashlib.sha256(verdict.encode()).hexdigest(), "nonce": str(number)}
             tx.execute(updates.insert().values(**row, **update, verdict=verdict, reason="secret", norm=2.0))
         tx.execute(nodes.insert().values(contributor="c1", instance="i", connected_until=time.time() + 60))
-    assert snapshot(fed)["tasks"] == []
-    assert snapshot(fed)["verdicts"] == {}
+    assert snapshot(fed.state, fed.config, fed.lease_histories)["tasks"] == []
+    assert snapshot(fed.state, fed.config, fed.lease_histories)["verdicts"] == {}
     viewer, operator = browser(fed, Role.VIEWER), browser(fed, Role.OPERATOR)
     seen = viewer.get("/api/v1/rounds/1").json()
     assert [set(one) for one in seen["updates"]] == [{"name", "credit", "update", "contributor", "verdict"}]

@@ -58,7 +58,10 @@ def test_contributors_have_the_credits_and_reputations_of_the_command_line(
     pages: HubPages, rounds: PrivateRounds
 ) -> None:
     shown = {one["contributor"]: one for one in pages.seen("contributors")["contributors"]}
-    reported = {one["contributor"]: one for one in rewards_shown(rounds.fed)["contributors"]}
+    reported = {
+        one["contributor"]: one
+        for one in rewards_shown(rounds.fed.config, rounds.fed.database, rounds.fed.payouts)["contributors"]
+    }
     assert shown.keys() == reported.keys()
     for who, one in shown.items():
         assert (one["balance"], one["reputation"]) == (reported[who]["balance"], reported[who]["reputation"])
@@ -383,7 +386,7 @@ def test_an_invite_is_shown_once_and_admits_whom_it_is_given_to(
     assert (one["note"], one["state"]) == ("for <b>Ada</b>", "open")
     assert one["expires_at"] - one["created_at"] == pytest.approx(24 * 3600)
     assert pages.change(f"invites/{made['id']}", "DELETE") == {"cancelled": [made["id"]]}
-    assert invites_of(rounds.fed)[0]["state"] == "cancelled"
+    assert invites_of(rounds.fed.database, rounds.fed.clock)[0]["state"] == "cancelled"
     assert pages.change(f"invites/{made['id']}", "DELETE")[0] == 404
     assert pages.change("invites/%25", "DELETE")[0] == 404, "nothing is a pattern"
 

@@ -136,7 +136,9 @@ def test_no_secret_is_in_anything_that_viewers_see(hub: PrivateRounds) -> None:
     number = hub.collect()
     with fed.database.transaction() as tx:
         tx.execute(insert(evaluation_seeds).values(server_round=number, seed=b"s" * 32))
-    (made,) = make_invites(fed, 1, "a note on the receiver", 3600)
+    (made,) = make_invites(
+        fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, "a note on the receiver", 3600
+    )
     secrets += [parse_invite(made["invite"]).token, made["id"]]
     with fed.database.reading() as tx:
         secrets += [seed.hex() for seed in tx.scalars(select(privacy_seeds.c.seed))]
@@ -159,7 +161,7 @@ def test_no_secret_is_in_anything_that_viewers_see(hub: PrivateRounds) -> None:
 def test_privacy_is_the_report_of_the_command_line_and_joins_by_pages(hub: PrivateRounds) -> None:
     hub.run()
     hub.run()
-    pages, reported = HubPages(hub.fed), report(hub.fed)
+    pages, reported = HubPages(hub.fed), report(hub.fed.config, hub.fed.database)
     found = pages.seen("privacy")
     assert found["central"] == reported["central"]
     assert found["central"]["epsilon_spent"] > 0
