@@ -34,7 +34,7 @@ class HubUnderTest:
     def __init__(self, folder: Path, base: Path, quorum: int) -> None:
         self.folder = folder
         run = [str(BIN / "gym-server"), "init", "--dir", str(folder), "--enrolment", "open"]
-        subprocess.run([*run, "--base-model", str(base)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*run, "--base", str(base)], check=True, stdout=subprocess.DEVNULL)
         self.path = folder / "gym-server.yaml"
         self.configure(
             listen="0.0.0.0:0",

@@ -72,7 +72,7 @@ def federate(
 
     def joiner(name: str) -> Any:
         return lambda address, key: join_command(
-            folder, name, address, key, "--model", model, "--device", "cpu"
+            folder, name, address, key, "--base", model, "--device", "cpu"
         )
 
     seconds = run_federation(

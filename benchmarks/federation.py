@@ -180,7 +180,7 @@ def federation(
 
     def joiner(name: str) -> Any:
         return lambda address, key: join_command(
-            folder, name, address, key, "--model", model, "--device", "cpu"
+            folder, name, address, key, "--base", model, "--device", "cpu"
         )
 
     names = [f"speaker{index}" for index in range(contributing)]

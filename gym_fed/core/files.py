@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import LockHeldError, is_still_there, lock, lockable_folder
@@ -23,6 +23,9 @@ from gym_fed.core.system_errors import is_disk_full
 def default_home() -> Path:
     """Return ``$GYM_HOME``, or ``~/.gym-fed``."""
     return Path(os.environ.get("GYM_HOME") or "~/.gym-fed").expanduser()
+
+
+_BLOCK_BYTES = 1 << 20
 
 
 @contextmanager
@@ -212,6 +215,23 @@ def file_sha256(path: Path) -> str:
     """Lower-case hex sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def copy_hashed(
+    source: IO[bytes], target: IO[bytes] | None = None, max_bytes: int | None = None
+) -> tuple[str, int]:
+    """Read a stream in blocks to its end, or to the block that exceeds ``max_bytes``; copy it to ``target`` if given.
+
+    Returns:
+        The sha256 and the number of the bytes that were read.
+    """
+    digest, size = hashlib.sha256(), 0
+    while (max_bytes is None or size <= max_bytes) and (block := source.read(_BLOCK_BYTES)):
+        digest.update(block)
+        size += len(block)
+        if target is not None:
+            target.write(block)
+    return digest.hexdigest(), size
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeVar
 
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import copy_hashed
 from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.sources import source_rows
 from gym_fed.data.steps import row_digest
 
 Row = dict[str, Any]
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,8 @@ def _mark(file: DataFile) -> Any:
     stamp = file.stamp()
     if file.folder is None and len(stamp) > 2:
         return stamp
-    digest = hashlib.sha256()
     with file.open() as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-    return [file.name, digest.hexdigest()]
+        return [file.name, copy_hashed(stream)[0]]
 
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 import stat
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import atomic_file, file_sha256, fsync_folder, make_folder
+from gym_fed.core.files import atomic_file, copy_hashed, file_sha256, fsync_folder, make_folder
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 from gym_fed.data.locations import filesystem
 
@@ -176,12 +175,8 @@ class Objects:
         target = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(target):
             return None
-        digest, seen = hashlib.sha256(), 0
         with self._open(target) as stream:
-            while seen <= num_bytes and (block := stream.read(_BLOCK_BYTES)):
-                digest.update(block)
-                seen += len(block)
-        return digest.hexdigest()
+            return copy_hashed(stream, max_bytes=num_bytes)[0]
 
     def _open(self, path: str) -> IO[bytes]:
         """Open a file. Local files must be regular ones, since a named pipe would block forever."""
@@ -217,12 +212,8 @@ def _no_file(path: str) -> GymError:
 
 
 def _copy(file: Path, out: Any) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while block := stream.read(_BLOCK_BYTES):
-            digest.update(block)
-            out.write(block)
-    return digest.hexdigest()
+        return copy_hashed(stream, out)[0]
 
 
 def _require(found: str, sha256: str, file: Path) -> None:

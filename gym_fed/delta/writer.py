@@ -7,7 +7,6 @@ thousands. Offsets follow from the manifest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from gym_quant import CodecError, Params, Payload, get_codec
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import atomic_file
+from gym_fed.core.files import atomic_file, copy_hashed
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.manifest import Manifest, TensorRecord
 
@@ -102,9 +101,6 @@ def header_bytes(manifest: Manifest, layout: Layout) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-_CHUNK = 1 << 20
-
-
 @dataclass(frozen=True)
 class DeltaInfo:
     """The hex sha256 and size of a written file."""
@@ -179,11 +175,8 @@ def _field_bytes(name: str, field: Field, payload: Payload) -> memoryview:
 
 
 def _sha256(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
     file.seek(0)
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return copy_hashed(file)[0]
 
 
 def _invalid(name: str, message: str) -> GymError:

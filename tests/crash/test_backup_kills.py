@@ -103,5 +103,5 @@ def accepting(federation: Federation, name: str) -> None:
     from tests.support.hub import start_client
 
     home, data = federation.folder / name, federation.folder / f"{name}.jsonl"
-    arguments = ("--data", str(data), "--model", str(federation.base), "--name", name, "--accept-restore")
+    arguments = ("--data", str(data), "--base", str(federation.base), "--name", name, "--accept-restore")
     federation.clients[name] = start_client(home, federation.hub, *arguments)

@@ -332,7 +332,7 @@ def test_a_round_is_merged_recorded_and_replayed_with_members_of_an_installed_pa
         event = json.loads(line)
         join = [
             "gym-client", "join", "--server", f"127.0.0.1:{event['port']}", "--fingerprint", event["fingerprint"],
-            "--yes", "--data", rows_file(tmp_path), "--model", tiny_base,
+            "--yes", "--data", rows_file(tmp_path), "--base", tiny_base,
         ]  # fmt: skip
         without = run(None, *join, "--name", "bob", "--home", tmp_path / "bob")
         assert without.returncode != 0

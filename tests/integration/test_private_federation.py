@@ -32,7 +32,7 @@ def test_a_contributor_sees_what_rounds_cost_and_stops_at_its_own_limit(
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (home / "policy.yaml").write_text("max_epsilon: 3.0\n")
     command = [BIN / "gym-client", "join", "--server", hub.address, "--home", home, "--yes", "--json"]
-    command += ["--model", tiny_base, "--data", tmp_path / "data.jsonl"]
+    command += ["--base", tiny_base, "--data", tmp_path / "data.jsonl"]
     agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert agent.stdout is not None
     events = []

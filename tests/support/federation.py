@@ -46,7 +46,7 @@ class Federation:
                 for i in range(12)
             ]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        arguments = ("--data", str(data), "--model", str(self.base), "--name", name)
+        arguments = ("--data", str(data), "--base", str(self.base), "--name", name)
         self.clients[name] = start_client(
             self.folder / name, self.hub, *arguments, failpoints=failpoints, address=self.entrance
         )

@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError, field_validator
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import fsync_folder, make_folder
+from gym_fed.core.files import copy_hashed, fsync_folder, make_folder
 from gym_fed.core.json_files import MAX_BYTES, MAX_DEPTH, is_deeper
 from gym_fed.core.portable import O_BINARY
 from gym_fed.trust.ledger.heads import SignedHead
@@ -117,7 +117,6 @@ class Place:
 
     def put(self, local: Path, name: str) -> tuple[str, int]:
         """Copy a local file to ``name``, whole or not at all; gives the sha256 and size of what was read."""
-        digest, size = hashlib.sha256(), 0
         target = f"{self._root}/{name}"
         if self._is_local:
             make_folder(Path(target).parent)
@@ -126,10 +125,7 @@ class Place:
         written = f"{target}.{secrets.token_hex(8)}{_PARTIAL}" if self._is_local else target
         try:
             with open(local, "rb") as source, self._fs.open(written, "wb") as file:
-                while block := source.read(_READ_BYTES):
-                    digest.update(block)
-                    size += len(block)
-                    file.write(block)
+                sha256, size = copy_hashed(source, file)
                 if self._is_local:
                     file.flush()
                     os.fsync(file.fileno())
@@ -140,7 +136,7 @@ class Place:
             with suppress(OSError):
                 self._fs.rm_file(written)
             raise
-        return digest.hexdigest(), size
+        return sha256, size
 
     def get(self, name: str, local: Path, sha256: str, mode: int = 0o600) -> None:
         """Copy ``name`` to a new local file.

@@ -6,7 +6,6 @@ object do not write into each other. Credentials come from the environment, and 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -22,11 +21,11 @@ from urllib.parse import urlsplit, urlunsplit
 import fsspec
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import copy_hashed
 from gym_server.store.away import StoreAway
 
 log = logging.getLogger("gym_server")
 
-_READ_BYTES = 1 << 20
 _RETRIES, _RETRY_SECONDS, _CALL_SECONDS = 5, 20, 300
 _LOOKS, _FIRST_LOOK_SECONDS = 4, 0.1
 """How often an object that is known to be there is looked for: some stores show what was put only after a while."""
@@ -140,16 +139,13 @@ class RemoteObjects:
             raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, hint)) from None
 
     def _fetch(self, path: str, part: Path) -> str:
-        digest = hashlib.sha256()
         with self.mapped_errors():
             self.fs.info(path)  # obstore's file complains on stderr when there is none
         with self.mapped_errors(), self.fs.open(path, "rb") as source, open(part, "wb") as file:
-            while block := source.read(_READ_BYTES):
-                digest.update(block)
-                file.write(block)
+            sha256, _ = copy_hashed(source, file)
             file.flush()
             os.fsync(file.fileno())
-        return digest.hexdigest()
+        return sha256
 
     def _size(self, path: str) -> int:
         with self.mapped_errors():
