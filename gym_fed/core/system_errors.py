@@ -109,13 +109,21 @@ _TORCH_WRITE = re.compile(
 )
 """What torch.save raises when a write fails. It drops the errno; the usual cause is a full disk."""
 
+_TORCH_MEMORY = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
+_NO_THREADS = _Refusal(
+    ErrorCode.BUSY,
+    "no more threads or processes can be started",
+    "raise the limit (ulimit -u), or stop something",
+)
+
 
 def system_error(error: BaseException, *, with_place: bool = True) -> GymError | None:
     """The error that a failure of the system stands for; None for what is no such failure.
 
     Args:
         error: Anything that was raised: an OSError, an error of SQLite (bare, or as SQLAlchemy wraps it), an error of a
-            library that names an errno in its text, a failed write of torch; or a codec of another package that cannot
+            library that names an errno in its text, a failed write or allocation of torch, a thread that did not
+            start; or a codec of another package that cannot
             be used.
         with_place: Name the file. False for what goes over the wire: paths are nobody's business there.
     """
@@ -159,6 +167,12 @@ def _refusal(error: BaseException) -> _Refusal | None:
         if code_number == sqlite3.SQLITE_IOERR_SHMSIZE:  # the file beside the write-ahead log cannot grow
             return _FULL
         return None if code_number is None else _BY_SQLITE.get(code_number & 0xFF)
+    if isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _TORCH_MEMORY.search(str(error))
+    ):
+        return _BY_ERRNO[errno.ENOMEM]
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
+        return _NO_THREADS
     if isinstance(error, RuntimeError) and _TORCH_WRITE.search(str(error)):
         return _refusal(error.__context__) if isinstance(error.__context__, OSError) else _FULL
     named = _OS_ERROR.search(str(error)) if isinstance(error, Exception) else None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
+import threading
+import time
 from pathlib import Path
 
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
 from tests.support.hub import HubProcess
+from tests.support.loopback_hub import LoopbackHub
 
 
 def test_commands_beside_a_hub_see_all_that_it_acknowledged_and_so_does_the_hub_after_a_kill(
@@ -34,3 +39,22 @@ def open_files(hub: HubProcess) -> list[str]:
         with contextlib.suppress(OSError):  # closed meanwhile
             found.append(str(file.readlink()))
     return found
+
+
+def test_a_hub_waits_for_a_tool_that_locks_its_database_and_takes_the_call_then(tmp_path: Path) -> None:
+    hub = LoopbackHub(tmp_path / "hub")
+    one = RawContributor(hub.address).enrol()
+    tool = sqlite3.connect(tmp_path / "hub" / "hub.db", isolation_level=None, check_same_thread=False)
+    tool.execute("BEGIN EXCLUSIVE")
+    released = threading.Timer(1.5, tool.execute, ("ROLLBACK",))
+    released.start()
+    began = time.monotonic()
+    try:
+        state = one.call(one.stub.BeginUpload, pb.BeginUploadRequest(sha256="1" * 64, size_bytes=10))
+        assert not state.complete
+        assert time.monotonic() - began > 1
+    finally:
+        released.join()
+        tool.close()
+        one.close()
+        hub.close()

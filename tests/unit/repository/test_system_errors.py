@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from sqlalchemy.exc import OperationalError
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -74,6 +75,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_memory_that_torch_cannot_have_is_named() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    for error in (caught.value, MemoryError()):
+        found = system_error(error)
+        assert found is not None
+        assert (found.code, found.message) == (ErrorCode.BUSY, "no memory is left")
+
+
+def test_a_thread_that_cannot_be_started_is_named() -> None:
+    found = system_error(RuntimeError("can't start new thread"))
+    assert found is not None
+    assert (found.code, "ulimit -u" in found.hint) == (ErrorCode.BUSY, True)
 
 
 def test_a_disk_that_is_really_full_ends_commands_with_its_code(small_disk: Path) -> None:
