@@ -104,7 +104,7 @@ def check_listing(files: Sequence[BaseFile], who: str) -> None:
     for file in files:
         shown, most = plain(file.name, 140), most_bytes(file.name)
         if not most:
-            raise _invalid(who, f"lists a file {shown!r}, which is no file of a base that may travel")
+            raise _invalid(who, f"lists a file {shown!r}, which a served base may not have")
         if not 0 < file.size_bytes <= most:
             raise _invalid(who, f"lists {shown!r} with {file.size_bytes} bytes; it may have 1 to {most}")
         if not _SHA256.fullmatch(file.sha256):
@@ -168,7 +168,7 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
         if name == _INDEX:
             strange = [shard for shard in _weights_of_index(folder / name) if shard not in names]
             if strange:
-                raise _invalid(name, f"names {plain(strange[0], 140)!r}, which is no file of this base")
+                raise _invalid(name, f"names {plain(strange[0], 140)!r}, which is not one of its files")
         elif name in _SETTINGS:
             for key in _keys(_object(folder / name)):
                 if key in CODE_KEYS:
@@ -205,7 +205,7 @@ def _weights_of_index(path: Path) -> list[str]:
     names = sorted(set(weight_map.values()))
     for name in names:
         if most_bytes(name) != MAX_WEIGHTS_BYTES:
-            raise _invalid(path.name, f"names {plain(name, 140)!r}, which is no file of weights")
+            raise _invalid(path.name, f"names {plain(name, 140)!r}, which is not a weight file")
     return names
 
 

@@ -220,7 +220,7 @@ def _require_no_variant(name: str) -> None:
         quoted_base, other = shlex.quote(base), shlex.quote(variant)
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"{name}: names a variant as gym api serves it, and a model is wanted",
+            f"{name}: names a variant of gym api, and a model is needed",
             f"chat with it: gym chat {quoted_base} --variant {other}; or make a model folder of the file that "
             f"gym variant show {other} names: gym delta apply {quoted_base} FILE -o FOLDER",
         )

@@ -45,7 +45,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             return [(str(ours), str(theirs)) for ours, theirs in pairs]
         raise GymError(
             ErrorCode.USAGE,
-            f"--columns: {plain(text, _SHOWN_CHARACTERS)} is no JSON object of names",
+            f"--columns: {plain(text, _SHOWN_CHARACTERS)} is not a JSON object of names",
             """write '{"prompt": "question", "completion": "answer"}'""",
         )
     pairs = []
@@ -54,7 +54,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
         if not (ours and equals and theirs):
             raise GymError(
                 ErrorCode.USAGE,
-                f"--columns: {part!r} is no pair of names",
+                f"--columns: {part!r} is not a pair of names",
                 "write OURS=THEIRS with commas between, such as prompt=question,completion=answer; for a name with a "
                 "comma, a JSON object",
             )

@@ -70,7 +70,8 @@ class Objects:
         """Download an object to ``target``, which must not exist; a partial file is resumed.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for what is no regular file; ``HASH_MISMATCH`` when its bytes are
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for what is not a regular file; ``HASH_MISMATCH`` when its bytes
+            are
                 not those that name it; the part is removed.
         """
         source = f"{self._root}/{_object(sha256)}"
@@ -145,7 +146,7 @@ class Objects:
         """Read a small file.
 
         Raises:
-            GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` for what is no regular file.
+            GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` for what is not a regular file.
             FileNotFoundError: When there is none.
         """
         target = f"{self._root}/{path}"
@@ -153,7 +154,7 @@ class Objects:
             raise GymError(
                 ErrorCode.TOO_LARGE,
                 f"{self.url}/{path}: has more than {limit:,} bytes",
-                "it is not what was pushed: look at the store",
+                "it is not what was pushed: check the store",
             )
         with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
@@ -170,7 +171,7 @@ class Objects:
         """The sha256 of a stored object, reading at most ``num_bytes`` and one; None if it is missing.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for what is no regular file.
+            GymError: ``STATE_CORRUPT`` for what is not a regular file.
         """
         target = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(target):
@@ -207,7 +208,9 @@ def _object(sha256: str) -> str:
 
 def _no_file(path: str) -> GymError:
     return GymError(
-        ErrorCode.STATE_CORRUPT, f"{path}: is no regular file", "it is not what was pushed: look at the store"
+        ErrorCode.STATE_CORRUPT,
+        f"{path}: is not a regular file",
+        "it is not what was pushed: check the store",
     )
 
 

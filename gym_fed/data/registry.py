@@ -219,7 +219,7 @@ def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise GymError(
             ErrorCode.USAGE,
-            f"{name[:80]!r} is no name of a dataset",
+            f"{name[:80]!r} is not a valid dataset name",
             "small letters, digits, dots and dashes, with at most one /, such as me/stories",
         )
 

@@ -245,7 +245,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
     if job.folder.exists() and any(job.folder.iterdir()):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{job.folder}: is not empty and holds no work of this kind",
+            f"{job.folder}: is not empty, and does not hold unfinished work of a variant",
             "name a new folder",
         )
     make_folder(job.folder, 0o700)
@@ -313,7 +313,7 @@ def _forget(folder: Path) -> None:
     if not (folder / "order.json").exists() and any(folder.iterdir()):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{folder}: holds no work of this kind, so it is not deleted",
+            f"{folder}: does not hold unfinished work of a variant, so it is not deleted",
             "name another",
         )
     shutil.rmtree(folder)

@@ -99,5 +99,5 @@ def _require_idle(work: Iterable[Path]) -> None:
     for path in work:
         if any(is_held(lock.parent) for lock in path.rglob(LOCK_FILE)):
             raise GymError(
-                ErrorCode.STATE_LOCKED, f"{path}: a process is at work in it", "wait for it, or stop it"
+                ErrorCode.STATE_LOCKED, f"{path}: a process is working in it", "wait for it, or stop it"
             )

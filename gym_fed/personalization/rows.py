@@ -84,8 +84,8 @@ class PersonalRows:
         if as_chat and not templated:
             raise GymError(
                 ErrorCode.USAGE,
-                "the rows are to be turns of a chat, and the base has no chat template",
-                "let them be bare text: --plain, as_chat=False",
+                "rows are trained as chat turns, but the base has no chat template",
+                "train them as plain text: --plain, as_chat=False",
             )
         if not any(is_string_row(row) for row in (*self.train, *self.held_out)):
             return replace(self, learnt_as="conversations" if self.form == "chat" else "texts")
@@ -93,7 +93,7 @@ class PersonalRows:
             if templated and self.form == "chat":
                 raise GymError(
                     ErrorCode.USAGE,
-                    "some rows are conversations, and rows of plain strings are to stay bare text",
+                    "some rows are conversations, but plain rows were requested",
                     "leave out --plain (as_chat=False), or give rows of one form",
                 )
             why = "as given" if templated else "the base has no chat template"
@@ -158,7 +158,7 @@ def read_rows(
         if actual not in _KINDS or "input_ids" in row:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place}: is {_called(actual)}, which is not learnt from here",
+                f"{place}: is {_called(actual)}, which variants cannot learn from",
                 _REMEDY,
             )
         if kind is None:

@@ -34,9 +34,7 @@ class VariantWriter:
 
     def __init__(self, folder: Path, key: SigningKey | None = None, *, unsigned: bool = False) -> None:
         if unsigned and key is not None:
-            raise GymError(
-                ErrorCode.USAGE, "a key is given, and nothing is to be signed", "give one of the two"
-            )
+            raise GymError(ErrorCode.USAGE, "a key was given, but signing is off", "give one of the two")
         self.folder = folder
         self._given = key
         self._unsigned = unsigned

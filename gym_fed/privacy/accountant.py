@@ -64,7 +64,7 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
         least = min(event.noise_multiplier for event in events)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"noise_multiplier is {least:g}: so little noise hides nothing, and no epsilon can be computed",
+            f"noise_multiplier is {least:g}: this little noise gives no privacy, and no finite epsilon",
             "raise noise_multiplier; 1 is usual",
         ) from error
 
@@ -97,7 +97,7 @@ def noise_multiplier_for(
         if high > 1e4:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"epsilon {target_epsilon} at delta {target_delta} cannot be had in {count} steps",
+                f"epsilon {target_epsilon} at delta {target_delta} cannot be reached in {count} steps",
                 "allow a larger epsilon, or fewer steps",
             )
     while high - low > 1e-3 * high:

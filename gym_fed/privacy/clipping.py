@@ -115,7 +115,7 @@ def _beyond() -> GymError:
     return GymError(
         ErrorCode.INTERNAL,
         "a clipped update is above the clipping norm; nothing was released",
-        "this must not happen: report it with the codec of the round's updates",
+        "report this bug with the codec of the round's updates",
     )
 
 

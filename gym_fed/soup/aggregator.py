@@ -91,7 +91,7 @@ class Aggregator(Rule):
         Returns:
             ``[k]`` float64.
         """
-        raise NotImplementedError(f"aggregator {self.name!r} is no function of the sum of votes")
+        raise NotImplementedError(f"aggregator {self.name!r} is not a function of the sum of votes")
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
         """Run ``combine`` on packed signs, without decoding them.

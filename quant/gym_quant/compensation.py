@@ -61,6 +61,6 @@ def _factor(moments: Floats) -> Floats:
     damped = matrix + (_DAMPING * mean if mean > 0.0 else 1.0) * torch.eye(len(matrix), dtype=torch.float64)
     lower, failed = torch.linalg.cholesky_ex(damped)
     if int(failed):
-        raise CodecError("importance is no matrix of second moments: it is not positive semidefinite")
+        raise CodecError("importance is not a matrix of second moments: it is not positive semidefinite")
     factor: Floats = torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True).numpy()
     return factor

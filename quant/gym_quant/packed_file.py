@@ -158,7 +158,7 @@ def _flattened(
     linears: dict[str, dict[str, Any]] = {}
     for name, value in tensors.items():
         if not isinstance(name, str) or not name or name == "__metadata__":
-            raise CodecError(f"{name!r} is no name of a tensor")
+            raise CodecError(f"{name!r} is not a valid tensor name")
         if isinstance(value, Tensor):
             parts = {name: value}
         else:
@@ -200,7 +200,7 @@ def _digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 def _require_digests(data: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Check every tensor's digest. Removes the digests from ``metadata``."""
     if _DIGESTS not in metadata:
-        raise CodecError(f"is no file of packed weights: its metadata hold no {_DIGESTS!r}")
+        raise CodecError(f"is not a file of packed weights: its metadata hold no {_DIGESTS!r}")
     expected = _json(metadata.pop(_DIGESTS).encode(), f"table of {_DIGESTS!r}")
     if expected.keys() != data.keys():
         raise CodecError(f"its table of {_DIGESTS!r} is not one of its tensors")
@@ -283,7 +283,7 @@ def _tensor(view: mmap.mmap, start: int, entry: _HeaderEntry) -> Tensor:
 def _assembled(data: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, PackedLinear | Tensor]:
     """Rebuild packed layers from their fields; the remaining tensors are plain. Removes the table from ``metadata``."""
     if _LINEARS not in metadata:
-        raise CodecError(f"is no file of packed weights: its metadata hold no {_LINEARS!r}")
+        raise CodecError(f"is not a file of packed weights: its metadata hold no {_LINEARS!r}")
     assembled: dict[str, PackedLinear | Tensor] = {}
     for name, entry in _json(metadata.pop(_LINEARS).encode(), f"table of {_LINEARS!r}").items():
         try:
@@ -327,5 +327,5 @@ def _json(text: bytes, what: str) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CodecError(f"its {what} is no JSON in UTF-8: {error}") from error
     if not isinstance(value, dict):
-        raise CodecError(f"its {what} is no object")
+        raise CodecError(f"its {what} is not an object")
     return value

@@ -95,7 +95,7 @@ def _bound(response: httpx2.Response) -> None:
     ):
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{_where(response)}: sends bytes that are packed, which was not asked for",
+            f"{_where(response)}: sends compressed bytes that were not requested",
             "check HF_ENDPOINT, or choose another repository",
         )
     response.stream = _Bounded(response, limit)
@@ -120,7 +120,7 @@ class _Bounded(httpx2.SyncByteStream):
             if seen > self._limit:
                 raise GymError(
                     ErrorCode.TOO_LARGE,
-                    f"{self._where}: sends more than the {readable_bytes(self._limit)} that it may",
+                    f"{self._where}: sends more than {readable_bytes(self._limit)}",
                     "check HF_ENDPOINT, or choose another repository",
                 )
             if waited > READ_SECONDS + seen / SLOWEST_BYTES_PER_SECOND:

@@ -104,7 +104,7 @@ def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) ->
 def declined(offer: DownloadOffer) -> GymError:
     """The error for a declined download."""
     code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
-    return GymError(code, f"{offer.name}: not fetched, as you wished", offer.remedy())
+    return GymError(code, f"{offer.name}: not downloaded: declined", offer.remedy())
 
 
 def _present(name: str) -> Path | None:

@@ -96,8 +96,8 @@ def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
         state.stop.set()
         raise GymError(
             ErrorCode.INTERRUPTED,
-            f"the download was stopped; {readable_bytes(state.done)} of it are kept",
-            "run the same again, and it goes on from there",
+            f"the download was interrupted; {readable_bytes(state.done)} of it are kept",
+            "run the same command again to resume",
         ) from error
     finally:
         state.stop.set()

@@ -100,7 +100,7 @@ def _source(value: str) -> str:
     try:
         if file.is_file():
             if file.stat().st_size > 4 * _MOST_CHARACTERS:
-                raise _bad(f"the file {value} is no chat template: it is too large", "give a Jinja file")
+                raise _bad(f"the file {value} is too large for a chat template", "give a Jinja file")
             return file.read_text(encoding="utf-8")
         if file.is_dir():
             raise _bad(f"{value} is a folder", "give the file in it, such as chat_template.jinja")

@@ -85,9 +85,7 @@ def answered(messages: list[Message]) -> list[Message]:
         BadRow: When it does not.
     """
     if not any(m["role"] == "assistant" for m in messages):
-        raise BadRow(
-            "nobody answers: no turn of the assistant", "add the assistant's answer, or drop the row"
-        )
+        raise BadRow("no turn of the assistant", "add the assistant's answer, or drop the row")
     return messages
 
 
@@ -98,7 +96,7 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
         BadRow: When the assistant does not have the last word, or the first.
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
-        raise BadRow("the last turn is no answer of the assistant", "end the conversation with its answer")
+        raise BadRow("the last turn is not the assistant's answer", "end the conversation with its answer")
     return messages[:-1], messages[-1:]
 
 
@@ -107,7 +105,7 @@ def _message(turn: Raw, images: list[Any]) -> Message:
         role = _SPEAKERS.get(str(turn["from"]))
         if role is None:
             known = ", ".join(_SPEAKERS)
-            raise BadRow(f"'from' is {turn['from']!r}, which is no known speaker", f"one of {known}")
+            raise BadRow(f"'from' is {turn['from']!r}, which is not a known speaker", f"one of {known}")
         key = "value"
     else:
         role = _ROLES.get(str(turn.get("role")))
@@ -187,7 +185,9 @@ def _calls(calls: Any) -> list[Raw]:
         if isinstance(arguments, str):
             arguments = parsed(arguments, "arguments")
         if not isinstance(arguments, dict):
-            raise BadRow("a tool call's arguments are no object", 'write {"name": ..., "arguments": {...}}')
+            raise BadRow(
+                "a tool call's arguments are not an object", 'write {"name": ..., "arguments": {...}}'
+            )
         identity = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
         function = {"name": function["name"], "arguments": arguments}
         read.append({"type": "function", **identity, "function": function})
@@ -295,7 +295,7 @@ def alpaca_question(row: Raw) -> list[Message]:
     for pair in history:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
             raise BadRow(
-                "'history' holds something that is no pair of texts", "write [question, answer] pairs"
+                "'history' holds something that is not a pair of texts", "write [question, answer] pairs"
             )
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     messages.append({"role": "user", "content": f"{instruction}\n{extra}" if extra else instruction})

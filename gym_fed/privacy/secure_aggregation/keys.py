@@ -96,7 +96,7 @@ def _agreed(private: bytes, public: bytes) -> bytes:
         )
     except ValueError as error:
         raise GymError(
-            ErrorCode.SIGNATURE_INVALID, f"{public.hex()[:16]} is no public key for masks: {error}"
+            ErrorCode.SIGNATURE_INVALID, f"{public.hex()[:16]} is not a public key for masks: {error}"
         ) from error
 
 

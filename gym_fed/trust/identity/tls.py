@@ -79,7 +79,9 @@ def certificate_request(key_pem: bytes, host: str) -> bytes:
     except ValueError:
         if not _HOST.fullmatch(host):
             raise GymError(
-                ErrorCode.USAGE, f"{plain(host, 80)!r} is no host name", "as hub.example.org, without a port"
+                ErrorCode.USAGE,
+                f"{plain(host, 80)!r} is not a host name",
+                "as hub.example.org, without a port",
             ) from None
         name = x509.DNSName(host)
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))

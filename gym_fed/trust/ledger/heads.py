@@ -89,7 +89,7 @@ class SignedHead:
             or not (is_hash(head["hash"]) and is_hash(head["root"]))
             or head["size"] < 1
         ):
-            raise corrupt(f"{str(found)[:80]} is no signed head of format {FORMAT}")
+            raise corrupt(f"{str(found)[:80]} is not a signed head of format {FORMAT}")
         return cls(Head(**head), found["signature"])
 
     @classmethod
@@ -135,10 +135,10 @@ class EntryProof:
             GymError: ``STATE_CORRUPT``.
         """
         if not isinstance(found, dict) or set(found) != {"entry", "head", "path"}:
-            raise corrupt(f"{str(found)[:80]} is no proof of an entry")
+            raise corrupt(f"{str(found)[:80]} is not a proof of an entry")
         path = found["path"]
         if not isinstance(path, list) or not all(is_hash(node) for node in path):
-            raise corrupt("the path of a proof is no list of hashes")
+            raise corrupt("the path of a proof is not a list of hashes")
         return cls(Entry.from_dict(found["entry"]), SignedHead.from_dict(found["head"]), tuple(path))
 
     def verify(self, public_key: bytes) -> None:
@@ -198,7 +198,7 @@ def check_fork(found: Any, public_key: bytes) -> str:
     """
     keys = {"format", "public_key", "heads", "proof"}
     if not isinstance(found, dict) or set(found) != keys or found["format"] != FORK_FORMAT:
-        raise corrupt(f"{str(found)[:80]} is no proof of format {FORK_FORMAT}")
+        raise corrupt(f"{str(found)[:80]} is not a proof of format {FORK_FORMAT}")
     if not isinstance(found["heads"], list) or len(found["heads"]) != 2:
         raise corrupt("the proof of a fork needs two heads")
     first, second = (SignedHead.from_dict(head) for head in found["heads"])

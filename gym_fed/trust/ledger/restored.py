@@ -88,7 +88,7 @@ class SignedRestored:
             or len(statement["reason"]) > MAX_REASON
             or not isinstance(found.get("signature"), str)
         ):
-            raise corrupt(f"{str(found)[:80]} is no statement of format {FORMAT}")
+            raise corrupt(f"{str(found)[:80]} is not a statement of format {FORMAT}")
         if statement["lost"] is not None:
             SignedHead.from_dict(statement["lost"])
         return cls(Restored(**statement), found["signature"])

@@ -103,7 +103,7 @@ def _check(x: Tensor, variants: Sequence[SignMatrix], index: Sequence[int], y: T
             )
         if mode != "exact" and not variant.whole_bytes:
             raise CodecError(
-                f"variant {number}: group_size {variant.group_size} is no multiple of 8, as look-up needs"
+                f"variant {number}: group_size {variant.group_size} is not a multiple of 8, as look-up needs"
             )
     for row, variant_index in enumerate(index):
         if not -1 <= variant_index < len(variants):

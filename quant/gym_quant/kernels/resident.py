@@ -97,7 +97,7 @@ class ResidentSigns(Resident):
         """
         if kernel != "exact" and not self.whole_bytes:
             raise CodecError(
-                f"group_size {self.group_size} is no multiple of 8, as kernel {kernel} needs: serve with exact"
+                f"group_size {self.group_size} is not a multiple of 8, as kernel {kernel} needs: serve with exact"
             )
 
     @classmethod

@@ -40,7 +40,7 @@ def test_sharegpt_tags_are_found_under_their_names(tmp_path: Path) -> None:
     entry = {"formatting": "sharegpt", "columns": {"messages": "talk"}, "tags": tags}
     talk = [{"who": "U", "what": "hi"}, {"who": "A", "what": "ho"}]
     assert rows(tmp_path, entry, {"talk": talk}) == [{"messages": [ASK, SAY]}]
-    with pytest.raises(GymError, match=r"d.json:1: row 1: 'from' is 'B', which is no known speaker"):
+    with pytest.raises(GymError, match=r"d.json:1: row 1: 'from' is 'B', which is not a known speaker"):
         rows(tmp_path, entry, {"talk": [*talk, {"who": "B", "what": "x"}]})
 
 

@@ -217,7 +217,7 @@ def test_the_card_of_a_hub_dataset_names_no_file_of_this_machine(
     (snapshot / "README.md").write_text(
         f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {path}\n---\n"
     )
-    with pytest.raises(GymError, match="which is no file of it") as caught:
+    with pytest.raises(GymError, match="which is not one of its files") as caught:
         list(source_rows(DataConfig(hub="someone/words")))
     assert caught.value.code is ErrorCode.DATA_INVALID
 
@@ -240,7 +240,7 @@ def test_a_streamed_hub_dataset_is_read_from_its_own_files_alone(path: str, is_o
 
     if is_own:
         return _require_own_files("someone/words", None, {"train": [path]})
-    with pytest.raises(GymError, match="which is no file of it"):
+    with pytest.raises(GymError, match="which is not one of its files"):
         _require_own_files("someone/words", None, {"train": [path]})
 
 

@@ -61,7 +61,7 @@ def test_what_does_not_go_together_is_refused() -> None:
     other = ResidentSigns.of(SignMatrix(torch.zeros(8, 1, dtype=torch.uint8), torch.ones(1), 8))
     with pytest.raises(CodecError, match=r"variant 1 is \[8, 8\], not \[100, 44\]"):
         SignBatch([ResidentSigns.of(KINDS[0]), other])
-    with pytest.raises(CodecError, match="variant 0: group_size 5 is no multiple of 8"):
+    with pytest.raises(CodecError, match="variant 0: group_size 5 is not a multiple of 8"):
         SignBatch([ResidentSigns.of(KINDS[3])], "lookup")
     with pytest.raises(CodecError, match="mode is 'fast'"):
         SignBatch([other], "fast")

@@ -193,9 +193,9 @@ HOSTILE = {
     "no metadata": (lambda h: h.pop("__metadata__"), "its metadata are no texts"),
     "metadata of numbers": (lambda h: h["__metadata__"].update(x=1), "its metadata are no texts"),
     "no table": (lambda h: h["__metadata__"].pop("linears"), "no file of packed weights"),
-    "table": (lambda h: h["__metadata__"].update(linears="[]"), "table of 'linears' is no object"),
+    "table": (lambda h: h["__metadata__"].update(linears="[]"), "table of 'linears' is not an object"),
     "no digests": (lambda h: h["__metadata__"].pop("sha256"), "metadata hold no 'sha256'"),
-    "digests": (lambda h: h["__metadata__"].update(sha256="[]"), "table of 'sha256' is no object"),
+    "digests": (lambda h: h["__metadata__"].update(sha256="[]"), "table of 'sha256' is not an object"),
     "digests of others": (lambda h: h["__metadata__"].update(sha256="{}"), "'sha256' is not one of its tensors"),
     "entry of the table": (
         lambda h: h["__metadata__"].update(linears='{"layer.int8": 3}'),
@@ -237,7 +237,7 @@ def test_a_hostile_header_is_refused_with_the_tensors_name(file: Path, name: str
     [
         (b"[" * 100_000, "no JSON in UTF-8"),
         (b'{"a": \xff}', "no JSON in UTF-8"),
-        (b"[]", "header is no object"),
+        (b"[]", "header is not an object"),
         (b'{"a": 1, "a": 2}', "name twice"),
         (b'{"__metadata__": {"linears": "{}"}}', "bytes of data, not the 0"),
     ],

@@ -270,7 +270,7 @@ def test_an_object_that_is_no_regular_file_is_refused_and_not_waited_for(
     place = store / "objects" / sha256[:2] / sha256
     place.unlink()
     _put_in_place(place, what)
-    with pytest.raises(GymError, match="is no regular file") as caught:
+    with pytest.raises(GymError, match="is not a regular file") as caught:
         registry.verify(NAME) if command == "verify" else registry.pull(NAME, tmp_path / "here")
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 
@@ -280,7 +280,7 @@ def test_a_manifest_that_is_a_pipe_is_refused_and_not_waited_for(
 ) -> None:
     registry.push(NAME, model, licence="mit")
     os.mkfifo(store / f"models/{NAME}/000002.json")
-    with pytest.raises(GymError, match=r"000002\.json: is no regular file") as caught:
+    with pytest.raises(GymError, match=r"000002\.json: is not a regular file") as caught:
         registry.show(NAME)
     assert caught.value.code is ErrorCode.STATE_CORRUPT
 

@@ -104,7 +104,7 @@ def test_a_transfer_that_its_owner_signed_for_something_else_is_found(
     hub: Hub, owner: SigningKey, change: dict[str, str], message: str
 ) -> None:
     account, friend = hub.enrol(owner), hub.enrol(SigningKey.generate())
-    meant: dict[str, Any] = {"from": account, "to": friend, "amount": 9, "server": hub.server}
+    meant: dict[str, Any] = {"from": account, "to": friend, "amount": 9, "server": hub.server, "tls": ""}
     order = TransferOrder.model_validate({**meant, "issued_at": int(hub.now), **change})
     body = {"transfer": order.digest, "from": account, "to": friend, "amount": 9, "hold_seconds": HOLD}
     said = {"statement": order.signed(), "signature": order.sign(owner).hex()}

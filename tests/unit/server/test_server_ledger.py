@@ -226,7 +226,7 @@ def test_a_ledger_whose_entries_do_not_count_heads_is_counted_from_its_rows(tmp_
 def test_a_credit_that_the_ledger_does_not_have_is_named(written: Ledger, database: Database) -> None:
     with database.transaction() as tx:
         tx.execute(credits.insert().values(server_round=3, contributor=ANN, amount=7))
-    with pytest.raises(GymError, match=f"credits: 3 {ANN} is in the database and not in the ledger"):
+    with pytest.raises(GymError, match=f"credits: 3 {ANN[:24]} is in the database and not in the ledger"):
         written.verify()
 
 

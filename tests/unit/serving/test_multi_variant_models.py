@@ -287,7 +287,7 @@ def test_look_up_refuses_groups_that_it_cannot_read_and_is_near_to_exact(tmp_pat
         with MultiVariantModel(model, kernel=kernel) as served:
             found[kernel] = served.step([Chunk(IDS, served.new_cache(), load(whole, served.layout))])
             if kernel != "exact":
-                with pytest.raises(GymError, match="group_size 5 is no multiple of 8") as error:
+                with pytest.raises(GymError, match="group_size 5 is not a multiple of 8") as error:
                     load(odd, served.layout)
                 assert error.value.code is ErrorCode.DELTA_INVALID
     assert 0 < off(found["lookup"], found["exact"]) < 0.1 * float(found["exact"].abs().max())

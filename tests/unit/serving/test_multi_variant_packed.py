@@ -159,7 +159,7 @@ def test_look_up_refuses_groups_of_signs_that_it_cannot_read_and_no_other_form(t
     odd = [{"group_size": 5}, {"group_size": 5, "symmetric": False}]
     signs, levels = (settings_of("binary").index(params) for params in odd)
     paths = variants_of(model, tmp_path, "binary")
-    with pytest.raises(GymError, match="group_size 5 is no multiple of 8") as refused:
+    with pytest.raises(GymError, match="group_size 5 is not a multiple of 8") as refused:
         load(paths[signs], layout)
     assert refused.value.code is ErrorCode.DELTA_INVALID
     assert load(paths[levels], layout).resident_bytes > 0

@@ -213,7 +213,7 @@ class _HeaderCursor:
     def _take(self, count: int) -> bytes:
         if count > self._end - self._at:
             where = "the file's end" if self._end == self._size else f"byte {self._end}"
-            raise invalid(self._file, f"its header goes on behind {where}")
+            raise invalid(self._file, f"its header continues past {where}")
         data = self._data[self._at : self._at + count]
         self._at += count
         return data
