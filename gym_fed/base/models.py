@@ -168,7 +168,7 @@ def load_tokenizer(name_or_path: str) -> Any:
         "is_local",
         "local_files_only",
         "trust_remote_code",
-    ):  # transformers would write how it was loaded into saved copies
+    ):  # transformers would write the loading arguments into saved copies
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -385,6 +385,6 @@ def _put_on(
     with quiet_loading(), readable_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
     template = chain[-1].folder / "chat_template.jinja"
-    if template.is_file():  # the run may have been trained with another than its base has
+    if template.is_file():  # the run may have been trained with another tokenizer than its base's
         base.tokenizer.chat_template = template.read_text(encoding="utf-8")
     return LoadedModel(model.eval(), base.tokenizer, name)

@@ -120,7 +120,7 @@ class JsonItems:
             JSONDecodeError: With line and column within the file.
         """
         if self._next() != "[":
-            self._item(1)  # which names what is no JSON
+            self._item(1)  # which reports invalid JSON
             raise GymError(
                 ErrorCode.DATA_INVALID, f"{self._name}: expected a list of rows", "put the rows in [ ]"
             )
@@ -153,7 +153,7 @@ class JsonItems:
                     raise self._error(error.msg, error.pos) from error
             else:
                 behind = self._text[end : end + 1]
-                if self._ended or (behind and behind not in _IN_NUMBERS):  # of 1.5, 1 may have come first
+                if self._ended or (behind and behind not in _IN_NUMBERS):  # "1" may be the beginning of "1.5"
                     self._at = end
                     return value
             self._drop()

@@ -98,7 +98,7 @@ def _teaching(
     if packing:
         before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
-            learned += sum(label != IGNORED for label in row["labels"][1:])  # the packed row's first is lost
+            learned += sum(label != IGNORED for label in row["labels"][1:])  # the first is never predicted
             if _teaches(row["labels"]):
                 yield row
         counts.tokens = before + learned
@@ -200,7 +200,7 @@ def _encode_chats(renderer: ChatRenderer, numbered: list[tuple[int, dict[str, An
     texts = [conversation.text for conversation in written]
     if not tokenizer.is_fast:
         return [_encode_in_steps(tokenizer, conversation) for conversation in written]
-    # The template writes the special tokens, the first one too.
+    # The template writes all special tokens, including BOS.
     out = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
     return [
         {"input_ids": ids, "labels": _labels(ids, offsets, conversation.spans)}
@@ -228,7 +228,7 @@ def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Enco
     for span in conversation.spans:
         parts = [tokenizer(conversation.text[:at], add_special_tokens=False)["input_ids"] for at in span]
         start, end = (_shared(part, ids) for part in parts)
-        end = len(parts[1]) if end < len(parts[1]) else end  # a token that goes on behind the span is learned
+        end = len(parts[1]) if end < len(parts[1]) else end  # a token that extends past the span is learned
         labels[start:end] = ids[start:end]
     return {"input_ids": ids, "labels": labels}
 

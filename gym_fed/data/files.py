@@ -121,7 +121,7 @@ def _read_jsonl(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
             ) from error
         except RecursionError as error:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: nested too deeply", "drop the row") from error
-        except ValueError as error:  # a number of 5,000 digits
+        except ValueError as error:  # such as a number of 5,000 digits
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: {error}", "drop the row") from error
 
 
@@ -138,7 +138,7 @@ def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
         ) from error
     except RecursionError as error:
         raise GymError(ErrorCode.DATA_INVALID, f"{name}: nested too deeply", "flatten the rows") from error
-    except ValueError as error:  # a number of 5,000 digits
+    except ValueError as error:  # such as a number of 5,000 digits
         raise GymError(ErrorCode.DATA_INVALID, f"{name}: {error}", "write it in quotes") from error
 
 
@@ -221,7 +221,7 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
         opened = parquet.ParquetFile(stream)
         for index in range(opened.num_row_groups):
             group = opened.metadata.row_group(index)
-            # Not all of its rows can be short; found before they are unpacked.
+            # Not all rows can be short; refused before they are decompressed.
             if group.total_byte_size > MAX_ROW_BYTES * max(1, group.num_rows):
                 raise too_long(
                     f"{name}: one of the rows {number + 1} to {number + group.num_rows}", "drop the row"

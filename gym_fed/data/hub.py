@@ -62,7 +62,7 @@ def hub_rows(
             _require_own_files(name, source, builder.config.data_files)
             stream: Any = builder.as_streaming_dataset(split=split)
             features = stream.features or {}
-            if features:  # of a JSON list nothing is known before it is read, nor to be decoded
+            if features:  # a JSON list has no features before it is read, and needs no decoding
                 stream = stream.decode(False)
             for number, row in enumerate(stream, 1):
                 yield f"{where}: row {number}", without_filled_nulls(row, features, json_is_text=True)

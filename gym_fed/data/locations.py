@@ -61,7 +61,7 @@ def find_files(path: str | Path) -> list[DataFile]:
     elif fs.isdir(root):
         paths = [name for name in fs.find(root) if _is_data(name, root)]
     elif any(c in root for c in "*?["):
-        hidden = PurePosixPath(root).name.startswith(".")  # as in a shell, * does not stand for a first dot
+        hidden = PurePosixPath(root).name.startswith(".")  # as in a shell, * does not match a leading dot
         names = [name for name in fs.glob(root) if hidden or not PurePosixPath(name).name.startswith(".")]
         paths = [name for name in names if fs.isfile(name)]
     else:

@@ -18,7 +18,7 @@ SCHEME = "affine32"
 """How ``datasketch`` permutes; with another, results that are kept would no longer be those of the same texts."""
 
 _RECALL = 0.99
-_BLOCK = 4096  # shingles at once: their hashes take 2 MiB
+_BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
 
 
 class NearDuplicates:

@@ -55,7 +55,7 @@ class Objects:
                 digest = _copy(file, part)
                 _require(digest, sha256, file)
             return
-        # A remote store keeps an object when it is closed; a killed process never closes it.
+        # A remote store creates an object when it is closed, which a killed process never does.
         self._fs.makedirs(self._fs._parent(target), exist_ok=True)
         digest = ""
         try:
@@ -85,7 +85,7 @@ class Objects:
             start = 0
         with self._open(source) as stream, part.open("ab") as out:
             stream.seek(start)
-            seen = start  # of more bytes than the manifest says one is kept, and the hash does not match
+            seen = start  # one byte too many is kept, so that the hash does not match
             while block := stream.read(min(_BLOCK_BYTES, num_bytes + 1 - seen)):
                 out.write(block)
                 seen += len(block)
@@ -134,7 +134,7 @@ class Objects:
             return True
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        # obstore's file system takes mode="create" and replaces all the same; its store does not.
+        # obstore's file system accepts mode="create" but replaces the file anyway; its store does not.
         bucket, path = self._fs._split_path(target)
         try:
             construct(bucket).put(path, data, mode="create")

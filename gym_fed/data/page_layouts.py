@@ -171,7 +171,7 @@ class JsonListRows(PageLayout):
                 ) from error
             except RecursionError as error:
                 raise GymError(ErrorCode.DATA_INVALID, f"{self._name}: nested too deeply") from error
-            except ValueError as error:  # a number of 5,000 digits
+            except ValueError as error:  # such as a number of 5,000 digits
                 raise GymError(ErrorCode.DATA_INVALID, f"{self._name}: {error}") from error
             line, counted, number = line + text.count("\n", counted, at), at, number + 1
             size = end - at

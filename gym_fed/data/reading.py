@@ -146,7 +146,7 @@ def _media_rows(
             media += 1
             kinds.update(other.kinds)
         except BadRow:
-            continue  # named once those with sound and film are gone
+            continue  # reported once the rows with audio and video are removed
     if media == 1:
         return first
     counts = " and ".join(f"{count} with {kind}" for kind, count in kinds.items())
@@ -159,11 +159,11 @@ def format_of(row: Row) -> Format:
     Raises:
         BadRow: When they match none.
     """
-    whole = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell is no reason for another format
+    whole = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell does not mean another format
     for names in (
         FORMATS.own,
         FORMATS.usable,
-    ):  # those of other packages are imported where none of ours matches
+    ):  # formats of other packages are imported only if none of ours matches
         for candidate in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
             if candidate.matches(whole):
                 format: Format = candidate()

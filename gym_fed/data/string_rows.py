@@ -163,7 +163,7 @@ def _marks_in(
         return (), (), ()
     between = text.partition(_ANSWER)[2].partition(_NEXT)[0]
     header = text.partition(_QUESTION)[2].partition(_ANSWER)[0]
-    # A prompt may speak of <think>; it is no header of a turn.
+    # A prompt may mention <think>, which is not the header of a turn.
     marks = tuple(t for t in candidates if (t in between or t in header) and "think>" not in t)
     ends = tuple(mark for mark in marks if between.lstrip().startswith(mark))
     for mark in marks:

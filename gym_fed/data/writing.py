@@ -51,7 +51,7 @@ def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> i
     counted = _Counter(rows)
     with atomic_file(file) as stream:
         if suffix == ".jsonl.gz":
-            # No name and time inside, so that the same rows give the same bytes.
+            # No name or time in the gzip header, so that equal rows give equal bytes.
             with gzip.GzipFile(filename="", fileobj=stream, mode="wb", mtime=0) as packed:
                 _write_jsonl(packed, counted)  # type: ignore[arg-type]  # it writes bytes as a file does
         else:
@@ -184,7 +184,7 @@ def _write_parquet(stream: BinaryIO, rows: Iterable[Row]) -> None:
     source, writer, number = iter(rows), None, 0
     try:
         while batch := list(islice(source, _BATCH_ROWS)):
-            # Columns are taken from the first row, so every row gets all of them.
+            # pyarrow takes the columns from the first row, so every row gets all of them.
             names = dict.fromkeys(name for row in batch for name in row)
             padded = [{name: row.get(name) for name in names} for row in batch]
             table = pyarrow.Table.from_pylist(padded, schema=None if writer is None else writer.schema)

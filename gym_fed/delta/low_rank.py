@@ -92,7 +92,7 @@ def quantise_factors(
         if residual is not None:
             residual.record(name, residual.compensated(name, _product(a, b, scaling)) - decoded)
     if residual is not None:
-        for name in set(residual.names()) - set(factors):  # not trained this time: what waits goes on waiting
+        for name in set(residual.names()) - set(factors):  # not trained this time: its residual stays
             residual.record(name, residual.compensated(name, torch.zeros(spec.shapes[name])))
     return written
 

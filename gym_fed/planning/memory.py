@@ -156,7 +156,7 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
         norms += _norm_bytes(config, shape.queries, shape.heads) + _norm_bytes(
             config, shape.keys, shape.key_heads
         )
-        norms -= (shape.queries + shape.keys) * width  # what the norm gives is counted as queries and keys
+        norms -= (shape.queries + shape.keys) * width  # the norm's output is counted as queries and keys
     if config.attention == "eager":
         values += 2 * (shape.queries - shape.keys)  # keys and values, repeated for every head
         scores = shape.heads * length * (width if width == 4 else 4 + width)

@@ -70,9 +70,9 @@ def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
     """Scale rows and truncate towards zero: ``[n, k]`` floats and ``[n]`` factors to ``[n, k]`` int64."""
     with np.errstate(invalid="ignore"):
         scaled = values.astype(np.float64) * factors[:, None]
-    scaled[factors == 0.0] = 0.0  # what overflowed counts as zero
+    scaled[factors == 0.0] = 0.0  # overflowed values count as zero
     np.trunc(scaled, out=scaled)
-    if not bool((np.abs(scaled) <= UNITS).all()):  # not a number fails too
+    if not bool((np.abs(scaled) <= UNITS).all()):  # NaN fails too
         raise _beyond()
     return scaled.astype(np.int64)
 

@@ -98,7 +98,7 @@ def linear_aliases(model: Any) -> dict[str, str]:
     }
 
 
-_MOMENT_BATCHES = 64  # more text than this hardly moves a mean square
+_MOMENT_BATCHES = 64  # more text hardly changes a mean square
 _PROBE_SEQUENCES = 16
 
 

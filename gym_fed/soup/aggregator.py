@@ -146,7 +146,9 @@ class Aggregator(Rule):
             )
         else:
             combination = self.mix(GramMatrix.of(updates, exact, root))
-        if len(updates) == 1 or not _is_identity(combination, len(updates)):  # never the caller's own memory
+        if len(updates) == 1 or not _is_identity(
+            combination, len(updates)
+        ):  # never return the caller's own memory
             rows = combination.applied(updates).to(torch.float32)
             if not bool(torch.isfinite(rows).all()):
                 raise GymError(ErrorCode.UPDATE_REFUSED, "the updates' combination is not finite in float32")

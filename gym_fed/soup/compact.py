@@ -147,7 +147,7 @@ def _smallest(exact: DeltaFile, name: str, delta: Tensor, bound: float, options:
     sample = delta.reshape(rows, cols)[:: -(-rows * cols // _SAMPLE)].contiguous()
     for option in _options(exact, name, options):
         if option.factors is None and option.error(sample) > 1.1 * bound:
-            continue  # most options fail by far, which some of the rows show
+            continue  # most options fail by far, which a sample of rows shows
         if option.error(delta) <= bound:
             return DeltaEntry(
                 name,

@@ -177,7 +177,7 @@ class Outcome(StrEnum):
     """A contributor's outcome in a round."""
 
     POSITIVE = "positive"
-    NOTHING = "nothing"  # merged, but it gave nothing that could be measured
+    NOTHING = "nothing"  # merged, but without a measurable gain
     REJECTED = "rejected"
     CHEATING = "cheating"
 

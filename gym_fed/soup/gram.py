@@ -127,7 +127,9 @@ class CombinationWeights:
 def _combined(left: Tensor, right: Tensor) -> Tensor:
     """``left @ right`` without BLAS, whose last bits depend on the number of threads."""
     if left.shape[0] == left.shape[1] and torch.equal(left, torch.diag(left.diagonal())):
-        return left.diagonal()[:, None] * right  # the same bits, and a thousand updates are scaled at once
+        return (
+            left.diagonal()[:, None] * right
+        )  # same bits as the general case, but fast for a thousand scaled updates
     return torch.from_numpy(np.einsum("ij,jk->ik", left.numpy(), right.numpy(), optimize=False))
 
 

@@ -108,7 +108,7 @@ def products(factors: Sequence[LowRank | None]) -> Tensor:
             sums = left.products(right)
             gram[np.ix_(left.places, right.places)] = sums
             gram[np.ix_(right.places, left.places)] = sums.T
-    gram.diagonal().clamp_(min=0.0)  # squares that rounding took below zero
+    gram.diagonal().clamp_(min=0.0)  # rounding can make squares negative
     return gram
 
 

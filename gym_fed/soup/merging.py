@@ -203,7 +203,7 @@ def write_soup(
     with tempfile.TemporaryFile(dir=folder) as scratch:
         merged: dict[str, Tensor] = {}
         by_name = {stack.name: stack for stack in stacks}
-        # a tensor that nobody sent has a zero aggregate; its moments step all the same
+        # a tensor that nobody sent has a zero aggregate, but its moments still decay
         unsent = [] if optimizer_state is None else [n for n in optimizer_state.tensors() if n not in by_name]
         for name in [*by_name, *unsent]:
             shape = as_matrix(spec.shapes[name])

@@ -132,7 +132,7 @@ class MergeMethod(Rule):
                 f"tensor {task.name!r}: merge method {self.name!r} needs {self.statistics} of "
                 f"{len(task.deltas)} fine-tunes, not of {len(task.statistics)}",
             )
-        with np.errstate(over="ignore"):  # reported below, with the tensor's name
+        with np.errstate(over="ignore"):  # reported below with the tensor's name
             merged = self._merge(task).to(torch.float32).mul_(self.config.scale)
         if not bool(torch.isfinite(merged).all()):
             raise GymError(ErrorCode.UPDATE_REFUSED, f"tensor {task.name!r}: the merge overflows float32")

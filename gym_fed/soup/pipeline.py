@@ -108,7 +108,7 @@ class _Composed(Aggregator):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        return 0  # the pipeline has checked what each of its rules needs
+        return 0  # the pipeline has checked the needs of each rule
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
         return self._pipeline.plan(gram)

@@ -185,7 +185,7 @@ class SignVotes(Query):
 
     def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
         signs = np.sign(block)
-        signs[np.isnan(signs)] = 0  # what overflowed votes for nothing
+        signs[np.isnan(signs)] = 0  # overflowed values cast no vote
         total: Integers = signs.astype(np.int64).sum(axis=0)
         return total
 
@@ -326,7 +326,7 @@ def private_stacks(
     )
     clipping_norm = private.privacy.clipping_norm
     if gate is not None and (root_norm := whole_norm([stack.root_norm(gate.root) for stack in made])) > 0.0:
-        # No contributor has a part in the root update's norm, so that the clip, and the noise with it, may follow it.
+        # The root update's norm contains nothing of a contributor, so clip and noise may depend on it.
         length = min(clipping_norm, root_norm)
         private = replace(private, privacy=private.privacy.model_copy(update={"clipping_norm": length}))
     query: Query

@@ -238,7 +238,9 @@ class SignStack(Stack):
         return self._parts[1]
 
     def release(self) -> None:
-        if self.rows * self.cols >= _KEPT_ELEMENTS:  # views of small tensors cost more to make than to keep
+        if (
+            self.rows * self.cols >= _KEPT_ELEMENTS
+        ):  # for small tensors, creating views costs more than keeping them
             self.__dict__.pop("_parts", None)
         super().release()
 

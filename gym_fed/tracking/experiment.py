@@ -150,7 +150,7 @@ def _figure(key: str, value: Any) -> float:
         except TypeError:
             pass  # not a whole number
     try:
-        if not isinstance(value, str | bytes):  # text is no figure, even if it spells one
+        if not isinstance(value, str | bytes):  # text is not a figure, even if it looks like one
             return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):
         pass  # reported below

@@ -207,7 +207,7 @@ class _Student:
     ) -> None:
         self._base = {name: tensor.detach() for name, tensor in base.items()}
         self._encoded = encoded
-        self._fixed: dict[str, Tensor] = {}  # base, and what of the delta does not scale
+        self._fixed: dict[str, Tensor] = {}  # base plus the unscaled part of the delta
         self._units: dict[str, Tensor] = {}
         self._scales: dict[str, Tensor] = {}
         self.logs: dict[str, Tensor] = {}

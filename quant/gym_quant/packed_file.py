@@ -144,7 +144,7 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
         entries, metadata = _header(text, len(view) - 8 - len(text))
         data = {name: _tensor(view, 8 + len(text), entry) for name, entry in entries.items()}
         assembled = _assembled(dict(data), metadata)
-        _require_digests(data, metadata)  # last: damage that has a name of its own is reported by it
+        _require_digests(data, metadata)  # last, so that more specific errors are reported first
         return PackedFile(assembled, metadata)
     except CodecError as error:
         raise CodecError(f"{file}: {error}") from error

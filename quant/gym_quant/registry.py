@@ -160,7 +160,7 @@ class Registry(Generic[T]):
         whose = f"{self.kind} {name!r} of {point.dist.name} {point.dist.version}"
         try:
             member = point.load()
-        except (Exception, SystemExit) as error:  # a stranger's module may raise anything
+        except (Exception, SystemExit) as error:  # a module of another package may raise anything
             raise self.broken(
                 name, f"{whose} cannot be imported: {error!r}", f"repair or remove {point.dist.name}"
             ) from error

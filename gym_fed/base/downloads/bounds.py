@@ -113,7 +113,7 @@ class _Bounded(httpx2.SyncByteStream):
         while True:
             began = time.monotonic()
             part = next(parts, None)
-            waited += time.monotonic() - began  # what the reader does in between is its own
+            waited += time.monotonic() - began  # exclude the time that the reader spends
             if part is None:
                 return
             seen += len(part)
@@ -136,5 +136,5 @@ class _Bounded(httpx2.SyncByteStream):
 
 
 def _where(response: httpx2.Response) -> str:
-    url = response.url  # a signed address of a file has secrets after its path
+    url = response.url  # a signed URL has secrets in its query
     return plain(f"{url.scheme}://{url.netloc.decode()}{url.path}", 200)

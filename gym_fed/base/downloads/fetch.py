@@ -177,7 +177,7 @@ def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, s
             stream.write(data)
             have += len(data)
             if have > file.size_bytes:
-                return  # its size is wrong now, and the caller says so
+                return  # its size is wrong now, which the caller reports
             state.at(file, have)
 
 

@@ -275,7 +275,7 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
     if file.size_bytes > MAX_SMALL_BYTES:
         raise _unusable(name, f"{file.path} has {readable_bytes(file.size_bytes)}")
     data = hub.read(f"{name}/resolve/{commit}/{file.path}", "model", name, limit=MAX_SMALL_BYTES)
-    if not file.is_content(data):  # what is checked now is what will be loaded
+    if not file.is_content(data):  # check the same file that will be loaded
         raise GymError(
             ErrorCode.HASH_MISMATCH,
             f"{file.path} of {name}: {hub.endpoint()} sent another checksum than it names",

@@ -36,9 +36,7 @@ def consent(yes: bool) -> Consent:
             code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
             raise GymError(code, f"not on this machine: {offer.describe()}", offer.remedy())
         err.print(offer.describe())
-        with suppress(
-            ImportError, OSError, ValueError
-        ):  # what was typed before the question is no answer to it
+        with suppress(ImportError, OSError, ValueError):  # discard what was typed before the question
             import termios
 
             with suppress(termios.error):

@@ -108,7 +108,7 @@ def imported(source: Path) -> Path:
     if _is_whole(folder, importer):
         return folder
     with _one_at_a_time(home, digest):
-        if not _is_whole(folder, importer):  # another process may have made it meanwhile
+        if not _is_whole(folder, importer):  # another process may have imported it meanwhile
             _remove(folder)
             _make(importer, source, digest, folder)
             if state_of(files) != before:
@@ -194,7 +194,7 @@ def _progress(name: str) -> Iterator[Any]:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    with suppress(OSError, GymError):  # absent, or not ours: the folder is made again
+    with suppress(OSError, GymError):  # absent or invalid: import again
         return read_object(folder / NOTE)
     return {}
 
@@ -228,7 +228,7 @@ def _one_at_a_time(home: Path, digest: str) -> Iterator[None]:
     make_folder(home / ".locks")
     descriptor = os.open(home / ".locks" / digest, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        with suppress(OSError):  # a disk without locks: two may do the same, and one of them is kept
+        with suppress(OSError):  # a disk without locks: two processes may import, and one result is kept
             lock(descriptor, wait=True)
         yield
     finally:
@@ -264,7 +264,7 @@ def state_of(files: list[Path]) -> list[list[int]]:
 
 
 def _remembered(file: Path, store: Path) -> str | None:
-    with suppress(OSError, ValueError, AttributeError):  # absent, or not ours: it is hashed again
+    with suppress(OSError, ValueError, AttributeError):  # absent or invalid: hash again
         known = read_object(_digest_note(file, store))
         if known.get("state") == _state(file) and isinstance(known.get("sha256"), str):
             return str(known["sha256"])

@@ -170,7 +170,7 @@ def unpacked(words: Any, bits: int, dim: int) -> Any:
     import torch
 
     words = words.movedim(dim, -1)
-    span = 3 if bits == 3 else 1  # words in which whole values fit
+    span = 3 if bits == 3 else 1  # words that hold whole values
     in_span = 32 * span // bits
     blocks = words.reshape(*words.shape[:-1], -1, span)
     values = torch.empty(*blocks.shape[:-1], in_span, dtype=torch.int32)

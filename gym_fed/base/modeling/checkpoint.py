@@ -109,7 +109,7 @@ def mapped_tensor(path: Path, dtype: torch.dtype, shape: tuple[int, ...], start:
     Its pages are read when they are used, and are gone with the last reference to it, whatever becomes of others.
     """
     count = math.prod(shape) * dtype.itemsize
-    if not count:  # no file can be mapped for no bytes
+    if not count:  # mmap refuses zero bytes
         return torch.empty(shape, dtype=dtype)
     before = start % mmap.ALLOCATIONGRANULARITY
     with path.open("rb") as file:

@@ -89,7 +89,7 @@ def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
         for key in (
             "max_window_layers",
             "sliding_window",
-        ):  # then nothing reads them, and families differ in them
+        ):  # then nothing reads them, and model families differ in them
             old.pop(key, None)
             new.pop(key, None)
     for key in sorted(old.keys() & new.keys() | {key for key in old.keys() ^ new.keys() if "rope" in key}):

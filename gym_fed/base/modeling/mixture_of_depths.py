@@ -171,8 +171,8 @@ class RoutedBlock:
         count = int(through.sum(1).max())
         if count == 0:
             return hidden_states
-        # Those that go through first, each group in its own order: what fills a shorter row up comes last, so that
-        # no token that counts attends to it.
+        # Selected tokens first, each group in its own order: the padding of a shorter row comes last, so that
+        # no real token attends to it.
         order = torch.argsort((~through).to(torch.int8), dim=1, stable=True)[:, :count]
         counts = torch.gather(through, 1, order)
         at = order.unsqueeze(-1).expand(-1, -1, width)

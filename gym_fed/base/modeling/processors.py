@@ -39,7 +39,7 @@ def load_processor(name_or_path: str) -> Any:
         with quiet_loading(), films_left_out():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except (ImportError, AttributeError) as error:
-        if "num2words" in str(error):  # SmolVLM's, for films
+        if "num2words" in str(error):  # SmolVLM needs it for videos
             _require("num2words", f"model: {name_or_path} has a processor that")
         # Some processors need torchvision for pictures, too; transformers raises several errors for that.
         _require("torchvision", f"model: {name_or_path} has a processor that")
@@ -100,13 +100,13 @@ def films_left_out() -> Iterator[None]:
         return
     from transformers import processing_utils
 
-    # By its name: as an attribute of its package it is a stand-in that needs torchvision, until it is imported.
+    # Import by name: as an attribute of its package it is a placeholder that needs torchvision.
     module: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     kinds: Any = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
     before, kind = module.AutoVideoProcessor, kinds["video_processor"]
     module.AutoVideoProcessor = _Stand
     kinds["video_processor"] = (
-        "ImageProcessingMixin"  # which the stand-in is, too; the class named needs torchvision
+        "ImageProcessingMixin"  # the stand-in's own base; the usual class needs torchvision
     )
     try:
         yield

@@ -84,7 +84,7 @@ def _in_groups(
         wide = F.pad(allowed[:, 0], (left, right, left, right), value=False)
         blocks = wide.view(allowed.shape[0], groups, size, groups, size)
         mask = torch.diagonal(blocks, dim1=1, dim2=3).movedim(-1, 1) & causal
-    # A padded token that sees nothing would give NaN: it sees itself, and its output is dropped.
+    # A padding token that attends to nothing would give NaN. It attends to itself, and its output is dropped.
     mask = mask | torch.eye(size, dtype=torch.bool, device=query.device)
     mask = mask.expand(batch, groups, size, size).flatten(0, 1).unsqueeze(1)
     out = F.scaled_dot_product_attention(

@@ -107,7 +107,10 @@ class ChatRenderer:
         silent = _silent(row["messages"], place, prompts_too=not self.assistant_only)
         try:
             return self._render(messages, row.get("tools") or None, silent, place)
-        except (TemplateError, TypeError) as error:  # the latter from templates that join what is no text
+        except (
+            TemplateError,
+            TypeError,
+        ) as error:  # TypeError: the template concatenates a value that is not text
             raise _refused(place, error) from error
         except UnclearTurnsError as error:
             raise GymError(

@@ -241,7 +241,10 @@ def parsed(text: str, key: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise BadRow(f"{key!r} is not valid JSON: {error.msg}", "write it as JSON") from error
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; lists in lists, thousands deep
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # such as a number of 5,000 digits, or lists nested thousands deep
         raise BadRow(
             f"{key!r} cannot be read as JSON", "write plain JSON that is not nested deeply"
         ) from error

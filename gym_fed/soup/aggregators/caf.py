@@ -85,7 +85,7 @@ def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array
         if not projections.max() > 0.0:  # too small for float64 to distinguish
             return best
         counts = counts * (1.0 - projections / projections.max())
-        if not counts.any():  # all that still counted were stretched alike
+        if not counts.any():  # all updates of positive weight are stretched equally
             return best
 
 
@@ -138,7 +138,7 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
         basis[known - 1] = vector
         rest: Array = symmetric_times(scaled, vector)
         diagonal.append(_dot(vector, rest))
-        for _ in range(2):  # twice, for the digits that the first round cancels
+        for _ in range(2):  # twice, to recover the digits that cancel in the first pass
             overlaps = np.einsum("kn,n->k", basis[:known], rest, optimize=False)
             rest = rest - np.einsum("k,kn->n", overlaps, basis[:known], optimize=False)
         left = math.sqrt(_dot(rest, rest))

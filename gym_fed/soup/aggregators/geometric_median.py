@@ -160,7 +160,7 @@ class _MedianSearch:
         direction, rest_square = rest, dot(rest, symmetric_times(self.gram, rest))
         target = rest_square * min(
             0.01, rest_square
-        )  # the nearer, the more exact: the steps converge quadratically
+        )  # solve more exactly near the optimum, for quadratic convergence
         for _ in range(min(len(point), 100)):
             image = symmetric_times(self.gram, direction)
             bends = pulls * (dot(point, image) - image) / reaches**2

@@ -77,7 +77,7 @@ class Conflicts:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._edges: dict[int, int] = {}  # vertex to a bit mask of its neighbours
+        self._edges: dict[int, int] = {}  # from a vertex to the bit mask of its neighbours
         self._stays = 0
         self._cover = 0  # some omissions that resolve all conflicts so far
 
@@ -92,7 +92,9 @@ class Conflicts:
         cover: int | None = self._cover
         if not pair & self._cover:
             cover = _cover(edges, self._stays, self._limit)
-        if cover is None:  # so no cover of the others holds either of the two: the one at hand remains right
+        if (
+            cover is None
+        ):  # no cover of the others contains either of the two, so the current one remains valid
             self._stays |= pair
             return False
         self._edges, self._cover = edges, cover

@@ -48,7 +48,7 @@ class NNM(PreAggregator):
     def mix(self, gram: GramMatrix) -> CombinationWeights:
         count = self.rows(gram.count)
         neighbours = self.config.num_neighbours or count - self.num_malicious_nodes
-        distances = gram.squared_distances().fill_diagonal_(-1.0)  # itself before any equal one
+        distances = gram.squared_distances().fill_diagonal_(-1.0)  # an update precedes its copies
         nearest = distances.sort(dim=1, stable=True).indices[:, :neighbours].sort(dim=1).values
         weights = gram.weights[nearest]
         totals = torch.zeros(count, dtype=torch.float64)

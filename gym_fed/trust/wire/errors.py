@@ -18,7 +18,7 @@ def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, b
     message, hint = (
         harmless(error.message[:4000]),
         harmless(error.hint[:1000]),
-    )  # they may quote what was sent
+    )  # they may quote untrusted input
     body = pb.Error(code=error.code.value, message=message, hint=hint)
     return (grpc.StatusCode[error.code.grpc_status], message[:1000], ((TRAILER, body.SerializeToString()),))
 

@@ -133,7 +133,7 @@ class BitDelta(Codec):
         scales = payload["scales"]
         if scales.dtype == torch.float32 and scales.numel():
             values = scales.detach().cpu().numpy()
-            if values.min() >= 0 and values.max() < math.inf:  # of a NaN neither holds
+            if values.min() >= 0 and values.max() < math.inf:  # NaN satisfies neither comparison
                 return
         check_finite(scales, "scale")
         if bool((scales < 0).any()):

@@ -86,7 +86,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         )
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name, None)
-        if function is None:  # built before there was this function
+        if function is None:  # a library built before this function existed
             return None, f"the native extension lacks {name}: install the package again"
         function.argtypes = arguments
         function.restype = c_int
