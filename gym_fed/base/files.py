@@ -67,7 +67,7 @@ _TOKENIZER = frozenset(
     }
 )
 CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
-"""With these, transformers looks for Python files that the model brings along."""
+"""Keys that make transformers load Python files from the model's repository."""
 
 
 @dataclass(frozen=True)

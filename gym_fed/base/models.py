@@ -35,7 +35,7 @@ settle()  # before transformers imports what is installed
 NANO = "gym-nano"
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_ADAPTERS = 8
-"""In a row, each the base of the one before."""
+"""Maximum length of a chain of adapters, each the base of the one before."""
 _HUB_NAME = re.compile(r"(\w[\w.-]{0,95}/)?\w[\w.-]{0,95}", re.ASCII)
 _PLACING = ("distributed_config", "quantization_config", "device_map")
 

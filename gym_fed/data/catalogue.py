@@ -35,13 +35,13 @@ class CatalogueEntry(StrictModel):
     """One dataset of the catalogue."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
-    """Where it lies on the Hugging Face hub, ``owner/name``."""
+    """Repository on the Hugging Face Hub, ``owner/name``."""
 
     llamafactory: str | None = None
     """Instead of ``hub``: the file in ``data/`` of LLaMA-Factory's repository."""
 
     subset: str | None = None
-    """Its configuration on the hub."""
+    """Configuration on the Hub."""
 
     subsets: list[str] = Field(default_factory=list)
     """Several configurations, read one after the other."""
@@ -56,10 +56,10 @@ class CatalogueEntry(StrictModel):
     """Only these files of it."""
 
     format: Literal["alpaca", "sharegpt", "messages", "preference", "kto", "text"]
-    """How its rows are laid out; a name in ``gym_fed.core.registries.FORMATS``."""
+    """Format of its rows, a name in ``gym_fed.core.registries.FORMATS``."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """Its columns, by the names of the format; others are not read. By default those that the format has itself."""
+    """Its columns, by the names of the format; others are not read. Defaults to the format's own names."""
 
     speakers: dict[str, str] = Field(default_factory=dict)
     """Words for who speaks that the format does not know, and what they mean."""

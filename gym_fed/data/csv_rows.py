@@ -28,7 +28,7 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 DELIMITER_BYTES = 1 << 20
-"""How much of a file is read to find its delimiter."""
+"""Bytes of a file that are read to detect its delimiter."""
 _CANDIDATES = (",", ";", "\t", "|")
 _NAMES = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 

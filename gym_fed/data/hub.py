@@ -14,7 +14,7 @@ from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import Placed
 
 _IN_ARCHIVE = re.compile(r"(bz2|gzip|lz4|tar|xz|zip|zstd)://", re.ASCII)
-"""How datasets writes a file of an archive: ``zip://rows.csv::`` and the place of the archive."""
+"""Prefix of a file in an archive in ``datasets``: ``zip://rows.csv::``, before the archive's location."""
 
 
 def hub_rows(

@@ -15,7 +15,7 @@ from typing import Any
 NUM_HASHES = 128
 SHINGLE_CHARACTERS = 5
 SCHEME = "affine32"
-"""How ``datasketch`` permutes; with another, results that are kept would no longer be those of the same texts."""
+"""Seed of ``datasketch``; with another one, stored signatures would no longer match the same texts."""
 
 _RECALL = 0.99
 _BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB

@@ -36,7 +36,7 @@ class DatasetFile(StrictModel):
     """One file of a dataset."""
 
     path: str
-    """From the dataset's folder, with ``/``."""
+    """Path relative to the dataset's folder, with ``/``."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     num_bytes: int = Field(ge=0)
 

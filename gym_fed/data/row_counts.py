@@ -49,10 +49,10 @@ class RowCounts:
     """Tokens of every row before it was cut, where that is known."""
 
     unread: dict[str, int] = field(default_factory=dict, compare=False)
-    """In how many rows each key stood that nobody reads; see ``rows.unread_keys``."""
+    """Number of rows with each unread key; see ``rows.unread_keys``."""
 
     forms: dict[str, int] = field(default_factory=dict, compare=False)
-    """How many rows of plain strings became what; see ``string_rows.count_forms``."""
+    """Outcomes of rows of plain strings; see ``string_rows.count_forms``."""
 
     max_length: int | None = field(default=None, compare=False)
     """The length rows were cut to, if it differs from the run's own."""

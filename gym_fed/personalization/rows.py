@@ -27,7 +27,7 @@ Source: TypeAlias = "str | Path | Sequence[Mapping[str, Any]]"
 
 MIN_HELD_OUT = 2
 MIN_ROWS = 8
-"""With fewer different rows none is held out: one or two sentences would decide the measured loss."""
+"""With fewer distinct rows none is held out, since one or two sentences would decide the measured loss."""
 
 _KINDS = ("supervised", "preference")
 _REMEDY = (

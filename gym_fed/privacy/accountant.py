@@ -26,7 +26,7 @@ _GRID = 1e-4
 _ROOT_ERROR = 1e-9
 """Added to an epsilon that was searched for to 1e-12, so that it stays a bound."""
 _MOST_CELLS = 1_000_000
-"""With more the grid is widened (tiny noise, epsilons of hundreds): a bound looser by a millionth of itself."""
+"""Above this the grid is coarser (tiny noise, epsilons of hundreds): a bound looser by a millionth of itself."""
 
 
 class NoiseEvent(StrictModel):

@@ -44,8 +44,10 @@ def write_adapters(
     residual_path: Path | None,
     on_tensor: Callable[[str], None],
 ) -> tuple[EncodeReport, dict[str, float]] | None:
-    """Write ``learning_rate`` times the merged updates as factors: of at most ``policy.lora_rank``, or, for codec
-    ``as-merged``, all of them, with the values themselves for a tensor of which factors would be no smaller.
+    """Write ``learning_rate`` times the merged updates as LoRA factors.
+
+    Factors have at most ``policy.lora_rank``, or for codec ``as-merged`` all components; a tensor whose factors would
+    be no smaller is written as values.
 
     Args:
         stacks: The round's tensors.
@@ -108,8 +110,10 @@ def largest_rank(shape: tuple[int, int]) -> int:
 
 
 def _factors(found: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
-    """Return A, B and the scaling. If one factor's components are far larger than the other's, a power of two moves
-    between them, so that both fit the codec's number format.
+    """Return A, B and the scaling.
+
+    If one factor's components are far larger than the other's, a power of two moves between them, so that both fit the
+    codec's number format.
     """
     a, b = found.a, found.b * scale
     exponents = [np.frexp(powers_of_two(rows).numpy())[1] for rows in (a, b.T)]

@@ -27,29 +27,28 @@ __all__ = ["Aggregator", "AggregatorConfig", "CoordinateRule", "WeightRule"]
 
 
 class Aggregator(Rule):
-    """An aggregation rule in two steps: ``mix`` sees inner products of the updates, ``combine`` their coordinates in
-    blocks.
+    """An aggregation rule: ``mix`` sees inner products of the updates, ``combine`` their coordinates in blocks.
 
     Derive from ``WeightRule`` or ``CoordinateRule``. To add a rule, put a file with a subclass into
     ``gym_fed/soup/aggregators``, named like the rule.
     """
 
     robust: ClassVar[bool]
-    """Whether the result stays near the honest updates when f of the clients are malicious."""
+    """True if the result stays near the honest updates when f clients are malicious."""
 
     weighted: ClassVar[bool] = False
-    """Whether the rule is defined for updates of unequal weight."""
+    """True if the rule is defined for updates of unequal weight."""
 
     majority: ClassVar[bool] = False
-    """Whether half of the weight decides, so that ``check`` also refuses weights of which the f heaviest hold half."""
+    """True if half of the weight decides, so that ``check`` also refuses weights where the f heaviest hold half."""
 
     bounds_one: ClassVar[bool] = False
-    """Whether one contributor's clipped update changes the result by a known bound: the rule drops as many values of a
-    coordinate on either side as ``drops`` says, whatever the values, and averages the others. The ``gaussian``
-    mechanism of differential privacy accounts for such rules and for no other."""
+    """True if one contributor's clipped update changes the result by a known bound: the rule drops a fixed number of
+    values of each coordinate on either side (``drops``) and averages the others. The ``gaussian`` mechanism of
+    differential privacy accounts for such rules only."""
 
     counts_votes: ClassVar[bool] = False
-    """Whether the rule, on signs, is a function of the sum of votes alone, ``of_votes``. Secure aggregation and the
+    """True if the rule, on signs, is a function of the sum of votes alone, ``of_votes``. Secure aggregation and the
     ``discrete_gaussian`` mechanism accept such rules only."""
 
     @classmethod
@@ -74,8 +73,9 @@ class Aggregator(Rule):
         """
 
     def drops(self, weights: Tensor) -> int | None:
-        """Number of values dropped on each side of a coordinate, if the rule is a trimmed mean for these ``[m]``
-        weights; None otherwise.
+        """Number of values dropped on each side of a coordinate; None if the rule is no trimmed mean.
+
+        ``weights`` are those of the ``[m]`` combined vectors.
         """
         return None
 

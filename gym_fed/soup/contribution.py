@@ -64,8 +64,7 @@ class SmoothGame(Game, Protocol):
     """A game whose players may take part fractionally, so that it has gradients."""
 
     def slopes(self, shares: Vector) -> Vector:
-        """``[n]``, or ``[n, k]`` by block of held-out rows: derivative of the value with respect to each player's
-        share.
+        """``[n]``, or ``[n, k]`` by block of rows: derivative of the value with respect to each player's share.
 
         Args:
             shares: ``[n]``: to which part each player is there.
@@ -250,8 +249,7 @@ class GroupedGame:
 
 
 class ContributionMethod(ABC):
-    """A method that divides a round's value among its updates. Each file in ``contributions`` is one method of that
-    name.
+    """A method that divides a round's value among its updates; each file in ``contributions`` is one.
 
     ``Config`` holds its settings, which the registry validates; a method that samples draws from its own seed, so that
     the same game gets the same scores.
@@ -261,7 +259,7 @@ class ContributionMethod(ABC):
     Config: ClassVar[type[StrictModel]] = StrictModel
 
     measures: ClassVar[bool] = True
-    """Whether scores come from held-out data, so that a part of the pool can be split by them."""
+    """True if scores come from held-out data, so that a part of the pool can be split by them."""
 
     def __init__(self, config: StrictModel) -> None:
         self.config = config

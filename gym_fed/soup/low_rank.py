@@ -151,8 +151,9 @@ def _blocks(factors: Sequence[LowRank | None]) -> list[list[tuple[int, LowRank]]
 
 
 def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
-    """Combine factors so that their product is ``sum_i coefficients[i] * B_i @ A_i``: stacked factors, or, if all
-    updates share one A, that A and the combined B.
+    """Combine factors so that their product is ``sum_i coefficients[i] * B_i @ A_i``.
+
+    The factors are stacked or, if all updates share one A, that A and the combined B.
 
     Args:
         factors: n updates, None for zero; at least one is there.
@@ -195,9 +196,7 @@ def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
 
 
 def powers_of_two(rows: Tensor) -> Tensor:
-    """``[n]`` float64: the largest power of two not above the largest magnitude of each row of ``[n, k]`` float64; 1
-    for zero rows.
-    """
+    """The largest power of two not above each row's largest magnitude, ``[n]`` float64; 1 for zero rows."""
     peaks = rows.abs().amax(dim=1).numpy()
     return torch.from_numpy(np.where(peaks > 0.0, np.ldexp(1.0, np.frexp(peaks)[1] - 1), 1.0))
 

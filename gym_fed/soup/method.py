@@ -79,13 +79,13 @@ class MergeMethod(Rule):
     config: MethodConfig
 
     uses_base: ClassVar[bool] = False
-    """Whether ``merge_tensor`` reads the base's weights."""
+    """True if ``merge_tensor`` reads the base's weights."""
 
     weighted: ClassVar[bool] = True
-    """Whether the method is defined for models of unequal weight."""
+    """True if the method is defined for models of unequal weight."""
 
     negates: ClassVar[bool] = False
-    """Whether a negative weight has a meaning: it takes a fine-tune away from the base."""
+    """True if negative weights are allowed, which subtract a fine-tune from the base."""
 
     minimum: ClassVar[int] = 1
     """Models that the method needs."""
@@ -94,10 +94,10 @@ class MergeMethod(Rule):
     """The statistics that each fine-tune needs besides its delta, in words (``fisher diagonals``); None for none."""
 
     statistics_optional: ClassVar[bool] = False
-    """Whether a tensor without statistics of any fine-tune is merged all the same, in a way that the method defines."""
+    """True if a tensor without statistics of any fine-tune can be merged, in a way that the method defines."""
 
     uses_score: ClassVar[bool] = False
-    """Whether the method scores candidates on held-out data."""
+    """True if the method scores candidates on held-out data."""
 
     def merge_tensor(self, task: TensorTask) -> Tensor:
         """Merge the deltas of one tensor.

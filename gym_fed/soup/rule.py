@@ -26,7 +26,7 @@ class Rule(ABC):
     Config: ClassVar[type[RuleConfig]] = RuleConfig
 
     draws_lots: ClassVar[bool] = False
-    """Whether ``Config`` has a ``seed`` for random draws; a server adds the round's number to it."""
+    """True if ``Config`` has a ``seed`` for random draws; a server adds the round's number to it."""
 
     @classmethod
     def needs_root(cls) -> bool:

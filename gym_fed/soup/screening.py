@@ -158,8 +158,9 @@ def _cosines(products: Matrix) -> Matrix:
 
 
 def _as_if_dense(cosine: Matrix, signs: NDArray[np.bool_]) -> Matrix:
-    """Estimate cosines of dense updates from those of their sign deltas: for normal pairs with correlation r, signs
-    have cosine (2 / pi) asin r, and values against signs r sqrt(2 / pi).
+    """Estimate cosines of dense updates from those of their sign deltas.
+
+    For normal pairs with correlation r, signs have cosine (2 / pi) asin r, and values against signs r sqrt(2 / pi).
     """
     both, mixed = np.outer(signs, signs), signs[:, None] != signs[None]
     estimate = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)

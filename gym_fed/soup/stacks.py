@@ -166,8 +166,9 @@ class FactorStack(Stack):
         return low_rank.products(scaled)
 
     def merged(self, plan: CombinationWeights, rule: Aggregator) -> LowRank | None:
-        """The result as factors: stacked if the rule weights whole updates, or one A with a merged B if all updates
-        share A; None for a coordinate-wise rule on updates with different A.
+        """Merge into factors; None for a coordinate-wise rule on updates with different A.
+
+        Factors are stacked if the rule weights whole updates, or one A with a merged B if all updates share A.
         """
         if len(plan.matrix) == 1 and not isinstance(rule, CoordinateRule):
             return combine(self.factors, plan.matrix[0])

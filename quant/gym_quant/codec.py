@@ -26,7 +26,7 @@ ALIGNED = 40
 """Blocks of columns begin at a multiple of this: eight bits, four, two or five trits of a byte."""
 
 ROW = -1
-"""In place of a number of columns: as many as a row has."""
+"""Group size that means one group per row."""
 
 SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats of scales, by the word for them; float32 where nothing is said."""
@@ -77,33 +77,33 @@ class Codec(ABC):
     name: ClassVar[str]
 
     coarse: ClassVar[bool] = False
-    """Whether it loses a third or more of a fine-tune's norm, as one and two bits per weight do."""
+    """True if it loses a third or more of a fine-tune's norm, as one and two bits per weight do."""
 
     trains_bits: ClassVar[bool] = False
-    """Whether distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
+    """True if distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
 
     compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
     """Parameters with which a soup may be written small (``gym_fed.soup.compact``); ``ROW`` is as many columns as a row
     has."""
 
     has_scales: ClassVar[bool] = False
-    """Whether its payload has a field ``scales`` that its values are multiples of: a policy's ``group_size`` and
+    """True if its payload has a field ``scales`` that its values are multiples of: a policy's ``group_size`` and
     ``scale_dtype`` count then, and distillation trains them."""
 
     has_offsets: ClassVar[bool] = False
-    """Whether a policy's ``symmetric: false`` counts."""
+    """True if it reads a policy's ``symmetric: false``."""
 
     takes_gain: ClassVar[bool] = False
-    """Whether a policy's ``scale_gain`` counts: its scales are mean magnitudes, which make an update shorter."""
+    """True if it reads a policy's ``scale_gain``: its scales are mean magnitudes, which shorten an update."""
 
     weighs_inputs: ClassVar[bool] = False
-    """Whether ``encode`` takes ``importance``, second moments of the layer's inputs."""
+    """True if ``encode`` takes ``importance``, second moments of the layer's inputs."""
 
     for_small: ClassVar[bool] = False
-    """Whether it may write norms, biases and other small tensors."""
+    """True if it may encode norms, biases and other small tensors."""
 
     low_rank: ClassVar[bool] = False
-    """Whether it writes factors, of a rank that a policy has to name; ``rank``, ``factors``, ``scaling`` are theirs."""
+    """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
@@ -195,8 +195,9 @@ class Codec(ABC):
         return 1.0
 
     def factor_params(self, group: int) -> Params | None:
-        """Parameters to encode one side of a low-rank delta ``[r, width]``, where ``group`` values of a row share
-        scales; None if the codec does not support it.
+        """Parameters to encode one factor ``[r, width]`` of a low-rank delta; None if that is not supported.
+
+        ``group`` values of a row share their scales.
         """
         del group
         return None

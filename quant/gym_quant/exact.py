@@ -40,11 +40,9 @@ class Sliced:
 
     @classmethod
     def of(cls, rows: Tensor, most: int = 3) -> Sliced:
-        """Slice ``[n, k]`` finite floats into at most ``most`` parts. Bits too small for the last slice are lost, as
-        are last bits of magnitudes below 2**-480.
+        """Slice ``[n, k]`` finite floats into at most ``most`` parts.
 
-        Raises:
-            CodecError: For magnitudes above 2**480.
+        Bits too small for the last slice are lost, as are last bits of magnitudes below 2**-480.
         """
         rest = rows.to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         n, k = rest.shape

@@ -29,8 +29,9 @@ _USUAL = (1, 4096)
 
 @functools.cache
 def factor_codecs() -> tuple[str, ...]:
-    """Our codecs that encode factors (``Codec.factor_params``), most precise first, the order of their components in a
-    plan. A plan may also name codecs of other packages.
+    """Our codecs that encode factors (``Codec.factor_params``), most precise first.
+
+    That is the order of their components in a plan. A plan may also name codecs of other packages.
     """
 
     def size(name: str) -> int:

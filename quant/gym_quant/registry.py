@@ -204,8 +204,9 @@ class Registry(Generic[T]):
 
 @contextmanager
 def checked_by(check: Check) -> Iterator[None]:
-    """Inside this context, call ``check`` with kind and name of every member of another package before it is imported
-    or used; it raises to prevent that. For untrusted names, such as in a hub's task.
+    """Call ``check`` for members of other packages inside this context, before they are imported or used.
+
+    ``check`` gets kind and name, and raises to prevent the use. For untrusted names, such as those in a hub's task.
     """
     token = _check.set(check)
     try:

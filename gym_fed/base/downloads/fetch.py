@@ -29,7 +29,7 @@ Report = Callable[[int, int, str], None]
 
 MAX_WORKERS = 4
 ATTEMPTS = 2
-"""How often a file is fetched whose bytes are not what the Hub names."""
+"""Number of downloads of a file whose bytes do not match the Hub's checksum."""
 MOST_LOSSES = 5
 """Lost connections in a row, none of which brought a file further."""
 _SPARE_BYTES = 64 << 20

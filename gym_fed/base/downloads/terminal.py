@@ -17,7 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import readable_bytes
 
 LINE_SECONDS = 5.0
-"""How often progress is printed where there is no terminal."""
+"""Interval of progress lines without a terminal."""
 
 
 def consent(yes: bool) -> Consent:

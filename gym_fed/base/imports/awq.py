@@ -22,7 +22,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight outputs lies in the first, second, ... four bits of a word."""
+"""The output in the first, second, ... four bits of a word."""
 BITS = 4
 _PER_WORD = 32 // BITS
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gym_fed.base.imports.importer import Importer
 
 NOTE = "import.json"
-"""In each folder: ``source``, ``sha256``, ``format``, ``version`` of its reader, ``files`` with their bytes."""
+"""Metadata file in each folder: ``source``, ``sha256``, ``format``, importer ``version``, ``files`` with sizes."""
 _SPARE_BYTES = 64 << 20
 _HASHED_SILENTLY_BYTES = 10**9
 """A disk reads so much in seconds."""

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import ClassVar
 
 Report = Callable[[int, int], None]
-"""Receives the bytes that were written, and all that are to be."""
+"""Called with the bytes written so far, and their total."""
 
 
 class Importer(ABC):
     """An importer of one format."""
 
     name: ClassVar[str]
-    """As users call the format."""
+    """The user's name of the format."""
 
     version: ClassVar[int]
-    """Raised when the same source becomes another folder; what an earlier version made is made again."""
+    """Increased when the same source is imported differently; older imports are repeated."""
 
     @abstractmethod
     def takes(self, source: Path) -> bool:

@@ -13,7 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 
 BASE_RECORD = "adapter_base.json"
-"""In an adapter's folder: the digest of the base that it was trained on."""
+"""File in an adapter's folder with the digest of the base that it was trained on."""
 _QUANTISED_NAME = re.compile(r"(-unsloth)?(-bnb-[48]bit|-gptq(-int[48])?|-awq)$", re.IGNORECASE)
 _log = logging.getLogger(__name__)
 

@@ -253,8 +253,9 @@ def _own_head(model: Any) -> None:
 
 
 def _tie_or_not(model: Any) -> None:
-    """Tie head and embeddings again if their weights are equal; otherwise mark them untied in the config, or the head
-    would be lost when the model is saved.
+    """Tie head and embeddings again if their weights are equal, otherwise mark them untied in the config.
+
+    Without that mark, the head would be lost when the model is saved.
     """
     import torch
 

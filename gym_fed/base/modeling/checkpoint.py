@@ -100,7 +100,7 @@ def _blocks(entry: FileTensor) -> Iterator[tuple[int, Tensor]]:
 
 
 _maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
-"""By the address of the tensor; an entry is gone with the last reference to its tensor."""
+"""Maps by the address of their tensor; an entry disappears with the last reference to its tensor."""
 
 
 def mapped_tensor(path: Path, dtype: torch.dtype, shape: tuple[int, ...], start: int) -> Tensor:

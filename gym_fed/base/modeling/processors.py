@@ -89,7 +89,7 @@ def _require(module: str, what: str) -> None:
 
 
 _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")
-"""Where the settings of films stand: newer layouts first."""
+"""Files with video settings, newer layouts first."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 
 BASE_CHANGES = "base_changes.json"
-"""In an adapter's folder: what was changed in the base that it was trained on, and is not on the base's disk."""
+"""File in an adapter's folder with changes of its base that are not saved with the base."""
 _RAISES_LENGTH = ("linear", "yarn", "llama3", "longrope")
 
 

@@ -240,7 +240,7 @@ def _reasoning(turn: Raw, role: str) -> Message:
 ALPACA_KEYS = ("instruction", "input", "output", "history")
 _DOLLY = {"context": "input", "response": "output"}
 PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
-"""Where a prompt may stand."""
+"""Keys that may hold a prompt."""
 
 
 def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:

@@ -14,7 +14,7 @@ GIB = 1 << 30
 # A 135M model with its optimiser state takes about this much; less means that training will be killed.
 LEAST_MEMORY_BYTES = 2 * GIB
 GROUPS = Path("/sys/fs/cgroup")
-"""Where the control groups of this process are mounted."""
+"""Mount point of this process's cgroups."""
 
 
 class Devices(Check):

@@ -102,7 +102,7 @@ class SealedShares(StrictModel):
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
-    """To the shares of everybody who began, its own among them; see ``share_commitment``."""
+    """Commitments to the shares of all participants, including itself; see ``share_commitment``."""
     signature: Signature
 
     @classmethod

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_STRETCH = 1.5
-"""In median squared norms. On digits 1.5 kept a lone contributor and cost nothing under attack; 2 let attacks pass."""
+"""In median squared norms. On digits, 1.5 kept a single outlier at no cost under attack; 2 let attacks pass."""
 
 
 class ByzantineRobust(WeightRule):

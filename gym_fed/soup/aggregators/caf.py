@@ -90,8 +90,9 @@ def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array
 
 
 def _stretch(products: Array, shares: Array) -> tuple[float, Array]:
-    """The largest eigenvalue of the covariance, and the squared projection of each update on its eigenvector, up to a
-    factor; 0 for updates of weight zero.
+    """Return the largest eigenvalue of the covariance, and the updates' squared projections on its eigenvector.
+
+    Projections are up to a common factor, and 0 for updates of weight zero.
     """
     positive = np.nonzero(shares)[0]
     part, roots = shares[positive], np.sqrt(shares[positive])

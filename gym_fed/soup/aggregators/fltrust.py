@@ -40,8 +40,7 @@ class FLTrust(WeightRule):
 
 
 def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
-    """Trust scores (equation 2), not all zero, and the factors that scale each update to the root update's norm
-    (equation 3).
+    """Compute trust scores (equation 2), and factors that scale updates to the root update's norm (equation 3).
 
     Args:
         gram: A round with a root update.

@@ -103,8 +103,7 @@ def spatial_median(products: Array, weights: Array, tolerance: float, max_iterat
 
 
 class _MedianSearch:
-    """Newton's method on coefficients ``[n]`` of vectors measured from the medoid, whose inner products are
-    ``gram``."""
+    """Newton's method on coefficients ``[n]`` of vectors from the medoid, with inner products ``gram``."""
 
     def __init__(self, gram: Array, shares: Array, smoothing: Array) -> None:
         self.gram = gram

@@ -1,5 +1,4 @@
-"""GTG-Shapley: sampled permutations in which every player leads equally often, truncated when little is left to
-gain."""
+"""GTG-Shapley: sampled permutations in which every player leads equally often, truncated early."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class DellaConfig(MethodConfig):
     """Probability 1 - p that an element of middling magnitude stays."""
 
     epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """How far apart the drop probabilities of a row's largest and smallest elements are."""
+    """Difference between the drop probabilities of a row's smallest and largest elements."""
 
     elect_signs: bool = True
     """Merge only what agrees in sign, as TIES does; else take the weighted mean (mergekit's ``della_linear``)."""

@@ -83,8 +83,7 @@ class Karcher(MergeMethod):
 
 
 def _coordinates(cosines: np.ndarray) -> np.ndarray:
-    """Unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero where they are
-    dependent.
+    """Unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero if dependent.
 
     In coordinates vectors that cancel out do so exactly enough; lengths taken from inner products would stop at 1e-8.
     """

@@ -95,8 +95,9 @@ class Rotation(Statement):
 
 
 class Revocation(Statement):
-    """Revoke ``key`` of account ``revoke``, which is lost or stolen. Signed by that key, or by one that it replaced
-    recently.
+    """Revoke ``key`` of account ``revoke``, which is lost or stolen.
+
+    Signed by that key, or by one that it replaced recently.
     """
 
     revoke: ContributorId

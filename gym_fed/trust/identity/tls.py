@@ -28,7 +28,7 @@ from gym_fed.trust.identity.keys import Passphrase, encrypted_pem, is_encrypted,
 TLS_NAME = "gym-fed-hub"  # the name in every hub's certificate; clients override the target name with it
 _FIRST_DATE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
-"""As RFC 5280 writes a certificate without an end (section 4.1.2.5)."""
+"""The end of a certificate without an expiry in RFC 5280 (section 4.1.2.5)."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", re.ASCII)
 
 

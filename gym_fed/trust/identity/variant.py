@@ -130,7 +130,7 @@ class VariantManifest(StrictModel):
     """Unix seconds."""
 
     note: str = Field(default="", max_length=512)
-    """For people: what it was made from, or rebased from."""
+    """A note for people on its origin."""
 
 
 class _VariantFile(SignedFile):

@@ -50,8 +50,10 @@ class Checked:
 
 
 class LedgerCheck:
-    """Verify entries and heads in order: hash chain, canonical form, Merkle roots, signatures of hub and owners, the
-    lineage of versions, and revealed seeds.
+    """Verify entries and heads in order.
+
+    Checked are the hash chain, canonical form, Merkle roots, signatures of hub and owners, the lineage of versions, and
+    revealed seeds.
 
     Args:
         public_key: The hub's public key.

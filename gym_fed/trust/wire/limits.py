@@ -15,7 +15,7 @@ SESSION_KEY = "gym-session"
 """Metadata key of the session token."""
 
 KEEPALIVE_SECONDS = 20.0
-"""How often a silent work stream says that it is alive."""
+"""Keepalive interval of a silent work stream."""
 
 CALL_SECONDS = 30.0
 """Deadline of a unary call."""

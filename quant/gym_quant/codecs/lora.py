@@ -63,8 +63,9 @@ the file's header."""
 
 
 class Lora(Codec):
-    """Payload: ``a`` (``[r, cols]``) and ``b`` (``[rows, r]``) in bfloat16 or float32, or the fields of
-    ``gym_quant.factor_encoding``.
+    """Payload: ``a`` (``[r, cols]``) and ``b`` (``[rows, r]``), or the fields of ``gym_quant.factor_encoding``.
+
+    ``a`` and ``b`` are bfloat16 or float32.
 
     Parameters:
         rank: ``r``, at least 1 and at most the smaller dimension of the matrix.
@@ -220,9 +221,10 @@ class Lora(Codec):
         return rest if product == 1.0 else {**rest, "scaling": product}
 
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
-        """Multiply in float64, where products of bfloat16 numbers add up exactly unless their exponents differ by more
-        than 2**30: the result does not depend on the BLAS's order. Float32 numbers are sliced for that
-        (``gym_quant.exact``).
+        """Multiply the factors in float64, independently of the order in which a BLAS adds.
+
+        Products of bfloat16 numbers add up exactly unless their exponents differ by more than 2**30; float32 numbers
+        are sliced for that (``gym_quant.exact``).
         """
         a, b = self.factors(payload, shape, params)
         if a.dtype == torch.float32:
@@ -232,8 +234,10 @@ class Lora(Codec):
         return product.mul_(float(params.get("scaling", 1.0))).to(torch.float32)
 
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
-        """Check that factors are finite and do not cancel (``cancels``): norms and inner products of LoRA updates come
-        from Gram matrices of the factors, so a product must not be hidden in their rounding.
+        """Check that factors are finite and do not cancel (``cancels``).
+
+        Norms and inner products of LoRA updates come from Gram matrices of the factors, so a product must not be hidden
+        in their rounding.
         """
         if is_quantised(params):
             (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -259,9 +263,10 @@ class Lora(Codec):
 
 
 def cancels(a: Tensor, b: Tensor, most: float = _MOST_CANCELLED) -> bool:
-    """True if the components of ``b @ a`` (``[rows, r]``, ``[r, cols]``, any float dtype) cancel: ``sum_k |b_k| |a_k|``
-    exceeds ``most`` (default 4096) times ``|b @ a|``, so that their Gram matrices no longer determine the norm of the
-    product.
+    """True if the components of ``b @ a`` cancel, so that Gram matrices do not determine the product's norm.
+
+    ``a`` is ``[r, cols]`` and ``b`` ``[rows, r]``, in any float dtype. They cancel if ``sum_k |b_k| |a_k|`` exceeds
+    ``most`` times ``|b @ a|``.
     """
     if a.shape[0] < 2:
         return False

@@ -18,8 +18,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate heads ``[rows, heads, dim]`` by angles ``[rows, dim]``, pairing the halves of a head (RoFormer as in
-    Llama).
-    """
+    """Rotate heads ``[rows, heads, dim]`` by angles ``[rows, dim]``, pairing a head's halves (RoPE as in Llama)."""
     low, high = x.chunk(2, dim=-1)
     return x * cosine[:, None] + torch.cat((-high, low), dim=-1) * sine[:, None]

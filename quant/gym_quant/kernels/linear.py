@@ -46,7 +46,7 @@ class LinearTiles:
         self.code, self.tiles, self.cols, self.group, self.unit = code, tiles, cols, group, unit
         self._native = _LinearFields(code, unit, rows, cols, group, tiles.data_ptr())
         self.address = ctypes.addressof(self._native)
-        """For native code, as long as this lives."""
+        """Address for native code, valid while this object lives."""
         self._held_rows = _HELD // max(1, rows * cols)
 
     def multiply(self, x: Tensor, y: Tensor, many: bool = False) -> None:

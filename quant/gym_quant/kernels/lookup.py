@@ -11,7 +11,7 @@ from gym_quant.kernels import native_tiles
 from gym_quant.resident import IndexArray
 
 MODES = ("exact", "lookup", "lookup16")
-"""How signs are multiplied: in float32, or with the sums of four inputs rounded to 8 or 16 bits."""
+"""Precision of products with signs: float32, or sums of four inputs rounded to 8 or 16 bits."""
 
 
 @dataclass(frozen=True, eq=False)

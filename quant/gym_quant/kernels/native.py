@@ -220,9 +220,7 @@ def signed_trimmed(
 
 
 def linear_pack(path: str, made: int, weight: Tensor, tiles: Tensor) -> None:
-    """Pack ``weight`` (float32 or bfloat16) into ``tiles``; ``made`` is the address of their header
-    (``kernels.linear``).
-    """
+    """Pack ``weight`` (float32 or bfloat16) into ``tiles``; ``made`` is their header's address (``kernels.linear``)."""
     wide = int(weight.dtype == torch.float32)
     call("gq_linear_pack", path, made, wide, weight.data_ptr(), tiles.data_ptr())
 

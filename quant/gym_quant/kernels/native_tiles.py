@@ -72,7 +72,7 @@ class Matrices:
         self._kept = tuple(matrices)
         self._words = array("q", chain.from_iterable(deltas.words for deltas in matrices))
         self.arguments = (len(matrices), self._words.buffer_info()[0])
-        """Their number, and the address of their words."""
+        """Number of the matrices, and the address of their words."""
 
 
 def add_exactly(path: str, x: Tensor, index: Index, y: Tensor, matrices: Matrices) -> None:

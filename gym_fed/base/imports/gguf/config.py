@@ -233,7 +233,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any], ArchitectureKeys, Tensors], N
     "gemma3": _gemma3,
     "phi3": _phi3,
 }
-"""By ``general.architecture``."""
+"""Converters by ``general.architecture``."""
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
 """Their model types in transformers."""
 
