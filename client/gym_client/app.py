@@ -59,7 +59,7 @@ def train(message: Message, context: Context) -> Message:
     )
     finished = perform(spec, message.metadata.message_id, home, policy, setup, cache.path)
     reply = Message(update_records(finished, by_reference), reply_to=message)
-    if not by_reference:  # stock Flower has no verdicts: what is returned counts as accepted
+    if not by_reference:  # stock Flower has no verdicts, so every returned update counts as accepted
         folder = TaskFolder(home.task_folder(message.metadata.message_id))
         residuals = Residuals(home, spec.server)
         if folder.residual_path.exists():

@@ -40,7 +40,7 @@ def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) 
         GymError: Of the first hub that cannot be reached or refuses; what is removed stays removed.
     """
     for pin in with_account(home):
-        if not pin.contributor:  # the account was left: nothing can be asked in its name
+        if not pin.contributor:  # an account that was left cannot make requests
             yield HubRemoval(address=pin.address, server=pin.server, status="not asked")
         elif owner is not None and owner != pin.contributor:
             yield HubRemoval(address=pin.address, server=pin.server, status="another's")

@@ -82,7 +82,7 @@ def to_push(
 ) -> SignedVariant:
     """Return the signed manifest to push: an earlier one if its key is current, the hub's copy, or a new one.
 
-    That the hub's own copy is taken where it says the same makes a push that was cut short repeatable.
+    Using the hub's copy of an equal manifest makes an interrupted push repeatable.
 
     Args:
         client: The hub.
@@ -195,8 +195,8 @@ def pull_variant(
 ) -> PulledVariant:
     """Download a variant and verify it. Call again to resume.
 
-    The owner signed it, by a key that the hub's ledger gives to the owner and that nobody revoked; the ledger says that
-    it was put and that nothing newer was; the file has its sha256, is a valid delta, and is for the base it says.
+    The checks: it is signed by the owner with a key that the hub's ledger assigns to the owner and that was not
+    revoked; the ledger records it and nothing newer; the file has its SHA-256, is a valid delta, and fits its base.
 
     Args:
         client: The hub.
@@ -257,7 +257,7 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
 def known_slots(home: Home, server: str) -> dict[str, str]:
     """Return the names of this home's variants by their slot in a hub's ledger, from stored receipts.
 
-    A ledger names no variant: only a receipt of its push says which one an entry is of.
+    The ledger contains no variant names: only the receipt of a push links an entry to one.
     """
     names: dict[str, str] = {}
     for receipt in kept_receipts(home, server):

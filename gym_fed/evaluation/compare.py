@@ -168,7 +168,7 @@ def paired_difference(
     means = _bootstrap_means(differences, resamples, seed)
     tail = (1 - confidence) / 2
     lower, upper = np.quantile(means, [tail, 1 - tail])
-    # A tolerance, so that equal sums that rounded otherwise count as equal.
+    # Tolerance for equal sums that were rounded differently.
     extreme = int(np.count_nonzero(np.abs(means - mean) >= abs(mean) - 1e-12))
     mcnemar: tuple[float, int, int] | tuple[None, None, None] = (None, None, None)
     if np.isin(one, (0.0, 1.0)).all() and np.isin(other, (0.0, 1.0)).all():
@@ -231,7 +231,7 @@ def _compared(
     found, means, others = {}, {}, {}
     for metric in first.figures:
         if metric not in second.figures or not all(metric in a and metric in b for a, b in pairs):
-            continue  # of the whole set, such as chrF: no row has a value of its own
+            continue  # a metric of the whole set, without values per row
         ones, twos = [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs]
         found[metric] = paired_difference(ones, twos, confidence=confidence, resamples=resamples, seed=seed)
         means[metric], others[metric] = float(np.mean(ones)), float(np.mean(twos))

@@ -47,8 +47,8 @@ def layer_errors(
 ) -> list[LayerError]:
     """Compare ``delta`` with ``tuned - base``, tensor by tensor in order of name.
 
-    The inputs of the layers are those of the tuned model on ``rows``. One decoded delta is held at a time without
-    rows, and all of them with rows.
+    Layer inputs are those of the tuned model on ``rows``. Without rows one decoded delta is in memory at a time, with
+    rows all of them.
 
     Raises:
         GymError: ``DATA_INVALID`` when the rows hold nothing to encode.

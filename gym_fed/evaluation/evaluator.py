@@ -169,7 +169,7 @@ class Evaluator:
             ids = {name: record_id(identities[name]) for name in identities}
             by_id = {ids[name]: self._recorded(identities[name]) for name in identities}
             self.cached = {models.names[name] for name in ids if by_id[ids[name]] is not None}
-            # Of variants with the same bytes one is computed.
+            # Variants with equal bytes are computed once.
             names = list({key: name for name, key in ids.items() if by_id[key] is None}.values())
             if names:
                 models.scorer.only(names)

@@ -72,7 +72,7 @@ def generate_batch(
 ) -> list[str]:
     """Generate greedy answers to conversations that end with a user message, in the given order.
 
-    Conversations of like length share a batch, and finished answers leave at the end token.
+    Conversations of similar length share a batch, and finished answers leave it.
     """
     require_chat_template(tokenizer)
     encoded = [

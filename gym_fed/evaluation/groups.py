@@ -15,8 +15,8 @@ from gym_fed.evaluation.results import EvalResults, Figure, TaskResult
 def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResults:
     """Return results with a pooled entry before each group of several tasks.
 
-    A group's figure is the mean over all rows of its tasks, so that larger tasks weigh more, as lm-evaluation-harness
-    has it for MMLU; its standard error is that of this mean.
+    A group's figure is the mean over all rows of its tasks, so larger tasks have more weight, as
+    lm-evaluation-harness does for MMLU; the standard error is that of this mean.
 
     Args:
         results: The results of the tasks.
@@ -41,7 +41,7 @@ def groups_of(names: Iterable[str]) -> dict[str, str]:
 
     chosen, groups = set(names), {}
     for entry_name, entry in listing().tasks.items():
-        # The definitions of a group of the harness are read only where a name begins as its own do.
+        # Read the harness's definitions of a group only if a name has the group's prefix.
         beginning = (entry.dataset if entry.each == "task" else entry_name.partition("_")[0]) or entry_name
         if not entry.tasks and any(name.startswith(beginning) for name in chosen):
             try:
@@ -49,7 +49,7 @@ def groups_of(names: Iterable[str]) -> dict[str, str]:
             except GymError as error:
                 if error.code is not ErrorCode.MISSING_DEPENDENCY:
                     raise
-                continue  # without the harness its tasks stand alone
+                continue  # without the harness its groups are unknown
             groups.update({name: entry_name for name in of_group if name in chosen and len(of_group) > 1})
     return groups
 

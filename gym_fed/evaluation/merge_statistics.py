@@ -31,7 +31,7 @@ def fisher_diagonals(
 ) -> dict[str, Tensor]:
     """Compute the diagonal of the empirical Fisher information: the mean squared gradient of a row's log-likelihood.
 
-    Matena & Raffel 2022, eq. 3, with each row's own tokens in the place of tokens drawn from the model. A row's
+    Matena & Raffel 2022, eq. 3, with each row's own tokens instead of tokens sampled from the model. A row's
     log-likelihood is the sum over the tokens that ``encode_rows`` labels.
 
     Returns:

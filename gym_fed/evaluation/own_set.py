@@ -187,7 +187,7 @@ def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:
             for _, row in iter_rows(path, rename=renaming(source.get("columns") or {})):
                 if kind_of(row) == "supervised":
                     learned.add(_content(*as_kind([row], "supervised")))
-        except GymError:  # the file has changed since, and is not what is evaluated here
+        except GymError:  # the training file has changed since the run
             continue
     return sum(_content(own_row.row) in learned for own_row in rows if own_row.has_answer)
 

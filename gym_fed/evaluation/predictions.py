@@ -229,7 +229,7 @@ def _whole_batches(file: Path, size: int, total: int) -> int:
     drop_torn_line(file)
     lines = file.read_bytes().splitlines(
         keepends=True
-    )  # of bytes: a text's other line ends are no lines here
+    )  # bytes, since str.splitlines has additional line ends
     count = len(lines) if len(lines) == total else len(lines) // size * size
     if count < len(lines):
         write_atomically(file, b"".join(lines[:count]))

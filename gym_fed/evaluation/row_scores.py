@@ -1,6 +1,6 @@
 """Score models on the user's rows by loss, exact match of short answers and graders, and compare two models.
 
-There is one way to score a row, for a model, its base, and any other model that it is compared with.
+Rows are scored in the same way for a model, its base, and any other model that it is compared with.
 """
 
 from __future__ import annotations

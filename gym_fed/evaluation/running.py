@@ -1,8 +1,7 @@
 """The outcomes of a running evaluation, written line by line so that a killed one can be resumed.
 
-Every model has a file. Its name is a digest of all that the model's outcomes depend on: another evaluation never
-continues it, and the same one does, with or without other models. Each line is one request; the last may be
-torn, and is then computed again.
+Every model has a file named by a digest of all that its outcomes depend on: only the same evaluation continues it,
+with or without other models. Each line is one request; a truncated last line is computed again.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def evaluation_lock(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[N
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EROFS):
             raise
-        yield  # a record there may still be read; ``RunningFile`` refuses to write one
+        yield  # reading records still works; ``RunningFile`` refuses to write
         return
     with lock:
         try:

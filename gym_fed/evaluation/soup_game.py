@@ -31,9 +31,9 @@ KEPT_BYTES = 64 << 20
 class SoupGame:
     """``v(S) = loss(model) - loss(model + sum_{i in S} c_i u_i)``; see ``gym_fed.soup.contribution``.
 
-    Updates of any codecs are decoded a tensor at a time. Beside the model there are one copy of the tensors that the
-    updates hold, and one float32 sum of the last coalition's updates, to which a larger coalition only adds: nothing is
-    ever subtracted, so a soup's rounding errors are those of adding its members once.
+    Updates in any codec are decoded one tensor at a time. In addition to the model, memory contains a copy of the
+    tensors in the updates and a float32 sum of the last coalition. A larger coalition only adds to that sum and
+    nothing is subtracted, so rounding errors are those of adding each member once.
 
     Args:
         model: The model that the updates were made for. It is changed during a call, and back bit for bit after it.
@@ -153,7 +153,7 @@ class SoupGame:
     def chance(self) -> Vector:
         """Return the standard deviation of ``slopes`` for updates with random directions, ``[n]``.
 
-        Of the last gradient taken; where there is none yet, of that half way along the step.
+        It uses the last gradient, or, if there is none yet, the one at half of the step.
         """
         if self._chance is None:
             self.slopes(np.full(self.n, 0.5))
@@ -198,7 +198,7 @@ class SoupGame:
         if not self._in_sum or not self._in_sum <= coalition:
             self._sum, self._in_sum = {name: self._zeros(name) for name in self._names}, frozenset()
         more = sorted(coalition - self._in_sum)
-        self._in_sum = frozenset()  # until the sum is whole again, whatever happens
+        self._in_sum = frozenset()  # invalid until the sum is complete again
         for i in more:
             self._add(self._sum, i, 1.0)
         self._in_sum = coalition

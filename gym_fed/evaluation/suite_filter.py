@@ -234,8 +234,8 @@ class SuiteFilter:
 def build_filter(suite: str, rows: Iterable[Any], locks: dict[str, str]) -> SuiteFilter:
     """Build the filter of evaluation rows.
 
-    Of each row the runs with the smallest hashes are added, as many as fit: a text that holds the whole row holds them
-    all, one that holds half of it very likely some.
+    The runs with the smallest hashes of each row are added, as many as fit: a text with the whole row contains all of
+    them, and one with half of it very likely some.
 
     Args:
         suite: The suite's name.

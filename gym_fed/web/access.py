@@ -1,8 +1,8 @@
 """Access control for web pages: roles, sessions, and checks of every request.
 
-A session begins with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, where a face is
-public, without anything as a viewer. Its cookie is HttpOnly and SameSite=Strict. What changes something needs the role
-of an operator and the session's CSRF token in the header ``X-CSRF-Token``.
+A session starts with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, on a public site,
+as an anonymous viewer. Its cookie is HttpOnly and SameSite=Strict. Changes need the operator role and the session's
+CSRF token in the header ``X-CSRF-Token``.
 
 A page of another site could post to this server, which ``Origin`` reveals, or have its own name resolve to 127.0.0.1
 (DNS rebinding), which ``Host`` reveals.
@@ -168,7 +168,7 @@ class Access:
         """Return the sender of a request with ``Authorization: Bearer`` and the token or a key; None without this
         header.
 
-        A program has no session, and changes nothing.
+        Programs have no session and may not make changes.
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.

@@ -1,7 +1,7 @@
 """The FastAPI application of a site (dashboard or workbench): pages and routes behind the same access checks.
 
-A face (the hub's dashboard, the workbench) gives its routes and its folder of screens. Pages and static files are open
-to all, since they hold nothing; every route under ``/api`` and ``/events`` requires a visitor. Errors are JSON:
+A ``Face`` (the hub's dashboard or the workbench) provides routes and a folder of screens. Pages and static files
+contain no data and are open to all; routes under ``/api`` and ``/events`` require a visitor. Errors are JSON:
 ``{"error": {"code", "message", "hint"}}``.
 """
 
@@ -197,7 +197,9 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:]) or "request"  # less body, path or query
+        place = (
+            ".".join(str(part) for part in first["loc"][1:]) or "request"
+        )  # without "body", "path" or "query"
         return _answer(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
 
     @app.exception_handler(HTTPException)
@@ -229,7 +231,7 @@ class _Guarded:
                     headers[b"Cache-Control"] = b"no-store"
                 elif scope["path"].startswith(("/static/", "/screens/")):
                     headers[b"Cache-Control"] = (
-                        b"no-cache"  # asked for by ETag: a newer release has other screens
+                        b"no-cache"  # revalidate by ETag, since a newer release has other screens
                     )
                 message["headers"] = [*message.get("headers", []), *headers.items()]
             await send(message)
@@ -258,7 +260,7 @@ class _Guarded:
             return
         try:
             await self._app(scope, receiving, sending)
-        except Exception:  # noqa: BLE001 (a handler of the app's own would answer without the headers)
+        except Exception:  # noqa: BLE001 (the app's own handler would answer without the headers)
             _log.exception("%r failed", scope["path"])
             if not begun:
                 defect = GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace")

@@ -1,8 +1,8 @@
 """Server-sent events from one publisher to many readers, where a slow reader delays no other.
 
-An event is encoded once. Each reader has a bounded queue; one that falls behind is sent ``reload`` and disconnected.
-The browser then reads the page's data again. Events with an id are those of a stored sequence (the hub's ledger): a
-reader who comes back with ``Last-Event-ID`` continues without a gap or a double.
+An event is encoded once. Each reader has a bounded queue; one that falls behind receives ``reload`` and is
+disconnected, and its page reloads the data. Events with an id belong to a stored sequence (the hub's ledger): a
+reader that reconnects with ``Last-Event-ID`` gets each of them exactly once.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Feed:
                 while reader.queue:
                     number, data = reader.queue.popleft()
                     if number is not None and number <= sent:
-                        continue  # published while the page was sent how its stream begins
+                        continue  # already sent with the start of the stream
                     sent = sent if number is None else number
                     yield data
                 if reader.is_behind:

@@ -1,7 +1,7 @@
 """Login keys for pages that other machines can reach, in ``web_keys.json``.
 
-A key is ``gymweb-`` and 32 random bytes, shown once. The file has its scrypt hash (RFC 7914), a name and a role. It is
-read again when it changes, so that keys are added and removed while the pages are served.
+A key is ``gymweb-`` and 32 random bytes, displayed once. The file contains its scrypt hash (RFC 7914), a name and a
+role. It is reloaded when it changes, so keys can be added and removed while the server runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A `gym api` child process on loopback that answers prompts from pages.
 
-Its key is random and known to this process alone, so that no other page or program can use it. A child ends when its
-standard input does: with its parent, however that ends.
+The API key is random and only known to this process, so no other page or program can use the server. The child ends
+when its standard input closes, which it does when the parent ends.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ModelServer:
             stderr=subprocess.PIPE,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C on the parent's terminal ends it by the end of its input
+            start_new_session=True,  # so Ctrl-C on the terminal only ends it through its input
             text=True,
             errors="replace",
         )

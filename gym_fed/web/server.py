@@ -134,7 +134,7 @@ class WebServer:
     def _beside(self) -> None:
         try:
             asyncio.run(self._serve())
-        except (Exception, SystemExit):  # noqa: BLE001 (the hub goes on; uvicorn exits where it cannot begin)
+        except (Exception, SystemExit):  # noqa: BLE001 (the hub keeps running; uvicorn exits if it cannot start)
             _log.exception("the pages at %s ended", self.address)
 
     async def _serve(self) -> None:

@@ -1,7 +1,7 @@
 """Training curves, read as their files grow and thinned for display.
 
-Only what was appended since the last look is read and parsed. A file that was cut and written again, as a resumed run
-does with the steps that it repeats, is read again.
+Only data appended since the last read is parsed. A file that was truncated, as by a resumed run that repeats steps,
+is reread.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Series:
 def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[Point]:
     """Reduce a series to ``most`` points that keep every spike: minimum and maximum of each part, and both ends.
 
-    A part with a value that is no finite number shows that, too, as None.
+    A part with a value that is not finite also contributes a None.
     """
     if len(points) <= most:
         return [_point(point) for point in points]
@@ -145,7 +145,7 @@ class RunCurves:
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # a whole number of 400 digits
+    except OverflowError:  # an integer too large for float
         return math.inf
 
 

@@ -16,10 +16,10 @@ from gym_fed.core.files import write_atomically
 def main(folder: Path, module: str, words: list[str]) -> None:
     """Run ``python -m MODULE WORDS`` once the workbench has written ``job.json``; do nothing if it has not.
 
-    Signals are sent to the whole group: the command handles them, and this process stays to write the status.
+    Signals go to the whole group: the command handles them, and this process stays to write the status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # a handler is not inherited by the command; SIG_IGN would be
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, a handler is not inherited by the command
     sys.stdin.buffer.read()
     if not (folder / "job.json").exists():
         return

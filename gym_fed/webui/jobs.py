@@ -1,7 +1,7 @@
 """Jobs: detached `gym` processes that outlive their page and the workbench.
 
-Each has a folder with ``job.json`` (the command, and the process by number and start time, since numbers are used
-again), ``output.txt`` and, when it has ended, ``status.json``. A workbench that is started later finds them there.
+Each job has a folder with ``job.json`` (the command, and the process by id and start time, since ids are reused),
+``output.txt`` and, once it has ended, ``status.json``. A workbench that starts later finds them there.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Jobs:
         id = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(4)}"
         place = self.folder / id
         make_folder(place)
-        # The wrapper waits for the end of this pipe and for job.json: a workbench that is killed here starts nothing.
+        # The wrapper waits for this pipe to close and for job.json, so a workbench killed here starts nothing.
         process = subprocess.Popen(
             module_command("gym_fed.webui.job_process", place, PROGRAMS[command[0]], *command[1:]),
             stdin=subprocess.PIPE,
@@ -155,7 +155,7 @@ class Jobs:
         for name in names[:MAX_LISTED]:
             try:
                 jobs.append(self.get(name))
-            except GymError:  # one that cannot be read hides no others
+            except GymError:  # skip unreadable jobs
                 continue
         return jobs
 
@@ -175,7 +175,7 @@ class Jobs:
         except TypeError as error:
             raise GymError(ErrorCode.STATE_CORRUPT, f"{place / 'job.json'}: is not that of a job") from error
         job = replace(begun, stops=self._stops(place))
-        is_running = self._is_running(job)  # before the status, which it writes last
+        is_running = self._is_running(job)  # checked before the status, which the wrapper writes last
         try:
             ended = read_object(place / "status.json", ErrorCode.STATE_CORRUPT)
         except FileNotFoundError:
@@ -186,7 +186,7 @@ class Jobs:
             ended_job = replace(
                 job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at")
             )
-        self._ended[id] = ended_job  # nothing changes any more, and lists are made often
+        self._ended[id] = ended_job  # final; cached because lists are requested often
         return ended_job
 
     def stop(self, id: str) -> WebJob:
@@ -244,7 +244,7 @@ class Jobs:
             return 0
 
     def _is_running(self, job: WebJob) -> bool:
-        with self._lock:  # what has ended is a zombie until its parent, which may be this process, has looked
+        with self._lock:  # reap children: an ended process stays a zombie until its parent polls it
             self._children = [child for child in self._children if child.poll() is None]
         try:
             process = psutil.Process(job.pid)

@@ -1,8 +1,8 @@
 """The ``join`` screen: run `gym-client join` as a job and answer its questions on the page.
 
-A job has no terminal. So `gym-client join --json` ends at its first open question. The page shows the question as the
-command printed it, and the answer starts the command again with what was accepted by name: these terms, and no others.
-An invite travels in the environment, since commands are shown and kept.
+A job has no terminal, so `gym-client join --json` ends at its first open question. The page displays the question as
+the command printed it, and the answer restarts the command with exactly those terms accepted. An invite is passed in
+the environment, since commands are displayed and stored.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ def routes(workbench: Workbench) -> APIRouter:
         if given.accept_restore:
             words.append("--accept-restore")
         if given.accept is not None and given.accept.startswith("offer:"):
-            words = [
-                word for word in words if word != "--no-wait"
-            ]  # once joined, it waits for a hub that is away
+            words = [word for word in words if word != "--no-wait"]  # later joins wait for an unreachable hub
         return begin(words, given.invite)
 
     @router.get("/join/account")

@@ -32,6 +32,6 @@ def text(value: Any) -> str:
     """Return a value's truncated text; bytes that are not UTF-8 become question marks."""
     try:
         string = value if isinstance(value, str) else str(value)
-    except ValueError:  # a number of more digits than Python prints
+    except ValueError:  # an integer with too many digits for str()
         string = "a number of too many digits"
     return string[:MAX_TEXT].encode("utf-8", "replace").decode()

@@ -185,7 +185,7 @@ class Taught:
     def file(self, base: str) -> Path:
         """Return the file of a base, relative to the workbench's folder."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip("-.")[:60]
-        if name != base:  # two bases never share a file
+        if name != base:  # keep the file names of bases distinct
             name = f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:8]}"
         return Path(FOLDER) / f"{name}.jsonl"
 

@@ -113,7 +113,7 @@ class RowViews:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: OrderedDict[Any, _OpenedFile] = OrderedDict()
-        # Read at once: the process is begun while a person still looks at the list of files.
+        # Loaded in advance: the process starts while the user still looks at the list of files.
         self._tokenizers: OrderedDict[str, Any] = OrderedDict({NANO: load_tokenizer(NANO)})
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
@@ -129,7 +129,7 @@ class RowViews:
             "lengths": self._lengths,
             "duplicates": self._duplicates,
         }
-        with quiet_loading():  # transformers warns of long rows, which are counted here
+        with quiet_loading():  # transformers would warn about long rows, which are counted here
             return views[request["view"]](request)
 
     def _page(self, request: Request) -> Answer:

@@ -87,9 +87,9 @@ def routes(workbench: Workbench) -> APIRouter:
             about = detail(folder, path, every.line(folder), curves)
             about["job"] = None if job is None else job.facts()
             about["status"] = status_of(about, job)
-            about["base"] = workbench.named(folder)  # as `play` calls it
+            about["base"] = workbench.named(folder)  # its name on the play screen
             about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""
-            if visitor.csrf:  # comments in a config are for who may train
+            if visitor.csrf:  # configs may contain comments that viewers should not see
                 about["config"] = config_text(folder, jobs.list(), workbench)
         else:
             about = {"path": text(path), "since": since}
@@ -159,7 +159,7 @@ def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
             ErrorCode.NOT_FOUND, f"{text(folder.name)}: no process of this machine is at work in it", "reload"
         )
     try:
-        # The first of several processes was started by torch's launcher, which passes Ctrl-C on to all of them.
+        # With several processes, the parent is torch's launcher, which forwards Ctrl-C to all of them.
         leader = process.parent() if (_begun(folder).get("num_processes") or 1) != 1 else process
         os.kill((leader or process).pid, signal.SIGINT)
     except (psutil.Error, OSError) as error:
@@ -205,7 +205,7 @@ def resume_command(workbench: Workbench, folder: Path) -> list[str]:
     """
     command = ["gym", "train", workbench.named(folder / "config.yaml")]
     output = str(read_config(folder).get("output_dir", ""))
-    if (workbench.folder / output).resolve() != folder:  # it was begun elsewhere
+    if (workbench.folder / output).resolve() != folder:  # the run was started in another folder
         command += ["--set", f"output_dir={json.dumps(str(folder))}"]
     processes = _begun(folder).get("num_processes")
     if isinstance(processes, int) and processes > 1:

@@ -1,6 +1,6 @@
 """The ``train`` screen: recipes, the form, checks while typing, the plan, and the start of a run.
 
-The YAML is the truth: the form edits it, it is what is checked, and it is what the run gets.
+The YAML is authoritative: the form edits it, the checks read it, and the run gets it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def routes(workbench: Workbench) -> APIRouter:
     ) -> dict[str, Any]:
         """Return the YAML of a recipe."""
         chosen = get_recipe(name)
-        # Its rows stay where the package has them, unless this is the folder that it is written for.
+        # Data paths refer to the package, unless the recipe is in the workbench's folder.
         file = chosen.file
         is_here = file.is_relative_to(workbench.folder)
         yaml_text, _ = relocated(chosen, file.relative_to(workbench.folder) if is_here else file, size=size)

@@ -191,7 +191,7 @@ def _as_key(hint: str) -> str:
         return hint
     try:
         columns = parse_columns(shlex.split(text)[0])
-    except (ValueError, GymError):  # what follows is no option alone
+    except (ValueError, GymError):  # not a single option
         return hint
     return f"{before}columns: {json.dumps(columns, ensure_ascii=False)}"
 

@@ -1,6 +1,6 @@
 """The ``tune`` screen: hyperparameter searches with their trials, and the start of a search.
 
-The YAML is the truth, as for ``train``; ``search.yaml`` in a search's folder is what resumes it.
+The YAML is authoritative, as on ``train``; ``search.yaml`` in a search's folder resumes it.
 """
 
 from __future__ import annotations

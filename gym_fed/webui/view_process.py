@@ -142,7 +142,7 @@ def _ended(process: subprocess.Popen[bytes]) -> GymError:
 def main() -> None:
     """Answer requests on standard input until it ends, with the parent at the latest."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # keep libraries' output out of the answers
     module, _, name = sys.argv[1].partition(":")
     views = getattr(import_module(module), name)(Path.cwd())
     for line in sys.stdin:
@@ -155,7 +155,7 @@ def _answer(views: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {"answer": views.answer(request)}
     except GymError as error:
         return {"error": error.to_dict()}
-    except Exception as error:  # noqa: BLE001  # of a template or a library: the next request is another
+    except Exception as error:  # noqa: BLE001  # errors of templates and libraries must not end the process
         problem = f"{type(error).__name__}: {error}"[:500]
         return {"error": GymError(ErrorCode.INTERNAL, f"this could not be read: {problem}").to_dict()}
 

@@ -1,6 +1,6 @@
 """Live updates of runs: a thread reads the files of runs on open pages and publishes changes.
 
-Without an open page it sleeps, and it looks at nothing that no page has requested lately.
+The thread sleeps without open pages, and only reads what pages requested recently.
 """
 
 from __future__ import annotations

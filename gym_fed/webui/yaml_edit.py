@@ -1,7 +1,7 @@
 """Change a value of a YAML text in place, keeping comments, order and layout.
 
-The parser's own marks say where a value stands. Afterwards the whole text is read again; unless exactly that one value
-differs, the edit is refused, and the person edits the text itself.
+The parser's marks give the position of a value. The edited text is parsed again; unless exactly that one value
+differs, the edit is refused, and the user edits the text.
 """
 
 from __future__ import annotations

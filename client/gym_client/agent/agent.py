@@ -1,7 +1,7 @@
 """The agent: takes tasks from the hub, hands each to a Flower ``ClientApp``, and brings the reply back.
 
-Everything that matters is on disk before it is relied on, so an agent may be killed at any line: the next one finds
-its lease, its checkpoint, its signed update and its partial upload, and resumes from there.
+All state is written to disk before it is relied on, so an agent may be killed at any point: the next one finds its
+lease, its checkpoint, its signed update and its partial upload, and resumes from there.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Agent:
         self.display.busy("fetching the verdicts on earlier updates")
         self._room.needed(lambda: self._recover(self._settle()))
         if (clocks := self.client.clocks) is not None and not clocks.differ:
-            drop_old(self.home.tasks)  # a clock that is wrong says nothing about age
+            drop_old(self.home.tasks)  # a wrong clock cannot measure their age
         finished = False
         while not finished and not self._has_done(max_rounds):
             self._pauses.wait()
@@ -282,7 +282,7 @@ class Agent:
             return self.app(message, context)
         except GymError:
             raise
-        except Exception as error:  # a stranger's app may raise anything; the hub gets the failure
+        except Exception as error:  # the app may raise anything; the failure is reported to the hub
             if is_disk_full(error):
                 raise
             log.exception("the app failed")
@@ -353,7 +353,7 @@ class Agent:
             self.display.report(
                 "lost", f"the server took the task back: {lost.message}", error=lost.to_dict()
             )
-            if lost.code is not ErrorCode.LEASE_LOST:  # a lost lease may come again, with the work kept
+            if lost.code is not ErrorCode.LEASE_LOST:  # the task may be leased again and resume this work
                 TaskFolder(self.home.task_folder(task.message_id)).drop()
             return
         if lost is not None or error.code in FATAL:

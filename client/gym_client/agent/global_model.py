@@ -1,8 +1,7 @@
 """The global version on this machine: the base plus committed soups, kept in memory between rounds.
 
-Which base is loaded, and whose word that is: a path is the contributor's own to give. A hub names a base by a plain
-name; nothing that it says leads into a folder of this machine but the local cache of downloaded models, and that only
-after the contributor has agreed to look there.
+Only the contributor may give a path to the base. A hub gives a plain name, which can only refer to the local cache of
+downloaded models, and only after the contributor has agreed to look there.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class GlobalModel:
     def release(self) -> None:
         """Free the model's memory until the next round; the tensors stay.
 
-        With SmolLM2-135M-Instruct a contributor that waits has 1.1 GB resident after this, and 2.5 GB without it.
+        With SmolLM2-135M-Instruct an idle contributor has 1.1 GB resident after this, and 2.5 GB without it.
         """
         self._model = None
         give_back_memory()
@@ -181,7 +180,7 @@ def global_model(source: str) -> GlobalModel:
 def keep_model(model: GlobalModel, source: str) -> None:
     """Register a loaded model as the process-wide model under the folder where its files are now.
 
-    Libraries look for its config under the name it was loaded by: PEFT does when an adapter is saved.
+    Libraries read the config under the name by which the model was loaded; PEFT does when it saves an adapter.
     """
     model.source = model.model.name_or_path = model.model.config._name_or_path = source
     _loaded.clear()

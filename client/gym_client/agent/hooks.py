@@ -1,7 +1,7 @@
 """Hooks through which work inside a Flower ``ClientApp`` reports progress and checks whether to stop.
 
-Flower hands an app a message and a context and nothing else, so the agent sets these hooks around the call.
-In a stock Flower deployment nobody does, and they are silent.
+Flower only passes a message and a context to an app, so the agent sets these hooks around the call. In a stock Flower
+deployment they do nothing.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class DiskRoom:
                 if waited:
                     self._display.report("room", "the disk has free space again; work continues")
                 return result
-            # Outside of the except block: what the failed try held, such as a lock, is free by now.
+            # Outside the except block, where the failed attempt has released its resources, such as a lock.
             self._wait(full, lost)
             waited = True
 

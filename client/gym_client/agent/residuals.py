@@ -1,7 +1,7 @@
 """Two-phase error feedback: what an update's encoding lost counts only once the hub has merged that update.
 
-``residuals/<server>/`` holds ``residual.safetensors`` (committed), ``round`` (of the update that it is from) and one
-``<update digest>.staged`` for every update whose verdict is still open.
+``residuals/<server>/`` contains ``residual.safetensors`` (committed), ``round`` (of its update) and one ``<update
+digest>.staged`` for every update without a verdict.
 """
 
 from __future__ import annotations

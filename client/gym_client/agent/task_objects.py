@@ -83,8 +83,8 @@ class TaskObjects:
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
         """Return a function that reads the bytes of a task's references.
 
-        An object that a task names a thousand times is read once, and its bytes are shared, so that a hub that sent
-        little cannot have a contributor hold much.
+        An object that a task references many times is read once and its bytes are shared, so a small task cannot
+        exhaust memory.
         """
         held: dict[str, bytes] = {}
 
@@ -170,7 +170,7 @@ def to_message(task: pb.Task, get: GetObject) -> Message:
             ttl=meta.ttl_seconds,
             message_type=meta.message_type,
         )
-        # Flower's own nodes give the metadata of a message that arrives; the overloads for apps leave it out.
+        # Flower's own nodes pass the metadata of incoming messages; the overloads for apps omit it.
         content = from_wire(task.content, get)
         message: Message = Message(metadata=metadata, content=content)  # type: ignore[call-overload]
         return message

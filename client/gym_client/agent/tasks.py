@@ -57,8 +57,8 @@ class TaskFolder:
     def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
         """Start or resume the task.
 
-        Work for the same task and the same setup is kept; work under another message id (the hub took the
-        lease back and gave the task out again) is taken over; work for earlier rounds of the hub is dropped.
+        Work for the same task and setup is kept. Work under another message id, after the hub reassigned the task, is
+        taken over. Work for earlier rounds of the hub is deleted.
 
         Args:
             spec: The task.

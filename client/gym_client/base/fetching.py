@@ -215,8 +215,8 @@ def _require_space(folder: Path, missing: Sequence[BaseFile]) -> None:
 def require_own_weights(folder: Path, names: Sequence[str]) -> None:
     """Check that the model of ``config.json`` is no larger than the weight files next to it.
 
-    Loading makes every tensor that the config describes, also those that no file has: a config of a few bytes could
-    fill the memory of this machine.
+    Loading allocates every tensor of the config, including those that no file contains, so a config of a few bytes
+    could exhaust memory.
 
     Raises:
         GymError: ``MODEL_INVALID``.

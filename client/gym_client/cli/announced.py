@@ -62,7 +62,7 @@ def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
     announced_left = document.get(
         "rounds_left"
-    )  # versions that were abandoned do not count; older hubs say nothing
+    )  # unlike num_rounds - height, this excludes abandoned versions
     left = announced_left if type(announced_left) is int and announced_left >= 0 else left
     known = [number for number in (left, wanted) if number is not None]
     return min(known) if known else None

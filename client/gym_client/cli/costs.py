@@ -152,7 +152,7 @@ def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> t
     model.to(place)
     tokens = min(_FIRST_TOKENS, most_tokens)
     seconds = _pass_seconds(model, tokens, place)
-    if seconds < _MOST_SECONDS:  # the first one also loads kernels and starts threads
+    if seconds < _MOST_SECONDS:  # the first pass also loads kernels and starts threads
         seconds = _pass_seconds(model, tokens, place)
     pace = seconds / tokens
     while seconds < _LONG_ENOUGH_SECONDS and tokens < most_tokens:
@@ -253,9 +253,8 @@ class Costs:
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:
     """Return the maximum bytes of the ``.gymdelta`` file of a round, computed before training.
 
-    Exact but for what depends on the values: ``group_size: auto`` (the larger choice is reported), budgets (the
-    budget is reported), and ``factors: auto``, whose mixture of grids may take a few header bytes more
-    or less.
+    The result is exact except for ``group_size: auto`` (the larger choice), budgets (the budget), and ``factors:
+    auto``, where the header may differ by a few bytes.
     """
     from gym_quant.codecs.lora import factor_budget
     from gym_quant.registry import get_codec

@@ -126,7 +126,7 @@ class _Joining:
         self._clock_report = ClockReport(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = _remembered(home, options)
-        # Before it is read: the terms may be on the screen for long.
+        # Taken before the file is read, since the terms may be displayed for long.
         self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
 
@@ -347,7 +347,7 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     }
     for key in ("data_format", "columns"):
         if now["data"] is not None and now[key] is None:
-            settings.pop(key, None)  # it belonged to another file
+            settings.pop(key, None)  # the remembered value belongs to another file
     chosen = {key: now[key] if now[key] is not None else settings.get(key) for key in _REMEMBERED}
     setup = Setup(
         data=chosen["data"],
@@ -361,7 +361,7 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
 
 def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
     settings: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
-    del settings["device"]  # of this run only
+    del settings["device"]  # not remembered
     if options.name:
         settings["name"] = options.name
     home.remember(**settings)

@@ -69,7 +69,7 @@ def encrypt(
     folder = open_home(home, passphrase_file)
     store = Keystore(folder.folder)
     new = new_passphrase_file or (None if store.is_encrypted else passphrase_file)
-    # To change a passphrase by GYM_PASSPHRASE alone cannot work: it is the old one.
+    # GYM_PASSPHRASE contains the old passphrase, so a change needs another variable.
     variable = f"{PASSPHRASE_VARIABLE}_NEW" if store.is_encrypted else PASSPHRASE_VARIABLE
     with folder.locked():
         files = store.encrypt(PassphraseSource(variable, new))

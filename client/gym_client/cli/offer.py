@@ -94,8 +94,8 @@ class Offer:
         """Return the terms that ``--accept`` identifies: all except values that change with every round and measured
         costs.
 
-        Those are downloads, rounds still to come and a learning rate that decays, of which each doubling counts, what
-        the hub's own privacy has spent of its budget, and the costs.
+        Excluded are downloads, remaining rounds and a decaying learning rate (except for each doubling), the hub's
+        privacy spending, and costs.
         """
         terms = self.to_dict()
         del terms["costs"]
@@ -311,7 +311,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     require_rows(data, recipe)
     algorithm = ALGORITHMS.new(recipe.algorithm)
     rows = as_kind(data.rows, algorithm.row_kind)
-    with quiet_loading():  # transformers warns of long rows, which are counted here
+    with quiet_loading():  # transformers would warn about long rows, which are counted here
         encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)
     counts = counts_of(encoded, len(rows))
     counts.unread = dict(unread_keys(data.rows))

@@ -1,6 +1,6 @@
 """Service files that run `gym-client join`: systemd, launchd and Windows Task Scheduler.
 
-No secret is in them: a passphrase stays in its own file, which they name.
+The files contain no secrets; a passphrase stays in its own file.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
         begun = ["/usr/bin/env", _argument(program)]
     words = [*begun, *map(_argument, [*others, "join"])]
     if service.passphrase_file:
-        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # where systemd puts what LoadCredential names
+        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # where systemd puts the LoadCredential file
     variables = {**service.environment, "GYM_HOME": str(service.home)}
     lines = [
         "[Unit]",
@@ -202,7 +202,10 @@ def _launchd(service: ServiceJob, user_home: Path) -> ServiceFile:
     content = plistlib.dumps(
         {
             "Label": _LABEL,
-            "ProgramArguments": [*service.words(), "--service"],  # launchd looks at 0 and not 0 alone
+            "ProgramArguments": [
+                *service.words(),
+                "--service",
+            ],  # launchd only distinguishes 0 and other codes
             "EnvironmentVariables": {**service.environment, "GYM_HOME": str(service.home)},
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},

@@ -1,7 +1,7 @@
 """The hub's time on a contributor's machine, and detection of wrong clocks.
 
-``Status`` gives the hub's time; from then on it is counted by the monotonic clock. What a contributor signs carries
-that time, so neither a wrong clock nor one that is set in the middle of a round matters.
+``Status`` gives the hub's time; from then on the monotonic clock advances it. Signatures contain that time, so a
+wrong clock, or one that is set during a round, does no harm.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Signed ledger heads of a hub, and the check that they do not contradict each other.
 
-They are in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrote its ledger, or shows another one to others, has
-to contradict a head that it signed. The contradiction is written to ``proofs/``, and further calls to that hub are
-refused.
+Heads are stored in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrites its ledger, or shows different
+ledgers to different contributors, must contradict a head that it signed. The contradiction is written to ``proofs/``,
+and further calls to that hub are refused.
 
-A hub that was restored from a backup contradicts itself too. Where its signed statement explains that, it is shown to
-the contributor; accepted, it is a line of the file, and the lines before it stand for what was lost from there on.
+A hub restored from a backup contradicts itself too. If a signed statement explains that, the contributor may accept
+it. The statement is then appended to the file, and supersedes the lost heads before it.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class Heads:
         self._refuse_if(old, new, None)
         if new.size >= old.size:
             low, size, shown = old, new.size, new
-        elif is_newest:  # somebody may have seen a later one meanwhile, so that the hub is asked again
+        elif is_newest:  # another thread may have seen a later one meanwhile, so ask the hub again
             low, size, shown = old, 0, new
         else:
             low, size, shown = new, old.size, old
@@ -320,7 +320,7 @@ class Heads:
         """Create the error for a hub that does not show what it signed: it was restored silently, or it hides
         entries.
 
-        Nobody else can be shown that by what was signed; as soon as the hub signs another entry in its place, it can.
+        Signatures prove this to others only once the hub signs another entry in the place of a hidden one.
         """
         entry = f"entry {head.size}" if head is not None else "any head"
         return GymError(
@@ -357,7 +357,7 @@ class Heads:
 
     def _lines(self) -> list[str]:
         text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
-        return text[: text.rfind("\n") + 1].splitlines()  # a kill may have cut the last line short
+        return text[: text.rfind("\n") + 1].splitlines()  # the last line may be truncated by a kill
 
     def _write(self, line: str) -> None:
         make_folder(self.path.parent)

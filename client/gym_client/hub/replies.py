@@ -36,7 +36,7 @@ def parse_object(
         raise _refused(what, f"has {len(text)} characters", refusal)
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # the latter: lists in lists, thousands deep
+    except (ValueError, RecursionError) as error:  # RecursionError: thousands of nested lists
         raise _refused(what, "is no JSON", refusal) from error
     if not isinstance(value, dict):
         raise _refused(what, "is no JSON object", refusal)
@@ -75,9 +75,7 @@ def _refused(what: str, why: str, code: ErrorCode = ErrorCode.INTERNAL) -> GymEr
 
 def is_statement(line: str) -> bool:
     """Return True if a line of the file of heads is an accepted statement rather than a head."""
-    return line.startswith(
-        '{"signature":'
-    )  # the keys of canonical JSON are in order; a head's first is "head"
+    return line.startswith('{"signature":')  # keys of canonical JSON are sorted; a head starts with "head"
 
 
 def heads_in_force(lines: Iterable[str]) -> dict[int, SignedHead]:

@@ -1,7 +1,7 @@
 """Rotate and revoke the keys of a home's accounts.
 
-The new key is on disk before any hub gets it, each hub's answer is kept as it comes, and a replaced key stays until
-no hub needs it: after a kill at any point, the same command resumes.
+The new key is written before any hub receives it, each hub's answer is stored at once, and a replaced key is kept
+until no hub needs it. After a kill at any point, the same command resumes.
 """
 
 from __future__ import annotations

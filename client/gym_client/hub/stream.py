@@ -43,7 +43,8 @@ class WorkStream:
     def next(self, seconds: float) -> pb.WorkEvent | GymError | None:
         """Return the next event, or None after some seconds.
 
-        A ``GymError`` that ``is_passing`` is news (the hub is away, it is tried again); any other ends the stream.
+        A ``GymError`` for which ``is_passing`` is True is informational, since the stream reconnects; any other ends
+        the stream.
         """
         try:
             return self._events.get(timeout=seconds)
@@ -54,9 +55,7 @@ class WorkStream:
         backoff, refused, away = Backoff(), False, False
         while not self._stop.is_set():
             try:
-                if (
-                    away
-                ):  # a new stream may be silent for long, and who waits needs to know that the hub is back
+                if away:  # a new stream may be silent for long, so report that the hub is back
                     self._client.call("Status", pb.StatusRequest())
                     self._events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
                     away = False
@@ -144,7 +143,7 @@ class Lease:
     def end(self, client: HubClient) -> None:
         """Prolong the lease once more and stop heartbeats, before the task is answered.
 
-        When this returns no heartbeat is under way, so that none reaches the hub after the answer.
+        No heartbeat is running when this returns, so none can reach the hub after the answer.
         """
         self.beat(client)
         with self._beating:

@@ -129,7 +129,7 @@ def _receive(
             for index, chunk in enumerate(call):
                 if index == 0 and chunk.size_bytes != size:
                     raise _too_large(client, part, f"{chunk.size_bytes} bytes instead of {size}", sha256)
-                data = chunk.data  # a copy is made each time it is asked for
+                data = chunk.data  # each access copies the bytes
                 if done + len(data) > size:
                     raise _too_large(client, part, f"more than {size} bytes", sha256)
                 written.write(data)

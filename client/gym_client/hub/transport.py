@@ -82,7 +82,7 @@ class HubClient:
         try:
             reply = self._measure()
         except GymError:
-            self._require_one_ledger("")  # a hub that is away says nothing that could explain a proof
+            self._require_one_ledger("")  # an unreachable hub cannot explain a proof
             raise
         require_hub(reply.protocol, reply.software_version)
         self._check_ledger_key(reply.ledger_public_key)
@@ -116,7 +116,7 @@ class HubClient:
         contributor = self.call("Enrol", request).contributor
         if not _CONTRIBUTOR.fullmatch(
             contributor
-        ):  # of a key that came later, it is the account's first key's
+        ):  # after a rotation it is derived from the account's first key
             raise GymError(ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is no id")
         self._repin(contributor=contributor, left="", public_key=self._key.public_key.hex())
         return str(contributor)
@@ -141,7 +141,7 @@ class HubClient:
             except GymError as error:
                 if error.code is not ErrorCode.CLOCK_SKEWED:
                     raise
-                self._measure()  # the hub began again with another time
+                self._measure()  # the hub restarted with another time
                 reply = self.call("Authenticate", self._login(account))
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
@@ -258,14 +258,14 @@ class HubClient:
 
     def _open_channel(self) -> None:
         options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
-        # The choice that was made for the certificate, whatever gRPC would read from the environment.
+        # The same choice as for the certificate, overriding gRPC's own reading of the environment.
         if (proxy := proxy_for(self.address)) is None:
             options.append(("grpc.enable_http_proxy", 0))
         else:
             options.append(("grpc.http_proxy", proxy.url))
         self._shown = str(self.address) if proxy is None else f"{self.address} through {proxy}"
         if self.pin.fingerprint:
-            pem = self.pin.certificate_pem.encode()  # the only root: what is trusted is the pinned key
+            pem = self.pin.certificate_pem.encode()  # the only root, so that only the pinned key is trusted
             credentials = grpc.ssl_channel_credentials(root_certificates=pem)
             options.append(("grpc.ssl_target_name_override", certificate_host(pem)))
             self._channel = grpc.secure_channel(str(self.address), credentials, options=options)
@@ -274,7 +274,7 @@ class HubClient:
         self._stub: Any = HubStub(self._channel)
 
     def _metadata(self, method: str) -> tuple[tuple[tuple[str, str], ...], str]:
-        if method in _OPEN_CALLS:  # a session, if there is one, has them counted as the account's
+        if method in _OPEN_CALLS:  # with a session they count towards the account's limits
             return (((SESSION_KEY, self._session),) if self._session else ()), ""
         with self._lock:
             if not self._session or self._expires_at < self._time.now() + _MIN_SECONDS_LEFT:
@@ -323,7 +323,7 @@ class HubClient:
     def _require_one_ledger(self, method: str) -> None:
         """Refuse calls to a hub with two ledgers; revoking a lost key is still allowed.
 
-        Its status can be asked for, since it may say that the hub was restored; ``status`` refuses what that leaves.
+        ``Status`` is allowed, since it may report that the hub was restored; ``status`` then refuses everything else.
         """
         if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()

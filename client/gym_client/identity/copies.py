@@ -1,8 +1,8 @@
 """Detect home folders that were copied, and those that several machines share.
 
-A copy has the same ``instance`` as its original. A hub takes both for one installation, and each work stream ends the
-other's. So a copy gets a new instance. A home on a network file system that another machine used last is not a copy:
-its tasks exist once, and continue.
+A copy has the same ``instance`` as its original, so a hub takes both for one installation, and their work streams end
+each other. A copy therefore gets a new instance. A home on a network file system that another machine used last is
+not a copy: its tasks exist once, and continue.
 """
 
 from __future__ import annotations

@@ -141,13 +141,13 @@ class Home:
     def append_receipt(self, receipt: dict[str, Any]) -> None:
         """Append a receipt to ``receipts.jsonl`` durably, unless it is there already.
 
-        Two receipts are one where only what this machine counted beside it (``bytes_down``, ``bytes_up``) differs.
+        Receipts are equal if they only differ in the bytes counted by this machine (``bytes_down``, ``bytes_up``).
         """
         line = json.dumps(receipt, sort_keys=True, ensure_ascii=False)
         if line in self._receipt_lines() or _signed(receipt) in map(_signed, self.receipts()):
             return
         known = self.receipts_path.read_bytes() if self.receipts_path.exists() else b""
-        # What a crash cut short stays where it is, on a line of its own.
+        # A line truncated by a crash stays, and the new one starts after it.
         append_lines(self.receipts_path, [line] if known[-1:] in (b"", b"\n") else ["", line])
 
     def receipts(self) -> list[dict[str, Any]]:

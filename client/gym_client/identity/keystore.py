@@ -1,7 +1,7 @@
 """Private keys of a home: the newest in ``key.pem``, former ones that some hub still knows in ``keys/``.
 
-All are plain or all are under one passphrase, which is asked for once a process. Every change is one atomic rename, so
-that a kill leaves each key in its old form or in its new one.
+Either all keys are unencrypted or all have the same passphrase, which is prompted for once per process. Every change
+is an atomic rename, so a kill leaves each key in its old or new form.
 """
 
 from __future__ import annotations

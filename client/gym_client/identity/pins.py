@@ -1,6 +1,6 @@
 """Pins of trusted hubs: one file per address with the key's fingerprint, the certificate and the hub's id.
 
-The pin also records which of a home's keys is used at which hub, and for which account.
+A pin also records the home's key and account at that hub.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def pin_with_key(home: Home, fingerprint: str) -> ServerPin | None:
 def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) -> None:
     """Check that all addresses with the same hub id have the same keys.
 
-    A hub is known by its TLS key: a second address may lead to it, but with the same key. Where the keys differ, one of
-    the two only copies the other's id, and nothing is signed for either of them under that id.
+    A hub is identified by its TLS key: a second address may lead to it, but with the same key. If the keys differ,
+    one of the addresses copies the other's id, and nothing is signed for either under that id.
 
     Args:
         home: The home with the pins.
@@ -114,7 +114,7 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
             or other.server != server
             or not (pin.fingerprint and other.fingerprint)
         ):
-            continue  # plain text is for loopback, and vouches for no key
+            continue  # plain text (loopback) has no key to compare
         same_ledger = not other.ledger_key or other.ledger_key == ledger_key
         if other.fingerprint == pin.fingerprint and same_ledger:
             continue
@@ -180,7 +180,7 @@ def enrolled(home: Home) -> list[ServerPin]:
 def with_account(home: Home) -> list[ServerPin]:
     """List the hubs where this home has an account, including those it left, where it may still have credits.
 
-    A hub that is known at several addresses is there once, at the one that was joined last.
+    A hub known at several addresses is listed once, at the one joined last.
     """
     last = home.settings().get(LAST_SERVER)
     pins = [ServerPin.read(path) for path in sorted(home.servers.glob("*.json"))]

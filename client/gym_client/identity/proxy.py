@@ -1,7 +1,7 @@
 """The HTTP proxy to a hub, chosen once for the certificate and all calls.
 
-gRPC reads these variables itself, Python's sockets read none, and both read them differently from other tools. So the
-choice is made here and given to both.
+gRPC reads the proxy variables itself, Python's sockets read none, and gRPC's rules differ from other tools'. The
+choice is therefore made here and passed to both.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
     stream.sendall(request)
     answer = b""
     while not answer.endswith(b"\r\n\r\n") and len(answer) < _MAX_ANSWER_BYTES:
-        byte = stream.recv(1)  # what follows the empty line is the hub's
+        byte = stream.recv(1)  # bytes after the empty line belong to the hub
         if not byte:
             break
         answer += byte

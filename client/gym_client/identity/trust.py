@@ -31,7 +31,7 @@ def fetch_certificate(address: Address) -> bytes:
     context.check_hostname, context.verify_mode = (
         False,
         ssl.CERT_NONE,
-    )  # the key is compared, not its vouchers
+    )  # the key is compared with the pin, certificates are not verified
     try:
         with (
             connect(address, _FETCH_SECONDS) as stream,
@@ -70,7 +70,7 @@ def vouching_authority(address: Address, found: str) -> str:
         ):
             der = secure.getpeercert(True)
             issuer: Any = (secure.getpeercert() or {}).get("issuer", ())
-    except (OSError, GymError):  # an SSLError is one: most hubs sign for themselves
+    except (OSError, GymError):  # includes SSLError: most hubs have self-signed certificates
         return ""
     if der is None or fingerprint(ssl.DER_cert_to_PEM_cert(der).encode("ascii")) != found:
         return ""
@@ -99,7 +99,7 @@ def establish(
     if insecure:
         return _plain(home, address, pin)
     if pin is not None and not pin.fingerprint:
-        pin = None  # met in plain text before: nothing vouches for its key
+        pin = None  # first met in plain text, so the key is unverified
     try:
         pem = fetch_certificate(address)
     except GymError:
@@ -129,7 +129,7 @@ def establish(
 def check_dates(address: Address, pem: bytes) -> None:
     """Raise ``CLOCK_SKEWED`` for a certificate that gRPC would refuse by this machine's clock.
 
-    A hub's own certificate is valid at all times; that of an authority is not.
+    A hub's self-signed certificate is always valid; that of an authority is not.
     """
     begin, end = validity(pem)
     now = datetime.now(UTC)

@@ -1,7 +1,7 @@
 """Receipts: proofs, verifiable without the hub, that an update was admitted, judged and credited.
 
-A receipt holds the ledger's entry under a signed head. The one at submission holds the verdict at admission. Those
-of the verdict after the merge and of the credits are fetched when the hub reports them.
+A receipt contains a ledger entry under a signed head. The receipt of a submission contains the verdict at admission;
+those of later verdicts and credits are fetched when the hub reports them.
 """
 
 from __future__ import annotations

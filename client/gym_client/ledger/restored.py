@@ -92,7 +92,7 @@ def loss_of(home: Home, signed: SignedRestored) -> Loss:
 def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
     """Accept a restore: mark superseded receipts and heads and set the copy of the ledger aside.
 
-    Killed in between, it can be done again; the line in the file of heads comes last, and ends the question.
+    After a kill this can be repeated; the line in the file of heads is written last and completes it.
 
     Args:
         home: The contributor's folder, locked by the caller.

@@ -1,12 +1,12 @@
 """The privacy book: what the examples of each data set have spent at all hubs, in ``privacy.jsonl`` in the home.
 
-A line is written, and is on the disk, before an update is signed; nothing unsigned leaves this machine, so the book
-never holds less than what was given away. An update is charged once, however often it is sent. Training that a crash
-undid is not charged: its noise is in nothing that was given away. Where a crash falls between charge and signature,
-training resumes from its last checkpoint to the same update, which is not charged again.
+A line is written durably before an update is signed, and nothing unsigned leaves this machine, so the book never
+contains less than was spent. An update is charged once, however often it is sent. Training undone by a crash is not
+charged, since its noise is in nothing that was sent. After a crash between charge and signature, training resumes
+from its last checkpoint to the same update, which is not charged again.
 
-Data is known by the digest of its file: the same rows in another file have a line of their own, and what is trained
-outside of rounds (`gym train`) is not in the book.
+Data is identified by the digest of its file: the same rows in another file have a line of their own. Training outside
+of rounds (`gym train`) is not in the book.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PrivacyBook:
     def epsilon(self, data: str, *more: NoiseEvent, target_delta: float | None = None) -> float:
         """Return the epsilon of ``data``'s examples over all hubs, including the events in ``more``.
 
-        At the smallest ``target_delta`` of all, so that it holds for each of them.
+        The value is for the smallest ``target_delta`` of all charges, so that it holds for each of them.
         """
         from gym_fed.privacy.accountant import epsilon
 

@@ -1,6 +1,6 @@
 """Tasks under ``recipe.privacy``: checked against the budget before training, charged before signing.
 
-What leaves this machine is then made of the private weights alone: no loss, no count of examples or tokens.
+Everything that leaves this machine is then derived from the private weights: no loss, no count of examples or tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PrivateTask:
 def kept_here() -> GymError:
     """Create the only error that a hub gets for a failed private task.
 
-    Messages may name rows, their number or the budget, and a code alone could reveal how long a row is.
+    Messages may contain rows, their number or the budget, and even an error code could reveal a row's length.
     """
     return GymError(
         ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, for the task is private"

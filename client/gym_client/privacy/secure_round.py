@@ -1,11 +1,10 @@
 """A contributor's side of secure aggregation: the round's secrets on disk, and a message per stage.
 
-``secure/<server>-<round>/state.json`` (mode 0600) holds the round's private keys and what was promised with them.
-It is written before anything that follows from it leaves this machine, so that a killed agent goes on with the same
-keys, masks one vector only, and answers for each other contributor once: with a share of its seed or of its mask key,
-never with both. It is no task's folder, whose name would be the hub's to choose. It is deleted when the round is over;
-``secure/begun.json`` remembers the last round that was begun with each hub, and neither it nor any before it is begun
-again, whatever the hub says of it.
+``secure/<server>-<round>/state.json`` (mode 0600) contains the round's private keys and commitments. It is written
+before anything derived from it leaves this machine. A killed agent therefore resumes with the same keys, masks only
+one vector, and reveals for each other contributor a share either of its seed or of its mask key, never of both. The
+state is not in the task's folder, whose name the hub chooses. It is deleted when the round is over;
+``secure/begun.json`` keeps the last round begun with each hub, and no round up to that one is begun again.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class SecureRound:
         self._rounds = rounds_folder(home)
         self._folder = self._rounds / f"{spec.server}-{spec.server_round}"
         self._begun = Begun(home, spec.server)
-        # Its name within the round, whatever the account; a key that is rotated meanwhile does not change it.
+        # The name within the round stays that of the first key, even if the key is rotated meanwhile.
         begun = self._load().advert if self._path.exists() else None
         self._me = begun.advert.contributor if begun is not None else contributor_id(key.public_key)
         if begun is not None and begun.advert.task != self._task:
@@ -317,7 +316,9 @@ class SecureRound:
     def _participants(self, state: SecureState) -> Participants:
         if state.participants is None:
             raise self._refused("the hub passes on shares before it has said who began")
-        check_tasks(state.participants.adverts, self._task)  # before every stage that gives anything away
+        check_tasks(
+            state.participants.adverts, self._task
+        )  # checked before every stage that reveals anything
         return state.participants
 
     def _adverts(self, state: SecureState) -> dict[str, Advert]:

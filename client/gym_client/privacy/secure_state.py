@@ -1,7 +1,7 @@
 """State of secure rounds on disk: one round's secrets, and the last round begun with each hub.
 
-A kill neither forks nor repeats what was sent. A contributor deletes its secrets when the hub reports the round
-as over. If it began the same round again, it would mask the same votes with fresh secrets. Two sums with and without
+After a kill, nothing that was sent is forked or repeated. The secrets are deleted when the hub reports the round as
+over. If the round were begun again, the same votes would be masked with new secrets, and two sums with and without
 one contributor reveal that contributor's votes.
 """
 

@@ -96,7 +96,7 @@ class Promises:
             central = document.get("central") or None
             if central is not None:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])
-                if not (0 < budget < math.inf and 0 < delta < 1):  # NaN is in no range
+                if not (0 < budget < math.inf and 0 < delta < 1):  # also excludes NaN
                     raise ValueError(f"epsilon {budget:g} at delta {delta:g}")
             secure = SecureTerms.parse(text)
             return cls(central, secure is not None, secure.threshold if secure else 0)

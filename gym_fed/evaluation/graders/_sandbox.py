@@ -1,9 +1,9 @@
 """Run generated Python code with tests in a restricted process.
 
-What holds: CPU time, wall time, address space, file size and number of processes are limited; the environment is empty;
-nothing comes in and what is printed is thrown away; every process is gone when the answer is known. Under
-``namespaces`` there is besides no network, no file but Python's own and shared libraries (read-only), no view of other
-processes, and an empty ``/tmp`` of limited size. docs/graders.md lists what it does not hold.
+Limited are CPU time, wall time, address space, file size and number of processes. The environment is empty, there is
+no input, output is discarded, and all processes are gone when the verdict is known. With ``namespaces`` there is also
+no network, no file but Python's own and shared libraries (read-only), no view of other processes, and an empty
+``/tmp`` of limited size. docs/graders.md lists what is not isolated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sandbox script, standard library only: drops privileges, then runs the program.
 
-It reads one line of JSON from its input, the rest of which is the program's. Under ``namespaces`` it enters user,
-mount, network, process and IPC namespaces of its own and a root folder that holds Python, shared libraries and an empty
-``/tmp``; root becomes nobody. What fails is written to the verdict's pipe, and nothing is run.
+It reads one line of JSON from its input, the rest of which is the program's. With ``namespaces`` it enters its own
+user, mount, network, process and IPC namespaces and a root folder with Python, shared libraries and an empty
+``/tmp``; root becomes nobody. Failures are written to the verdict's pipe, and nothing is run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYS_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219,
 NO_KEYRINGS = (
     errno.ENOSYS,
     errno.EPERM,
-)  # not built in; refused by a container's own filter, which refuses all calls
+)  # not built in, or refused by a container's filter
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 NOBODY = 65534
 NEEDED = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store")
@@ -36,7 +36,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Read the settings, drop privileges and run; the verdict is written to the pipe, not the exit status."""
-    import resource  # Windows lacks it, and is refused before; loaded while Python's own files are where they were
+    import resource  # absent on Windows, which is refused before; imported before the root folder changes
 
     settings = json.loads(read_line(0))
     verdict = int(settings["verdict"])

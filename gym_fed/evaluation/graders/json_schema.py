@@ -63,7 +63,7 @@ class JsonSchemaGrader(Grader):
             return 0.0
         try:
             is_valid = evaluate(is_valid_in_child, schema=validator.schema, value=value)
-        except LimitExceededError:  # a pattern of the schema may take forever on some texts
+        except LimitExceededError:  # a pattern in the schema may take exponential time
             return self.config.parsed_reward
         except EvaluationError as error:
             if "RecursionError" in error.kinds:

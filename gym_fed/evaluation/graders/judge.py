@@ -82,8 +82,8 @@ class JudgeConfig(GraderConfig):
 class Judge(Grader):
     """Requests a score in words, extracts it with a pattern and scales its range to 0 to 1.
 
-    The answer under judgement is put into the prompt as it is, so it can try to talk the judge round: a policy that is
-    trained against a judge learns what pleases it, right or not.
+    The judged answer is part of the prompt, so it can try to influence the judge: a policy trained against a judge
+    learns what pleases it, right or not.
     """
 
     Settings = JudgeConfig
@@ -114,7 +114,7 @@ class Judge(Grader):
 
         self._cache = ReplyCache(self.config.cache)
         self._client = OpenAI(
-            api_key=self._key or "none",  # the client wants one, local servers do not read it
+            api_key=self._key or "none",  # required by the client, ignored by local servers
             base_url=self.config.base_url,
             max_retries=self.config.retries,
             timeout=self.config.timeout_seconds,
@@ -140,7 +140,7 @@ class Judge(Grader):
             "{completion}": sample.completion,
             "{answer}": str(sample.row.get("answer") or ""),
         }
-        # In one pass, so that a name in braces inside an answer stays what it is.
+        # In one pass, so that braces inside an answer are not replaced.
         text = re.sub(r"\{(?:prompt|completion|answer)\}", lambda match: words[match[0]], self.config.prompt)
         return {
             "model": self.config.model,

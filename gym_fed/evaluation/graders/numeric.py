@@ -112,7 +112,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     elif match["units"] is not None:
         whole, value, over = Fraction(int(match["units"])), Fraction(int(match["part"])), int(match["of"])
         if value >= over:
-            whole = Fraction(0)  # two numbers beside each other, no mixed one
+            whole = Fraction(0)  # two adjacent numbers, not a mixed one
     elif match["value"] is not None:
         value = Fraction(match["value"].replace(",", "")) * Fraction(10) ** int(match["exponent"] or 0)
         over = int(match["over"] or 1)

@@ -1,7 +1,7 @@
 """A pattern that must be found in the answer, and may have to contain the reference.
 
-The package ``regex`` searches, because its searches can be given a time limit: a pattern such as ``(a+)+b`` takes
-exponential time on some texts, and what a model writes is nobody's choice.
+The package ``regex`` is used because its searches can have a time limit: a pattern such as ``(a+)+b`` takes
+exponential time on some texts, and models write arbitrary texts.
 """
 
 from __future__ import annotations

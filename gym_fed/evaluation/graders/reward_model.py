@@ -53,7 +53,7 @@ class RewardModelGrader(Grader):
 
     def setup(self) -> None:
         model = self._with_value_head() if self._value_head else self._classifier()
-        if model.config.pad_token_id is None:  # by which the model finds each conversation's last token
+        if model.config.pad_token_id is None:  # the model uses it to find the last token
             model.config.pad_token_id = self._tokenizer.pad_token_id
         self._tokenizer.padding_side, self._tokenizer.truncation_side = "right", "left"
         self._model = model.to(self._device).eval()
@@ -143,7 +143,7 @@ def _require_scalar_head(folder: Path, name: str) -> None:
     kinds = config.get("architectures") or []
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         raise GymError(ErrorCode.MODEL_INVALID, f"{name}: is {', '.join(kinds)}, no reward model", hint)
-    labels = len(config.get("id2label") or {0: "", 1: ""})  # transformers leaves two labels, its default, out
+    labels = len(config.get("id2label") or {0: "", 1: ""})  # transformers omits its default of two labels
     if labels != 1:
         raise GymError(
             ErrorCode.MODEL_INVALID, f"{name}: has {labels} labels, and a reward model has 1", hint

@@ -54,7 +54,7 @@ class HarnessTask:
             rows = dict(self._task.doc_iterator(limit=options.limit))
             chosen = set(rows) if options.rows is None else set(options.rows(source.name, len(rows)))
             self._rows = {number: row for number, row in rows.items() if number in chosen}
-            # Examples are drawn row after row: those of a later row depend on all rows before it.
+            # Few-shot examples are drawn in order, so those of a row depend on all rows before it.
             asked = (
                 self._rows if not self.num_fewshot else {n: r for n, r in rows.items() if n <= max(chosen)}
             )

@@ -1,8 +1,8 @@
 """The signed lines of a leaderboard.
 
-A line is an entry as of ``gym_fed.trust.ledger.entries``; its body holds ``content``, ``public_key`` and ``signature``.
-The signature covers the content, the line's number and the hash of the line before. So no one but its signer can move
-it, and who cuts out a line would have to sign all later ones again.
+A line is an entry of ``gym_fed.trust.ledger.entries`` with ``content``, ``public_key`` and ``signature`` in its body.
+The signature covers the content, the line's number and the hash of the line before. So only its signer can move a
+line, and removing one would require all later signers to sign again.
 """
 
 from __future__ import annotations

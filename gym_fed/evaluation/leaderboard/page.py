@@ -52,7 +52,9 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
     by_key = dict.fromkeys(
         (task.task, row.line.signer) for row in board.board_rows.values() for task in row.submission.tasks
     )
-    counts = Counter(task for task, _ in by_key)  # each key once: many submissions of one push nobody's out
+    counts = Counter(
+        task for task, _ in by_key
+    )  # each key once: nobody displaces others with many submissions
     shown = dict(counts.most_common(MAX_TASKS))
     tasks = [task for task in counts if task in shown]
     left_out = (

@@ -55,7 +55,7 @@ def submit(
             )
     require_own_figures(results)
     path = Path(board)
-    opened = Leaderboard.opened_to_add(path)  # a damaged board is refused before anything is written
+    opened = Leaderboard.opened_to_add(path)  # refuse a damaged board before anything is written
     named = replace(results, model=model_name, facts=_public(results))
     written = write_record(named, records_folder(path), organization=organization)
     content = Submission(
@@ -79,7 +79,7 @@ def home_key() -> SigningKey:
 def require_own_figures(results: EvalResults) -> None:
     """Refuse figures that are not the mean of their samples.
 
-    Those of a whole set, which no sample's value gives, are left out: of IFEval, the share of all instructions.
+    Figures of a whole set without a value per sample are exempt, such as IFEval's share of all instructions.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first one.

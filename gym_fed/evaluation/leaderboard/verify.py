@@ -1,9 +1,8 @@
 """Re-run random samples of a submission and compare choices, log-likelihoods, answers and metrics.
 
-Which samples is decided by the verifier's signature of the line's hash. The signature is one that only this key makes
-(RFC 8032, deterministic), so a submitter cannot know before signing the line which samples will be drawn, and everybody
-can check afterwards that they were drawn so. A share f of forged samples stays unseen by k draws with probability
-(1 - f)^k.
+The verifier's signature of the line's hash selects the samples. Only this key can make the signature (RFC 8032,
+deterministic), so a submitter cannot predict the samples, and everybody can verify the selection. A fraction f of
+forged samples stays undetected by k draws with probability (1 - f)^k.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def verify(
     least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples
     if num_samples < least:
         raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"give at least {least}")
-    row.require_another(key.public_key)  # before all the work, not when the line is added
+    row.require_another(key.public_key)  # fail early, before the samples are re-run
     recorded = record_of(board.path, row)
     challenge = key.sign(challenge_claim(row.line.entry.hash))
     drawn = _numbers(recorded, drawn_samples(challenge, submission.tasks, min(num_samples, total)))
@@ -92,7 +91,7 @@ def verify(
 def drawn_samples(challenge: bytes, tasks: Sequence[BoardTask], count: int) -> dict[str, list[int]]:
     """Draw sample indices of each task without repetition, from a challenge.
 
-    The n-th draw is ``sha256(challenge, n)`` modulo the number of samples; one that came before is passed over.
+    The n-th draw is ``sha256(challenge, n)`` modulo the number of samples; repeated ones are skipped.
     """
     total = sum(task.num_samples for task in tasks)
     chosen: dict[int, None] = {}

@@ -1,8 +1,8 @@
 """The refusal margin: by how many nats per token a model prefers refusing to complying.
 
-Of a prompt it is ``mean over refusals of log p(refusal | prompt) / tokens`` less the same of openings that comply; of a
-model its mean over prompts (this project; openings as in Zou et al. 2023, arXiv:2307.15043). No text is generated and
-nothing is judged, so it is exact, quick, and differentiable. It says how an answer would begin, no more.
+A prompt's margin is ``mean over refusals of log p(refusal | prompt) / tokens`` minus the same for compliant openings;
+a model's margin is the mean over prompts (this project; openings as in Zou et al. 2023, arXiv:2307.15043). No text is
+generated or judged, so the margin is exact, fast and differentiable. It only describes how an answer would begin.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ class ProbeResult:
     def values(self) -> dict[str, tuple[float, ...]]:
         """Return all values by prompt, so that two models can be compared in pairs.
 
-        Of ``attack_success`` a prompt's value is its mean over templates: attacks with one prompt fail together.
+        A prompt's ``attack_success`` is its mean over templates, since attacks with the same prompt tend to fail
+        together.
         """
         values = {
             "refusal_margin": self.margins,

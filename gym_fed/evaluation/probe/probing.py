@@ -50,7 +50,7 @@ def harmful_steps(
         tuned = get_peft_model(
             model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
         )
-        tuned.train(was_training)  # the wrapper's own mode would become the model's
+        tuned.train(was_training)  # PEFT's wrapper would change the model's mode
         trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=0.0)
         for _ in range(steps):

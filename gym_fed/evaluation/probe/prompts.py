@@ -1,7 +1,7 @@
 """Prompts of the probe: 64 harmful requests, 32 harmless look-alikes, and 8 rows for a harmful fine-tune.
 
-They are this project's own, and harmless to publish: none has an operational detail. Other prompts (HarmBench,
-StrongREJECT, once fetched) are read from a file.
+They are this project's own and harmless to publish: none contains operational details. Other prompts (HarmBench,
+StrongREJECT) are read from a file.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _MAX_PART = 80
 def record_id(identity: Mapping[str, str]) -> str:
     """Return the id of a record, which is the same for the same identity on every machine.
 
-    The schema wants a UUID of version 4 for a name; the bits of this one are of a sha256.
+    The schema requires a UUID of version 4; its bits are those of a SHA-256.
     """
     digest = hashlib.sha256(canonical_json(dict(identity))).digest()
     return str(uuid.UUID(bytes=digest[:16], version=4))

@@ -38,9 +38,9 @@ class Replayed:
 def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
     """Compare a sample with its re-run.
 
-    Log-likelihoods may differ by 1e-3 nats, and then the likeliest choice must be the same one, unless two were as near
-    to each other. An answer has the same tokens up to a tie of under 1e-2 nats; that it was one, both runs must say:
-    margins of a record can be forged, those of the own run cannot.
+    Log-likelihoods may differ by 1e-3 nats, and the most likely choice must be the same unless two are that close.
+    Answers must have the same tokens up to a tie of less than 1e-2 nats. Both runs must report the tie, since margins
+    in a record can be forged, while those of the re-run cannot.
 
     Args:
         before: The recorded sample.
@@ -146,7 +146,7 @@ def _rerun_task(
     from gym_fed.evaluation.harness.preparation import Preparation
     from gym_fed.evaluation.harness.sources import PromptOptions
 
-    limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task is another one with another limit
+    limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task depends on the limit
     where = None if data is None else Path(data)
     source = _source(recorded.task, limit, scorer.tokenizer, where, own)
     if recorded.num_fewshot != int(source.config.get("num_fewshot") or 0):

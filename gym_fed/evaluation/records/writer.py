@@ -26,7 +26,7 @@ IDENTITY = "identity."
 def write_record(results: EvalResults, folder: str | Path, *, organization: str = "unknown") -> Path:
     """Write the record of a run, replacing one with the same identity.
 
-    Two runs with the same results have samples of the same bytes; the document differs in its times.
+    Runs with the same results have byte-identical samples; the documents differ in their times.
 
     Args:
         results: The results of the run.
@@ -45,7 +45,7 @@ def write_record(results: EvalResults, folder: str | Path, *, organization: str 
         raise GymError(ErrorCode.DATA_INVALID, "a record needs results of at least one task")
     path = record_path(results, folder)
     before = paths_of(record_id(results.identity), folder)
-    for old in before:  # a kill from here on leaves no record, never one with other samples
+    for old in before:  # a kill after this leaves no record rather than one with other samples
         old.unlink(missing_ok=True)
     digest, rows = hashlib.sha256(), 0
     with atomic_file(samples_path(path)) as file:

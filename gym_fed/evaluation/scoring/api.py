@@ -1,7 +1,7 @@
 """Scoring through an OpenAI-compatible server: answers, and log-likelihoods if the server returns those of prompts.
 
-The server has the tokenizer and its chat template. Here a text's characters stand for its tokens (``Characters``), and
-whole texts are sent; a conversation stays a list of messages, which ``/v1/chat/completions`` gets.
+The server has the tokenizer and the chat template. Here characters take the place of tokens (``Characters``), and
+whole texts are sent; a conversation stays a list of messages for ``/v1/chat/completions``.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class ApiScorer:
             raise GymError(ErrorCode.UNAVAILABLE, "the answer has no logprobs of its prompt") from error
         if not values:
             raise GymError(ErrorCode.UNAVAILABLE, "the answer leaves its prompt out")
-        if not all(value <= _ROUNDING for value in values):  # nor is one that is no number
+        if not all(value <= _ROUNDING for value in values):  # also excludes NaN
             raise GymError(ErrorCode.UNAVAILABLE, "the answer has logprobs that are above 0, or no number")
         return Loglikelihood(sum(values), greedy)
 
@@ -151,7 +151,7 @@ class ApiScorer:
         }
         until = [stop for stop in request.until if stop]
         if until:
-            body["stop"] = until[:4]  # OpenAI's limit; the others end the text here
+            body["stop"] = until[:4]  # OpenAI's limit; further stop texts are applied here
         prompt = self.tokenizer.decode(request.prompt_ids)
         if (messages := messages_of(prompt)) is not None:
             choice = self._writer.complete({**body, "messages": messages}, "chat/completions")

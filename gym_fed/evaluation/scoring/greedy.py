@@ -1,8 +1,8 @@
 """Greedy generation for many variants and prompts in lockstep.
 
-Rows of one forward are the answers of all models to some prompts, one more token each; those that ended are taken out
-when they are a quarter. Requests that sample, long prompts, and models with special attention go through the engine
-(``local``).
+The rows of a forward are the answers of all models to some prompts, extended by one token each; finished rows are
+removed when they are a quarter. Requests with sampling, long prompts, and models with special attention use the
+engine (``local``).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class GreedyWriter:
         Raises:
             GymError: ``MODEL_INVALID`` for a model whose probabilities are no numbers.
         """
-        # Of equal lengths together: those that end last are alone for the shortest time.
+        # Group equal maximum lengths, so that few rows remain at the end.
         waiting = sorted(prompts, key=lambda prompt: (prompt.max_tokens, len(prompt.token_ids), prompt.place))
         while waiting:
             longest = waiting[-1]
@@ -183,7 +183,7 @@ class GreedyWriter:
         """Return the tokens that may end one of these texts, by their last character. None: any may."""
         last = {stop[-1] for stop in until}
         if not all(char == "\n" or (char.isascii() and char.isprintable() and char != " ") for char in last):
-            return None  # parts of a character, and spaces, may not show in a token alone
+            return None  # partial characters and spaces may be invisible in a single token
         pieces = self._tokenizer.batch_decode([[token] for token in range(len(self._tokenizer))])
         return frozenset(token for token, piece in enumerate(pieces) if not last.isdisjoint(piece))
 

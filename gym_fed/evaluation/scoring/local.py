@@ -1,9 +1,9 @@
 """Score a base and its variants in this process with the batched steps of serving.
 
-A window of requests becomes trees of token sequences (``tree``): short ones are computed whole, many in a forward
-(``window``); of long ones the nodes, depth first, many in a step, each behind the KV cache of its parent. A window is
-computed under every model before the next begins, so that what is done of an evaluation is done under all of them.
-Log-softmax is in float32, of the scored rows only.
+A window of requests becomes trees of token sequences (``tree``). Short trees are computed whole, many in a forward
+(``window``); the nodes of long ones depth first, many per step, each with the KV cache of its parent. A window is
+computed under every model before the next begins, so a partial evaluation is complete for all models. Log-softmax is
+computed in float32, for scored rows only.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class LocalScorer:
                 step.token_ids, step.positions, parts, step.wanted, step.attention, merge=True
             )
             sums.add(step.targets, logits)
-        # Depth first: a node's cache is freed once what follows it is computed.
+        # Depth first, so that a node's cache is freed once its children are computed.
         waiting: list[tuple[TreeNode, KVCache | None]] = [(node, None) for node in reversed(window.large)]
         while waiting:
             nodes: list[TreeNode] = []
@@ -261,7 +261,7 @@ class LocalScorer:
         finish_reason: str,
         cut: int,
     ) -> AnswerResult:
-        # Decoded alone, as the harness does: the engine's text goes on from the prompt, with a first space.
+        # Decoded alone, as in the harness: the engine's text continues the prompt and has a leading space.
         text = str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
         for stop in request.until:
             text = text.split(stop)[0] if stop else text

@@ -299,7 +299,8 @@ def _delta_file(model: Any) -> Path | None:
 def settings_digest(model: Any, tokenizer: Any) -> str:
     """Return the digest of the config and tokenizer in memory, which outcomes depend on in addition to the tensors.
 
-    Names of folders, versions and the dtype of the file are left out, as is how a tokenizer pads: none changes a token.
+    Folder names, versions, the file's dtype and the tokenizer's padding are excluded, since they do not change
+    tokens.
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in _NOT_COMPUTED}
     own = getattr(tokenizer, "backend_tokenizer", None)

@@ -92,8 +92,8 @@ class Scorer(Protocol):
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
         """Score continuations. Yields the index and the results by model of each, when it is done.
 
-        Equal contexts are computed once for all of their continuations. A result does not depend on what else is in
-        the batch beyond rounding.
+        Equal contexts are computed once for all of their continuations. Up to rounding, a result does not depend on
+        the rest of the batch.
 
         Args:
             continuations: All of them, also those of ``done``, so that batches are the same as in a run without a kill.

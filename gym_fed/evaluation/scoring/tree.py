@@ -1,7 +1,7 @@
 """Prefix trees of texts: each common prefix is computed once.
 
-The choices of a question share the question, and the questions of a task share its examples. A node holds the tokens
-that its texts have in common; a text is read from the nodes between the root and its last one.
+The choices of a question share the question, and the questions of a task share its examples. A node contains the
+tokens that its texts have in common; a text is the path from the root to its last node.
 """
 
 from __future__ import annotations

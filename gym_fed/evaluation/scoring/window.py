@@ -1,7 +1,7 @@
 """Windows of texts as forward passes shared by all models, and sums of log-likelihoods by node.
 
-Short trees are computed whole, many in a forward, each token seeing those between the root and itself. A large one goes
-node by node behind the KV cache of its parent (``local``).
+Short trees are computed whole, many in a forward, where each token attends to those on its path from the root. A
+large tree is computed node by node with the KV cache of its parent (``local``).
 """
 
 from __future__ import annotations

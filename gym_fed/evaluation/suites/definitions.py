@@ -1,7 +1,7 @@
 """Task definitions of lm-evaluation-harness, read from its YAML files without importing ``lm_eval``.
 
-A ``!function`` of a definition is a name, whose Python file is loaded when it is first called; a name that
-is replaced by ours is never loaded, and neither is what its file fetches when it is imported.
+A ``!function`` in a definition is a name whose Python file is imported on the first call. A function replaced by ours
+is never imported, and neither is anything its file would download on import.
 """
 
 from __future__ import annotations

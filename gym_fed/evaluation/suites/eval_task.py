@@ -99,7 +99,7 @@ def eval_task(
         _grade_here(definition, grade)
     config = resolved(definition)
     first = used[split][:_RENDERED_ROWS]
-    if not is_own:  # the file was checked with its rows before, in the child process
+    if not is_own:  # already checked with its rows in the child process
         refuse(name, config, _processed(config, first), _RENDERED_ROWS)
     has_choices = config.get("doc_to_choice") is not None
     if grade is not None:

@@ -1,7 +1,7 @@
 """Check regular expressions of custom task files: none may take exponential time.
 
-A backtracking search tries every way to match. Where a part that matches in several ways is repeated without a limit,
-as in ``(a+)+``, they double with every character. The harness's own expressions do not come here.
+A backtracking search tries every way to match. If a part that matches in several ways is repeated without a limit, as
+in ``(a+)+``, the ways double with every character. The harness's own expressions are not checked here.
 """
 
 from __future__ import annotations

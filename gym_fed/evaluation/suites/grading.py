@@ -1,6 +1,6 @@
 """Metrics that replace those of the harness with network access: code in our sandbox, JSON Schema, chrF.
 
-Each is a function of a row and the model's answers, as the harness calls ``process_results``.
+Each is a function of a row and the model's answers, with the interface of the harness's ``process_results``.
 """
 
 from __future__ import annotations

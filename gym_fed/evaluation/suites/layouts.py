@@ -1,7 +1,7 @@
 """Readers for evaluation sets in the layouts published by their authors.
 
-One function a data set: it takes a folder and a subset, and gives the splits that it finds, or nothing. What is found
-is often a part of the set; the function says which.
+Each data set has a function that takes a folder and a subset and returns the splits it finds, or nothing. It also
+returns what is missing of the whole set.
 """
 
 from __future__ import annotations

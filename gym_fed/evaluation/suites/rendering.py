@@ -1,7 +1,7 @@
 """Render a task's templates for a row in a Jinja sandbox: prompt, target and choices.
 
-What a template is, is the harness's rule: a column's name, else a Jinja template; a number is an index into the
-choices; a template of choices or of several targets renders a list in Python's notation.
+The harness's rules apply: a value is a column's name, else a Jinja template; a number is an index into the choices; a
+template of choices or of several targets renders a list in Python's notation.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
     target = value_of("doc_to_target", config.get("doc_to_target"), row, choices is not None)
     if choices is None:
         return Rendered(str(prompt), str(target), (), ())
-    if isinstance(prompt, int) and not isinstance(prompt, bool):  # several beginnings, one ending
+    if isinstance(prompt, int) and not isinstance(prompt, bool):  # several prompts with one continuation
         gold: Any = prompt
         prompt = choices[prompt] if 0 <= prompt < len(choices) else ""
     else:

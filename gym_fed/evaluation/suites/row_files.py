@@ -111,7 +111,7 @@ def _parquet(file: Path) -> list[Row]:
             stated = sum(opened.metadata.row_group(group).total_byte_size for group in groups)
             if stated > MAX_BYTES:
                 raise _too_large(file)
-            # A value that many rows share stands in the file once, and in memory once for every row.
+            # A value shared by many rows is stored once in the file, but once per row in memory.
             at_once = max(1, min(_ROWS_AT_ONCE, MAX_BYTES // max(1, stated)))
             rows: list[Row] = []
             num_bytes = 0
