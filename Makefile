@@ -38,13 +38,17 @@ install: $(STAMP) ## Make .venv and install the project into it, editable, with 
 	@echo 'To have gym, gym-server and gym-client on the PATH of this shell:'
 	@echo '    source $(VENV)/bin/activate'
 
+# torch by its exact release first: an open requirement could pick a newer one with gigabytes of CUDA libraries.
 $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard quant/csrc/*)
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on the PATH; name one in every command: make install PYTHON=/path/to/python3.11" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	# torch by its exact release first: an open requirement could pick a newer one with gigabytes of CUDA libraries.
-	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) -e '.[dev]'
-	touch $@
+	@echo 'Installing into $(VENV) with $(PYTHON): several minutes, mostly downloads. pip prints only problems.'
+	@echo '1 of 3: a virtual environment (seconds)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '2 of 3: torch (minutes; the CUDA build is several gigabytes)'
+	@$(PIP_INSTALL) torch==2.13.0
+	@echo '3 of 3: the other packages and this checkout, with its native kernels (minutes)'
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
 
 triton: $(STAMP) ## Triton in a folder of its own, for its interpreter: the sign kernel is then tested without a GPU.
 	test -d $(VENV)/triton || $(PIP_INSTALL) --no-deps --target $(VENV)/triton triton==3.9.0

@@ -133,3 +133,12 @@ def test_an_editor_wraps_lines_where_ruff_does() -> None:
     length = re.search(r"line-length = (\d+)", (ROOT / "pyproject.toml").read_text())
     assert length is not None
     assert f"[*.py]\nmax_line_length = {length[1]}\n" in config
+
+
+def test_make_install_announces_each_stage_before_pip_is_quiet_for_minutes() -> None:
+    done = subprocess.run(["make", "-nB", "install"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if re.match(r"echo '\d of 3|.* pip install ", line)]
+
+    assert [line[:12] for line in lines if line.startswith("echo")] == [f"echo '{n} of 3" for n in (1, 2, 3)]
+    for number, line in enumerate(lines):
+        assert line.startswith("echo") or lines[number - 1].startswith("echo"), line
