@@ -14,7 +14,7 @@ from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 from gym_fed.data.locations import filesystem
 
 _BLOCK_BYTES = 1 << 20
-_MOST_READ_BYTES = 32 << 20
+_MAX_READ_BYTES = 32 << 20
 
 
 class Objects:
@@ -142,7 +142,7 @@ class Objects:
             return False
         return True
 
-    def read(self, path: str, limit: int = _MOST_READ_BYTES) -> bytes:
+    def read(self, path: str, limit: int = _MAX_READ_BYTES) -> bytes:
         """Read a small file.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAST_KEPT = 0.99
+MIN_KEPT = 0.99
 """A default precision keeps at least this share; less must be asked for by name."""
 _BLOCK = 1 << 22
 
@@ -62,7 +62,7 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
 def precise_dtype(stored: str, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> str:
     """The default dtype of a written model: the base's own if it keeps the delta, otherwise float32."""
     share = share_kept(base, tuned, stored)
-    return stored if share is None or share >= LEAST_KEPT else "float32"
+    return stored if share is None or share >= MIN_KEPT else "float32"
 
 
 def mapped_base(folder: Path, tuned: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
@@ -84,4 +84,4 @@ def kept_text(share: float | None, dtype: str) -> str:
     if share is None:
         return ""
     text = f"keeps {share:.1%} of the delta in {dtype}"
-    return text if share >= LEAST_KEPT else f"{text}: rounding takes the rest away; float32 keeps all of it"
+    return text if share >= MIN_KEPT else f"{text}: rounding takes the rest away; float32 keeps all of it"

@@ -24,7 +24,7 @@ from gym_fed.core.files import (
     write_atomically,
 )
 from gym_fed.core.json_files import read_object
-from gym_fed.delta.kept import LEAST_KEPT
+from gym_fed.delta.kept import MIN_KEPT
 from gym_fed.export.checking import ReadBack
 from gym_fed.export.choice import settled
 from gym_fed.export.formats.base import ExportFormat, Options
@@ -153,7 +153,7 @@ def _note_kept(
     name = stored_as or chosen.quantization(options)
     of = "delta" if stored_as else "delta's effect on the logits"
     record["kept"] = {"share": share, "of": of, "stored_as": name}
-    if share < LEAST_KEPT:
+    if share < MIN_KEPT:
         finer = (
             "--dtype float32"
             if chosen.takes_dtype and stored_as

@@ -28,7 +28,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import lies_in
 from gym_fed.core.json_files import read_object
 from gym_fed.core.text import readable_bytes
-from gym_fed.delta.kept import LEAST_KEPT, mapped_base, share_kept
+from gym_fed.delta.kept import MIN_KEPT, mapped_base, share_kept
 
 TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
 """Texts of licences and notices, which are copied with every model."""
@@ -106,7 +106,7 @@ class Source:
     def precise_dtype(self) -> str:
         """Return the default dtype: that of the base if it keeps the delta, otherwise float32."""
         share = self.kept(self.dtype)
-        return self.dtype if share is None or share >= LEAST_KEPT else "float32"
+        return self.dtype if share is None or share >= MIN_KEPT else "float32"
 
     def _share(self, dtype: str) -> float | None:
         from gym_fed.delta.base import model_tensors

@@ -34,7 +34,7 @@ FULL_BITS = 16 / 15
 """A full variant takes at most 1/15 of the base in bfloat16, in bits per weight of the base."""
 
 _BATCH = 4
-_LEAST_STEPS, _MOST_STEPS = 20, 1000
+_MIN_STEPS, _MAX_STEPS = 20, 1000
 _SEEN_EACH = 8
 _SEEN_ALL = 2048
 _EVALUATIONS = 12
@@ -161,7 +161,7 @@ def _learns_from(algorithm: str, kind: str) -> bool:
 def default_steps(num_rows: int, batch: int) -> int:
     """Default steps: each row about eight times, fewer for many rows; early stopping ends runs that learn faster."""
     seen = min(_SEEN_EACH * num_rows, max(_SEEN_ALL, num_rows))
-    return min(_MOST_STEPS, max(_LEAST_STEPS, math.ceil(seen / batch)))
+    return min(_MAX_STEPS, max(_MIN_STEPS, math.ceil(seen / batch)))
 
 
 def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) -> int:

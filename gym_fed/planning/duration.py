@@ -22,8 +22,8 @@ from gym_fed.planning.sizes import Sizes, empty_config, has_causal_lm, model_of,
 if TYPE_CHECKING:
     import torch
 
-_MOST_OPERATIONS = 1e11
-_MOST_WEIGHTS = 3e8
+_MAX_OPERATIONS = 1e11
+_MAX_WEIGHTS = 3e8
 _FEWEST_TOKENS = 32
 _REPETITIONS = 3
 _MOVED = 6
@@ -75,10 +75,10 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
     shape = sizes.shape
     block = (sizes.active - shape.vocabulary * shape.hidden) / shape.layers
     weights = 3 * block + 2 * shape.vocabulary * shape.hidden
-    tokens = min(tokens_of_batch(config), int(_MOST_OPERATIONS / (6 * weights)))
+    tokens = min(tokens_of_batch(config), int(_MAX_OPERATIONS / (6 * weights)))
     length = min(row_length(config), tokens)
     alone = has_causal_lm(empty_config(config).get_text_config())
-    if weights > _MOST_WEIGHTS or tokens < _FEWEST_TOKENS or not alone:
+    if weights > _MAX_WEIGHTS or tokens < _FEWEST_TOKENS or not alone:
         return None
     rows = max(tokens // length, 1)
     generator = torch.Generator().manual_seed(0)

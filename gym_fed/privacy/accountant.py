@@ -25,7 +25,7 @@ _GRID = 1e-4
 """Width of the grid of privacy losses, dp-accounting's own default."""
 _ROOT_ERROR = 1e-9
 """Added to an epsilon that was searched for to 1e-12, so that it stays a bound."""
-_MOST_CELLS = 1_000_000
+_MAX_CELLS = 1_000_000
 """Above this the grid is coarser (tiny noise, epsilons of hundreds): a bound looser by a millionth of itself."""
 
 
@@ -149,7 +149,7 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
         from dp_accounting.pld import PLDAccountant
 
         accountant = PLDAccountant(
-            value_discretization_interval=max(_GRID, _widest_loss(events) / _MOST_CELLS)
+            value_discretization_interval=max(_GRID, _widest_loss(events) / _MAX_CELLS)
         )
     for event in events:
         dp_event = dp.GaussianDpEvent(event.noise_multiplier)
@@ -168,7 +168,7 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 def _is_one_whole_gaussian(events: tuple[NoiseEvent, ...]) -> bool:
     """True if the closed form holds and stays in the range of floats."""
     kinds = [(event.mechanism, event.sampling_probability) for event in events]
-    return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _GRID * _MOST_CELLS
+    return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _GRID * _MAX_CELLS
 
 
 def _widest_loss(events: Sequence[NoiseEvent]) -> float:

@@ -14,7 +14,7 @@ from gym_fed.base.models import chain_on, load_adapted, load_model, load_tokeniz
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.kept import LEAST_KEPT, kept_text, mapped_base, share_kept
+from gym_fed.delta.kept import MIN_KEPT, kept_text, mapped_base, share_kept
 from gym_fed.serving.end_tokens import end_ids
 from gym_fed.serving.pictures.processor import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
@@ -91,7 +91,7 @@ def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtyp
     tuned = model_tensors(model)
     base = mapped_base(Path(resolve(home)), tuned) if chain else None
     share = None if base is None else share_kept(base, tuned, dtype)
-    if share is not None and share < LEAST_KEPT:
+    if share is not None and share < MIN_KEPT:
         _log.warning("%s with its adapters %s", name, kept_text(share, dtype))
 
 

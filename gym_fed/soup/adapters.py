@@ -28,7 +28,7 @@ from gym_fed.soup.stacks import FactorStack, Stack
 _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
 _LIKE_SIZE = 40
 """Components whose peaks in both factors lie within two to the plus and minus this are written as they are."""
-_MOST_CANCELLED = 64.0
+_MAX_CANCELLED = 64.0
 """Components that cancel more are recomputed, since rounding would lose what is left of them."""
 
 
@@ -79,7 +79,7 @@ def write_adapters(
             values[stack.name] = rows_of(whole, 0, whole.shape[0]) * learning_rate
         else:
             rank = min(policy.lora_rank or whole.rank, *whole.shape)
-            if whole.rank > rank or cancels(whole.a, whole.b, _MOST_CANCELLED):
+            if whole.rank > rank or cancels(whole.a, whole.b, _MAX_CANCELLED):
                 cut = refactor(whole, rank)
                 whole, lost[stack.name] = cut.kept, cut.relative_residual
                 if cut.residual.rank:

@@ -83,7 +83,7 @@ _DIGITS = 6
 
 _DENSE = 0.9
 _OF_CHANCE = 0.1
-_LEAST_BY_CHANCE = 30.0
+_MIN_BY_CHANCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_
     density = common.diagonal() / max(1, size)
     sparse = (density > 0.0) & (density < _DENSE)
     chance = size * np.outer(density, density)
-    apart = np.outer(sparse, sparse) & (chance >= _LEAST_BY_CHANCE) & (common < _OF_CHANCE * chance)
+    apart = np.outer(sparse, sparse) & (chance >= _MIN_BY_CHANCE) & (common < _OF_CHANCE * chance)
     return np.asarray(apart & ~np.eye(n, dtype=bool))
 
 

@@ -30,7 +30,7 @@ Report = Callable[[int, int, str], None]
 MAX_WORKERS = 4
 ATTEMPTS = 2
 """Number of downloads of a file whose bytes do not match the Hub's checksum."""
-MOST_LOSSES = 5
+MAX_LOSSES = 5
 """Lost connections in a row, none of which brought a file further."""
 _SPARE_BYTES = 64 << 20
 
@@ -156,7 +156,7 @@ def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> Non
                     have = stream.seek(0, os.SEEK_END)
                     losses = 0 if have > most else losses + 1
                     most = max(have, most)
-                    if losses > MOST_LOSSES:
+                    if losses > MAX_LOSSES:
                         raise
                     state.stop.wait(RETRY_SECONDS)
         finally:

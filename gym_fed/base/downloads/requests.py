@@ -37,7 +37,7 @@ def headers() -> dict[str, str]:
     """
     from huggingface_hub import constants, get_token
 
-    # Not build_hf_headers: it asks the endpoint which environment variables to read.
+    # Not build_hf_headers: it requests from the endpoint which environment variables to read.
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
     common = {"User-Agent": f"gym-fed/{__version__}", "Accept-Encoding": "identity"}
     return common if token is None else {**common, "Authorization": f"Bearer {token}"}

@@ -24,7 +24,7 @@ WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 BASE_ADAPTERS = "base_adapters"
 _RANKS = ("r", "init_r", "target_r")
-MOST_RANK = 1 << 14
+MAX_RANK = 1 << 14
 """Maximum rank of a non-LoRA adapter, whose rank need not be a dimension in its file."""
 _VIRTUAL_TOKENS = (
     "PROMPT_TUNING",
@@ -135,7 +135,7 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
     if kind == "LOKR":
         return  # a rank beyond a layer's size means all of it
     if kind != "LORA":
-        most = MOST_RANK
+        most = MAX_RANK
     else:
         try:
             with safe_open(weights, framework="pt") as file:

@@ -13,7 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.named import NAMED, named_template
 from gym_fed.data.chat_templates.rendering import Message, Template, has_marks, template_of, training_template
 
-_MOST_CHARACTERS = 200_000
+_MAX_CHARACTERS = 200_000
 NONE = "none"
 """The value of ``chat_template:`` that takes the template off the tokenizer."""
 _TURNS: list[Message] = [
@@ -35,10 +35,8 @@ def read_chat_template(value: str) -> str | None:
     if value == NONE:
         return None
     source = _source(value)
-    if len(source) > _MOST_CHARACTERS:
-        raise _bad(
-            f"has {len(source)} characters, and {_MOST_CHARACTERS} is the most", "give a chat template"
-        )
+    if len(source) > _MAX_CHARACTERS:
+        raise _bad(f"has {len(source)} characters, and {_MAX_CHARACTERS} is the most", "give a chat template")
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     try:
         text = Template(source, tokens).text(_TURNS)
@@ -99,7 +97,7 @@ def _source(value: str) -> str:
     file = Path(value).expanduser()
     try:
         if file.is_file():
-            if file.stat().st_size > 4 * _MOST_CHARACTERS:
+            if file.stat().st_size > 4 * _MAX_CHARACTERS:
                 raise _bad(f"the file {value} is too large for a chat template", "give a Jinja file")
             return file.read_text(encoding="utf-8")
         if file.is_dir():

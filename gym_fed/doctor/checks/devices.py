@@ -12,7 +12,7 @@ from gym_fed.doctor.check import Check, Finding, Level
 
 GIB = 1 << 30
 # A 135M model with its optimiser state takes about this much; less means that training will be killed.
-LEAST_MEMORY_BYTES = 2 * GIB
+MIN_MEMORY_BYTES = 2 * GIB
 GROUPS = Path("/sys/fs/cgroup")
 """Mount point of this process's cgroups."""
 
@@ -61,9 +61,9 @@ def memory() -> Iterator[Finding]:
 def judge_memory(total_bytes: int, available_bytes: int) -> Finding:
     """Convert the two figures to a finding."""
     seen = f"{available_bytes / GIB:.1f} of {total_bytes / GIB:.1f} GiB free"
-    if available_bytes >= LEAST_MEMORY_BYTES:
+    if available_bytes >= MIN_MEMORY_BYTES:
         return Finding("device: memory", Level.OK, seen)
-    remedy = f"close other programs: training needs {LEAST_MEMORY_BYTES / GIB:.0f} GiB even for a small model"
+    remedy = f"close other programs: training needs {MIN_MEMORY_BYTES / GIB:.0f} GiB even for a small model"
     return Finding("device: memory", Level.WARN, seen, remedy)
 
 

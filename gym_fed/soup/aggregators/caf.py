@@ -108,7 +108,7 @@ def _stretch(products: Array, shares: Array) -> tuple[float, Array]:
 
 
 _TOLERANCE = 1e-9
-_MOST_STEPS = 64
+_MAX_STEPS = 64
 
 
 def top_eigenvector(matrix: Array) -> tuple[float, Array]:
@@ -130,7 +130,7 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
     vector = vector / math.sqrt(_dot(vector, vector))
     if peak == 0.0:
         return 0.0, vector
-    scaled, most = matrix / peak, min(count, _MOST_STEPS)
+    scaled, most = matrix / peak, min(count, _MAX_STEPS)
     basis = np.empty((most, count))
     diagonal: list[float] = []
     off_diagonal: list[float] = []

@@ -10,7 +10,7 @@ from typing import Any
 from gym_fed.tracking.trackers.base import RunInfo, Tracker, flat
 
 _LONGEST_VALUE = 6000  # of a parameter, MLflow's own limit
-_MOST_METRICS = 1000  # in one call, MLflow's own limit
+_MAX_METRICS = 1000  # in one call, MLflow's own limit
 
 
 class MLflow(Tracker):
@@ -62,8 +62,8 @@ class MLflow(Tracker):
             for key, value in ((_allowed(key), value) for key, value in metrics.items())
             if (step, value) not in self._logged_before(key)
         ]
-        for start in range(0, len(points), _MOST_METRICS):
-            self._client.log_batch(self._id, metrics=points[start : start + _MOST_METRICS])
+        for start in range(0, len(points), _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=points[start : start + _MAX_METRICS])
 
     def log_artifacts(self, paths: Sequence[Path]) -> None:
         for path in paths:

@@ -17,7 +17,7 @@ from gym_fed.trust.ledger.entries import Entry, corrupt
 SEED_KIND = "evaluation-seed"
 EVALUATED = "evaluated"
 SEED_BYTES = 32
-_MOST_ROWS = 1_000_000
+_MAX_ROWS = 1_000_000
 """Maximum rows over all tasks of one evaluation: each costs a hash when the ledger is verified."""
 
 
@@ -104,13 +104,13 @@ class EvaluationCheck:
             seed = bytes.fromhex(body["seed"])
             if commitment(seed, int(body["server_round"])) != promised:
                 raise corrupt(f"{where}: the seed is not the one that round {server_round} promised")
-            left = _MOST_ROWS
+            left = _MAX_ROWS
             for suite in body["suites"]:
                 for task, drawn in suite["tasks"].items():
                     total, limit = int(drawn["total_rows"]), int(suite["limit"])
                     if not 0 < total <= left:
                         raise corrupt(
-                            f"{where}: task {task[:80]} has {total} rows; one evaluation has {_MOST_ROWS} at most"
+                            f"{where}: task {task[:80]} has {total} rows; one evaluation has {_MAX_ROWS} at most"
                         )
                     left -= total
                     if rows_digest(drawn_rows(seed, task, total, limit)) != drawn["rows_sha256"]:

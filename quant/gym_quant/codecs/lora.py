@@ -51,7 +51,7 @@ from gym_quant.packing import packed_width
 _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _MAX_GROUP = 1 << 31
-_MOST_CANCELLED = 2.0**12
+_MAX_CANCELLED = 2.0**12
 """How many times its norm the components of a product may have together. Independent ones have ``sqrt(r)`` times; at
 this limit the square of the norm, a sum of Gram entries in float64, is still right to six digits."""
 _CHUNK = 1 << 22
@@ -262,7 +262,7 @@ class Lora(Codec):
         return abs(float(params.get("scaling", 1.0))) * math.sqrt(max(0.0, float(grams.sum())))
 
 
-def cancels(a: Tensor, b: Tensor, most: float = _MOST_CANCELLED) -> bool:
+def cancels(a: Tensor, b: Tensor, most: float = _MAX_CANCELLED) -> bool:
     """True if the components of ``b @ a`` cancel, so that Gram matrices do not determine the product's norm.
 
     ``a`` is ``[r, cols]`` and ``b`` ``[rows, r]``, in any float dtype. They cancel if ``sum_k |b_k| |a_k|`` exceeds
@@ -278,7 +278,7 @@ def cancels(a: Tensor, b: Tensor, most: float = _MOST_CANCELLED) -> bool:
 def _check_cancelling(a: Tensor, b: Tensor) -> None:
     if cancels(a, b):
         raise CodecError(
-            f"the components of its factors cancel each other to less than 1/{_MOST_CANCELLED:.0f} of their norms, "
+            f"the components of its factors cancel each other to less than 1/{_MAX_CANCELLED:.0f} of their norms, "
             "which hides the norm of their product"
         )
 

@@ -17,7 +17,7 @@ from gym_quant.bitstream import Bytes
 from gym_quant.errors import CodecError
 from gym_quant.kernels import reference
 from gym_quant.kernels.resident import SignBatch
-from gym_quant.kernels.tiles import MOST_PLANES, Tiled
+from gym_quant.kernels.tiles import MAX_PLANES, Tiled
 from gym_quant.resident import Resident
 
 
@@ -46,7 +46,7 @@ class LevelPlanes:
         shifts = tuple(range(levels.bit_length() - 1)) if power else (0,) * (levels - 1)
         even = all(value == first[0] + step * code for code, value in enumerate(first))
         plain = all(value == 1.0 for other in others for value in other)
-        if not even or not plain or len(others) > 1 or len(shifts) > MOST_PLANES or step not in (1.0, 2.0):
+        if not even or not plain or len(others) > 1 or len(shifts) > MAX_PLANES or step not in (1.0, 2.0):
             return None
         zero = -((levels - 1) + 2 * first[0] / step)
         return cls(levels, shifts, int(zero), step / 2) if zero == int(zero) else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from gym_quant.kernels import dispatch, native_tiles, reference
 
 TILE = 64
-MOST_PLANES = 4
+MAX_PLANES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,7 @@ class Tiled:
             scales: ``[1]``, ``[out, 1]`` or ``[out, groups]`` of any float dtype.
             cols: ``in``.
             group: Inputs with one scale, a multiple of 8 or at least ``cols``; None: one scale a tensor or row.
-            shifts: Shifts of the planes, at most ``MOST_PLANES`` of them.
+            shifts: Shifts of the planes, at most ``MAX_PLANES`` of them.
             zero: See the class.
             offsets: As ``scales``.
         """

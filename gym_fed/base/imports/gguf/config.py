@@ -20,9 +20,9 @@ _RESTATED = ("vocab_size", "attention.causal", "tensor_data_layout", "attention.
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
 """Low and high frequency factor of every published Llama 3 model; their 8192 original positions are found again."""
 
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000
 """Building the modules of one takes 10 ms, and the largest published models have 126."""
-_LEAST_TENSORS = 6
+_MIN_TENSORS = 6
 """Tensors of a layer: two norms, attention (Phi-3 has two) and the MLP (Phi-3 has two)."""
 
 RopeFactors = Callable[[str], np.ndarray]
@@ -55,7 +55,7 @@ def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
     if (embeddings := header.tensors.get("token_embd.weight")) is None:
         raise invalid(header.file, "has no tensor token_embd.weight")
     layers = keys.integer("block_count")
-    if layers > min(_MOST_LAYERS, len(header.tensors) // _LEAST_TENSORS):
+    if layers > min(_MAX_LAYERS, len(header.tensors) // _MIN_TENSORS):
         raise keys.refused("block_count", layers)
     keys.must_be("expert_count", 0)
     keys.must_be("expert_used_count", 0)

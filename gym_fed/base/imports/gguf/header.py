@@ -19,12 +19,12 @@ import numpy as np
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 
-MOST_KEYS = 1 << 14
-MOST_TENSORS = 1 << 16
-MOST_HEADER_BYTES = 256 << 20
-_MOST_NAME = 1 << 12
-_MOST_DIMS = 4
-_MOST_ALIGNMENT = 1 << 20
+MAX_KEYS = 1 << 14
+MAX_TENSORS = 1 << 16
+MAX_HEADER_BYTES = 256 << 20
+_MAX_NAME = 1 << 12
+_MAX_DIMS = 4
+_MAX_ALIGNMENT = 1 << 20
 _SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
@@ -100,7 +100,7 @@ class _HeaderCursor:
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self._file, self._data, self._size, self._at = file, data, size, 4
-        self._end = min(size, MOST_HEADER_BYTES)
+        self._end = min(size, MAX_HEADER_BYTES)
 
     def header(self) -> Header:
         if self._data[:4] != b"GGUF":
@@ -112,13 +112,13 @@ class _HeaderCursor:
                 self._file, "is big-endian" if swapped else f"is GGUF version {version}; 2 and 3 are read"
             )
         count, keys = self._numbers("<QQ")
-        if count > MOST_TENSORS or keys > MOST_KEYS:
+        if count > MAX_TENSORS or keys > MAX_KEYS:
             raise invalid(
                 self._file, f"says that it has {counted(count, 'tensor')} and {counted(keys, 'key')}"
             )
         values: dict[str, Any] = {}
         for _ in range(keys):
-            key = self._string(_MOST_NAME)
+            key = self._string(_MAX_NAME)
             if key in values:
                 raise invalid(self._file, f"has the key {plain(key, 80)} twice")
             (kind,) = self._numbers("<I")
@@ -127,7 +127,7 @@ class _HeaderCursor:
         alignment = values.get("general.alignment", 32)
         if (
             not isinstance(alignment, int)
-            or not 0 < alignment <= _MOST_ALIGNMENT
+            or not 0 < alignment <= _MAX_ALIGNMENT
             or alignment & (alignment - 1)
         ):
             raise invalid(self._file, f"general.alignment is {plain(str(alignment), 40)}")
@@ -173,9 +173,9 @@ class _HeaderCursor:
         return prod(shape) // block * bytes_per_block
 
     def _info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string(_MOST_NAME)
+        name = self._string(_MAX_NAME)
         (dims,) = self._numbers("<I")
-        if dims > _MOST_DIMS:
+        if dims > _MAX_DIMS:
             raise invalid(self._file, f"tensor {plain(name, 80)} has {dims} dimensions")
         shape = self._numbers(f"<{dims}Q")
         kind, offset = self._numbers("<IQ")

@@ -18,7 +18,7 @@ from gym_fed.core.text import plain
 if TYPE_CHECKING:
     from gym_fed.base.imports.gguf.header import Header
 
-_MOST_LICENCE = 200
+_MAX_LICENCE = 200
 
 
 class GgufImporter(Importer):
@@ -156,9 +156,9 @@ def _write_card(values: Mapping[str, Any], name: str, folder: Path) -> None:
     lines = []
     for key, own in (("general.license", "license"), ("general.license.name", "license_name")):
         if isinstance(value := values.get(key), str) and value:
-            lines.append(f"{own}: {json.dumps(plain(value, _MOST_LICENCE))}")
+            lines.append(f"{own}: {json.dumps(plain(value, _MAX_LICENCE))}")
     if isinstance(link := values.get("general.license.link"), str) and link:
-        lines.append(f"license_link: {json.dumps(plain(link, _MOST_LICENCE))}")
+        lines.append(f"license_link: {json.dumps(plain(link, _MAX_LICENCE))}")
     matter = "---\n" + "\n".join(lines) + "\n---\n\n" if lines else ""
     title = plain(str(values.get("general.name") or name), 200)
     text = f"{matter}# {title}\n\nRead from the GGUF file {plain(name, 200)} by gym-fed.\n"

@@ -31,7 +31,7 @@ _SPECIAL = {
 }
 _ALWAYS = "ĠĊ" + "".join(map(chr, range(33, 127)))
 """Tokens of every byte-level vocabulary: space, newline, and ASCII. Some lack bytes that never occur in UTF-8."""
-_MOST_TEMPLATE = 1 << 20
+_MAX_TEMPLATE = 1 << 20
 
 
 def write_tokenizer(header: Header, folder: Path, max_length: int) -> None:
@@ -183,8 +183,8 @@ def _template(header: Header) -> str | dict[str, str] | None:
     }
     templates = {"default": default, **templates}
     texts = {name: text for name, text in templates.items() if isinstance(text, str)}
-    if any(len(text) > _MOST_TEMPLATE for text in texts.values()):
-        raise invalid(header.file, f"has a chat template of more than {_MOST_TEMPLATE} characters")
+    if any(len(text) > _MAX_TEMPLATE for text in texts.values()):
+        raise invalid(header.file, f"has a chat template of more than {_MAX_TEMPLATE} characters")
     return texts.get("default") if set(texts) <= {"default"} else texts
 
 
