@@ -120,9 +120,9 @@ def export(
     from gym_fed.config.serving import parse_bytes
     from gym_fed.data.reading import load_rows
     from gym_fed.export.choice import settled
-    from gym_fed.export.formats.base import Options
+    from gym_fed.export.formats.base import Options, require_room
     from gym_fed.export.listing import formats
-    from gym_fed.export.needs import require_room, weights_of
+    from gym_fed.export.needs import weights_of
     from gym_fed.export.run import export as write
     from gym_fed.export.run import require_new
     from gym_fed.export.source import open_source

@@ -70,8 +70,7 @@ def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
 
     Raises:
         GymError: ``USAGE`` for something that is not a model; ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH``
-        or
-            ``MODEL_NOT_FOUND`` for one that cannot be used.
+            or ``MODEL_NOT_FOUND`` for one that cannot be used.
     """
     if path.is_file() and path.suffix == ".gymdelta":
         return _delta(path, base)

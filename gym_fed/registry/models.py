@@ -97,16 +97,14 @@ class ModelRegistry:
             base: The name or folder of the base of an adapter or a delta, if it cannot be found by the name in it.
             parents: Versions of this registry, as ``name@version``, that it was made from.
             data: Rows that it was trained on, in addition to those in the run's record.
-            evaluations: Records of ``gym eval`` to publish with it, or folders of records, from which those
-                of this model are taken.
+            evaluations: Records of ``gym eval``, or folders of records, from which those of this model are taken.
             key: The signing key; by default the user's own.
             note: Gets the names of files that are left out.
 
         Raises:
             GymError: ``USAGE`` without a valid name or licence, or for something that is not a model;
-            ``MODEL_INVALID``,
-                ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` for records of another model, and if a file
-                changes while it is read.
+                ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` for records of another model,
+                and if a file changes while it is read.
         """
         stated = StatedFacts(licence, description, base, self._parents(parents), data, evaluations)
         key = key or own_key()

@@ -49,7 +49,7 @@ def undo(
     as_json: AsJson = False,
 ) -> None:
     """Make an earlier revision the newest again, signed anew under the next number; a running server has it at once."""
-    from gym_fed.serving.store.history import undo as make_newest
+    from gym_fed.serving.store.signing import undo as make_newest
 
     with open_store(store) as opened:
         before = opened.get(name)

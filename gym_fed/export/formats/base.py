@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import Any, ClassVar
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.needs import ExportNeeds, Weights, default_needs
+from gym_fed.core.text import readable_bytes
+from gym_fed.export.needs import LIBRARIES_BYTES, ExportNeeds, Weights, default_needs
 from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source
 
@@ -292,3 +294,47 @@ def write_recipe(folder: Path, page: str, scripts: Mapping[str, str]) -> None:
     """Write a page and scripts, by their names, to an existing folder: commands to run on another machine."""
     for name, text in {"RECIPE.md": page, **scripts}.items():
         (folder / name).write_text(text, encoding="utf-8")
+
+
+def require_room(
+    chosen: ExportFormat, weights: Weights, path: Path, options: Options, *, check: bool, loaded: bool = False
+) -> ExportNeeds:
+    """Refuse an export for which disk or memory is too small.
+
+    Args:
+        chosen: The format.
+        weights: The weights of the whole model.
+        path: The path to write to.
+        options: The options of the export.
+        check: Whether it is read back.
+        loaded: Whether the model is already in memory.
+
+    Raises:
+        GymError: ``DISK_FULL``; ``TOO_LARGE`` for too little memory.
+    """
+    from gym_fed.doctor.checks.devices import available_memory_bytes
+
+    needs = chosen.needs(weights, options)
+    folder = next(place for place in path.absolute().parents if place.is_dir())
+    free = shutil.disk_usage(folder).free
+    if needs.disk > free:
+        raise GymError(
+            ErrorCode.DISK_FULL,
+            f"format {chosen.name} takes about {readable_bytes(needs.disk)} of disk, and {folder} has "
+            f"{readable_bytes(free)}",
+            "free some space there, write to another disk, or choose a smaller format or quantization",
+        )
+    there = available_memory_bytes()
+    # The process that reads back has its libraries loaded while this one still writes.
+    whole = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
+    memory = whole - (weights.full_bytes if loaded else 0)
+    if memory <= there:
+        return needs
+    remedy = "use a machine with more memory, or close other programs"
+    if check and needs.writing <= there:
+        remedy += f"; --skip-check takes {readable_bytes(needs.writing)}"
+    raise GymError(
+        ErrorCode.TOO_LARGE,
+        f"format {chosen.name} takes about {readable_bytes(memory)} of memory, and {readable_bytes(there)} are free",
+        remedy,
+    )

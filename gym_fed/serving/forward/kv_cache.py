@@ -11,15 +11,12 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer
 
 from gym_fed.core.errors import ErrorCode, GymError
-
-if TYPE_CHECKING:
-    from gym_fed.serving.forward.prefix_cache import PrefixCache
 
 _FIRST_BLOCKS = 16
 """Blocks that a growing pool adds at least."""
@@ -32,6 +29,21 @@ class LayerShape:
     kv_heads: int
     dim: int
     value_dim: int
+
+
+class Keeper(Protocol):
+    """Keeps unused blocks until others need them: the prefix cache, which imports this module."""
+
+    @property
+    def evictable(self) -> int: ...
+
+    def keep(self, block: int) -> bool: ...
+
+    def reuse(self, block: int) -> None: ...
+
+    def evict(self) -> int: ...
+
+    def written(self, block: int) -> None: ...
 
 
 class KVPool:
@@ -59,7 +71,7 @@ class KVPool:
             raise GymError(ErrorCode.USAGE, f"a KV cache is {', '.join(KV_DTYPES)}, not {dtype}")
         self.dtype = dtype
         self.layers: dict[int, PagedLayer] = {}
-        self.keeper: PrefixCache | None = None
+        self.keeper: Keeper | None = None
         self._device = device
         self._limited = bytes_limit is not None
         self._free: list[int] = []

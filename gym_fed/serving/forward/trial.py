@@ -6,10 +6,10 @@ of the difference. Others are computed in their own dtype by both sides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +19,29 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
-
-if TYPE_CHECKING:
-    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
 _CLOSE = 1e-4
 """Tolerance of the logits' relative norm in float32. SmolLM2-135M has 2.8e-6, gym-nano 2.7e-7."""
 _CLOSE_ROUNDED = 3e-1
 """Tolerance in bfloat16. Rounding alone moves the logits of random tokens by up to 0.15; a lost state gives about 1."""
+
+
+class PackedSteps(Protocol):
+    """The part of ``MultiVariantModel``, which imports this module, that is compared."""
+
+    model: Any
+    pool: KVPool
+    vocabulary: int
+    base_format: str
+
+    @property
+    def forward(self) -> str: ...
+
+    def new_cache(self) -> KVCache: ...
+
+    def step(self, chunks: Sequence[Chunk]) -> Tensor: ...
 
 
 def tokens(vocabulary: int) -> list[int]:
@@ -77,7 +91,7 @@ def stock_logits(model: Any) -> Tensor:
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
-def step_logits(served: MultiVariantModel) -> Tensor:
+def step_logits(served: PackedSteps) -> Tensor:
     """Return packed steps' logits for the last three ``tokens``, as a prompt in chunks next to another request."""
     cache, other = served.new_cache(), served.new_cache()
     logits = []
@@ -91,7 +105,7 @@ def distance(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-6))
 
 
-def require_same(served: MultiVariantModel, stock: Tensor) -> None:
+def require_same(served: PackedSteps, stock: Tensor) -> None:
     """Compare the logits of packed steps with those of the stock forward.
 
     Mapped weights are released afterwards: both sides have read all of them, and packing reads them one by one.
@@ -140,7 +154,7 @@ SAME = 5e-3
 
 
 def prepare(
-    served: MultiVariantModel,
+    served: PackedSteps,
     decoder: Decoder,
     stock: Tensor | None,
     format: str | None,
@@ -191,7 +205,7 @@ _REPORT = (
 )
 
 
-def _decoded(served: MultiVariantModel, decoder: Decoder) -> Tensor:
+def _decoded(served: PackedSteps, decoder: Decoder) -> Tensor:
     """Compute the same logits from one chunk, so that every weight is decoded once."""
     with decoder.compared():
         return served.step([Chunk(tokens(served.vocabulary), served.new_cache(), num_logits=3)])

@@ -82,8 +82,8 @@ def export(
 ) -> Path:
     """Write a trained model; see ``Trainer.export``."""
     from gym_fed.export.choice import settled
-    from gym_fed.export.formats.base import Options
-    from gym_fed.export.needs import Weights, require_room
+    from gym_fed.export.formats.base import Options, require_room
+    from gym_fed.export.needs import Weights
     from gym_fed.export.run import export, require_new
 
     chosen, options = settled(

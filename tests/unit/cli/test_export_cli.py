@@ -21,10 +21,10 @@ from gym_fed.core import aliases as other_words
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named
 from gym_fed.core.registries import EXPORT_FORMATS
-from gym_fed.export import needs as needs_module
 from gym_fed.export.choice import format_by_suffix, settled
-from gym_fed.export.formats.base import Options
-from gym_fed.export.needs import Weights, require_room
+from gym_fed.export.formats import base as formats_base
+from gym_fed.export.formats.base import Options, require_room
+from gym_fed.export.needs import Weights
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def test_too_little_disk_or_memory_is_refused_with_the_numbers_before_a_model_is
         or "MB of memory, and 3.0 MB are free" in error.message
     )
     monkeypatch.setattr(
-        needs_module.shutil, "disk_usage", lambda _: needs_module.shutil._ntuple_diskusage(0, 0, 5000)
+        formats_base.shutil, "disk_usage", lambda _: formats_base.shutil._ntuple_diskusage(0, 0, 5000)
     )
     error = refusal("gym-nano", "-o", out)
     assert error.code is ErrorCode.DISK_FULL
