@@ -39,7 +39,7 @@ class BatchInput:
     Attributes:
         path: The path of the file.
         sha256: The SHA-256 of its bytes.
-        custom_ids: In the order of the lines.
+        custom_ids: The ids of the requests, in the order of the lines.
         models: Every ``body.model`` of it, sorted.
     """
 

@@ -98,7 +98,7 @@ def run_batch(
         on_stop: Makes active calls of ``answer`` return soon; called when the run ends early.
 
     Raises:
-        GymError: What is not one request's own failure.
+        GymError: For an error that concerns more than one request.
         KeyboardInterrupt: On Ctrl-C; the written answers stay, and the same call continues.
     """
     began = time.monotonic()

@@ -50,7 +50,7 @@ class EngineStats:
         rows: Chunks of all steps together; a step has one for each of its requests.
         rows_with_variants: Of the rows, those for a variant.
         sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
-        packed_products: How often other packed deltas of a layer were, by form (``MultiVariantModel.packed_products``).
+        packed_products: The same for a layer's other packed deltas, by form (``MultiVariantModel.packed_products``).
         busy_seconds: Seconds in steps, admission included.
         model_seconds: Seconds in the forwards alone.
         preemptions: How often a running request gave up its KV blocks, to be computed again.

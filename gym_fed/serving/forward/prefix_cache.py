@@ -37,7 +37,7 @@ class PrefixCache:
 
     Attributes:
         tokens_asked: Tokens of all prompts that were looked up.
-        tokens_found: How many of these were in the cache.
+        tokens_found: How many of these tokens were in the cache.
     """
 
     def __init__(self, pool: KVPool) -> None:

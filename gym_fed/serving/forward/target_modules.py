@@ -70,7 +70,7 @@ class ModelLayout:
 
     Attributes:
         parameters: Every parameter, under its name in ``model_tensors``.
-        target_modules: Where terms are added.
+        target_modules: The modules to which terms are added.
         dtype: The dtype of the base: ``float32`` or ``bfloat16``.
         device: The device of the weights.
         kernel: How sign deltas are multiplied: ``exact``, ``lookup`` or ``lookup16``.

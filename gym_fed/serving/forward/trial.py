@@ -164,7 +164,7 @@ def prepare(
 
     Args:
         served: The model, computed by the decoder.
-        decoder: In the model's own weights; packed afterwards.
+        decoder: The decoder, on the model's own weights; packed afterwards.
         stock: The result of ``stock_logits``; None: computed where it is needed.
         format: The packed format; None: nothing is packed.
         kept: The base's file in that format.

@@ -47,7 +47,7 @@ class _Bucket:
     """The bucket of one key, for requests or tokens.
 
     Attributes:
-        left: What is left; below zero it is owed.
+        left: Remaining requests or tokens; below zero they are owed.
         at: The time of ``left``.
     """
 
