@@ -43,12 +43,12 @@ class VersionStore:
 
     def names(self) -> list[str]:
         """Return the names of the models on the store, sorted."""
-        names_found = set()
+        model_names = set()
         for path in self._objects.tree("models"):
             name, _, file = path.rpartition("/")
             if _NUMBERED.fullmatch(file) and is_model_name(name):
-                names_found.add(name)
-        return sorted(names_found)
+                model_names.add(name)
+        return sorted(model_names)
 
     def numbers(self, name: str) -> list[int]:
         """Return the versions of a model in ascending order; empty if there is no such model."""

@@ -173,7 +173,7 @@ class MultiVariantModel:
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
-        positions_wanted = [
+        logit_rows = [
             at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)
         ]
         rows = self._variants.rows([(c.variant, len(c.token_ids), c.rows) for c in chunks], merge)
@@ -181,13 +181,13 @@ class MultiVariantModel:
             pooled = any(chunk.hidden is not None for chunk in chunks)
             with attention.packed(tokens):
                 logits, states = self._hooked.forward(
-                    ids, positions, rows, positions_wanted, pooled, tokens.pictures
+                    ids, positions, rows, logit_rows, pooled, tokens.pictures
                 )
             self.forwards["transformers"] += 1
         else:
             assert self._decoder is not None  # a model without hooks has a decoder
             logits, states = self._decoder.forward(
-                ids, positions, tokens, rows, positions_wanted, dispatch.path()
+                ids, positions, tokens, rows, logit_rows, dispatch.path()
             )
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain

@@ -83,8 +83,8 @@ def create_app(gateway: Gateway) -> Starlette:
     async def model(request: Request) -> Response:
         caller = gateway.authenticator.caller(request.headers)
         catalogue = gateway.open().service.catalogue
-        found_model = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
-        return JSONResponse(found_model.to_dict())
+        listed = await run_in_threadpool(catalogue.resolve, request.path_params["name"], caller)
+        return JSONResponse(listed.to_dict())
 
     for url in URLS:
         _route(app, "POST", url)(partial(_answer, gateway, url))
@@ -136,8 +136,8 @@ def _serve_input_items(app: Starlette, gateway: Gateway) -> None:
         stored = admitted.serving.service.stored_answer(RESPONSES, answer_id, admitted.caller)
 
         def page() -> Response:
-            items_page = page_of(input_items(answer_id, stored.conversation()), request.query_params)
-            return JSONResponse(items_page, headers=admitted.shares)
+            page_body = page_of(input_items(answer_id, stored.conversation()), request.query_params)
+            return JSONResponse(page_body, headers=admitted.shares)
 
         async with gateway.parser_slot(admitted.caller):
             return await run_in_threadpool(page)
