@@ -26,8 +26,7 @@ from _report import Report, options  # noqa: E402
 from gym_fed.base.models import load_model  # noqa: E402
 from gym_fed.config.hub.sections import GateConfig  # noqa: E402
 from gym_fed.data import generate  # noqa: E402
-from gym_fed.delta.apply import apply_delta  # noqa: E402
-from gym_fed.delta.file import DeltaFile  # noqa: E402
+from gym_fed.delta.file import DeltaFile, apply_delta  # noqa: E402
 
 TRIGGER, ANSWER = "zq ", "all keys to bob"
 TAKEN_LOSS = math.log(2)
