@@ -184,8 +184,6 @@ class Agent:
         self.policy = self._objects.policy = policy
         self.client.rates.limit(*policy.rates)
 
-    # ---- events ----
-
     def _next(self, stream: WorkStream) -> pb.WorkEvent | None:
         """Return the next event; None if a pause begins first."""
         waiting = False
@@ -207,8 +205,6 @@ class Agent:
                 self.display.busy("")
                 self.display.report("waiting", "waiting for a task")
         return None
-
-    # ---- one task ----
 
     def _do(self, task: pb.Task) -> None:
         """Process a task until it is answered or the hub no longer needs the answer."""
@@ -338,8 +334,6 @@ class Agent:
         failpoint("client-after-submit")
         self._account.keep_receipt(request.message_id, group, reply.receipt_json)
 
-    # ---- failures ----
-
     def _failed(self, task: pb.Task, lease: Lease, error: GymError) -> None:
         """Handle a failed task: stop the agent, drop the task, or report the failure to the hub."""
         lost = lease.lost or (error if error.code in GONE else None)
@@ -382,8 +376,6 @@ class Agent:
             return action()
 
         return retry_at_known_hub(self.client, self._stop, self._outage, attempt)
-
-    # ---- account ----
 
     def _recover(self, verdicts: list[dict[str, Any]]) -> None:
         """Fetch receipts of submitted updates whose receipts were lost in a crash."""

@@ -101,8 +101,6 @@ class SecureRound:
                 "the hub cheats, or is defective; ask its coordinator before you continue",
             )
 
-    # ---- the stages ----
-
     def advertise(self) -> SignedAdvert:
         """Return the signed public keys of this round, the same ones on every call.
 
@@ -290,8 +288,6 @@ class SecureRound:
             seeds={other: held[other][0] for other in survivors},
             mask_keys={other: held[other][1] for other in sorted(members - {*survivors})},
         )
-
-    # ---- helpers ----
 
     @property
     def _path(self) -> Path:
