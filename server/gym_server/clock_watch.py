@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import statistics
+import threading
+from collections import OrderedDict
 
 from gym_fed.core.text import readable_seconds
-from gym_server.accounts.contributor_clocks import ContributorClocks
 from gym_server.clock import HubClock
 
 log = logging.getLogger("gym_server")
@@ -13,6 +16,38 @@ log = logging.getLogger("gym_server")
 _TOLERANCE_SECONDS = 60.0
 _LEAST_CLOCKS = 3
 """Contributors whose clocks are compared with the hub's; fewer say little about who is right."""
+MAX_CLOCKS = 1000
+"""Clocks that are kept, of the contributors that logged in last."""
+
+
+class ContributorClocks:
+    """How far each contributor's clock is ahead of the hub's time, in seconds; one figure an account."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ahead: OrderedDict[str, float] = OrderedDict()
+
+    def note(self, contributor: str, clock_seconds: float, hub_seconds: float) -> None:
+        """Record a contributor's clock.
+
+        Args:
+            contributor: The contributor's id.
+            clock_seconds: Its Unix time; ignored if it is 0, which clients send that report none, or not finite.
+            hub_seconds: The hub's time at that moment.
+        """
+        if not math.isfinite(clock_seconds) or clock_seconds == 0:
+            return
+        with self._lock:
+            self._ahead[contributor] = clock_seconds - hub_seconds
+            self._ahead.move_to_end(contributor)
+            if len(self._ahead) > MAX_CLOCKS:
+                self._ahead.popitem(last=False)
+
+    def median(self) -> tuple[float, int]:
+        """Return the median of the clocks' seconds ahead of the hub's, and the number of clocks."""
+        with self._lock:
+            ahead = list(self._ahead.values())
+        return (statistics.median(ahead) if ahead else 0.0), len(ahead)
 
 
 class ClockWatch:

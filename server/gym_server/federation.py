@@ -20,22 +20,25 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import IO
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import make_folder
+from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
 from gym_fed.delta.base import BaseSpec
-from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.identity.encryption import encrypted_pem, is_encrypted, plain_pem
+from gym_fed.trust.identity.keys import SigningKey, read_private_key, server_id
 from gym_fed.trust.identity.login import PLAIN_TEXT
 from gym_fed.trust.identity.passphrase import PassphraseSource
 from gym_fed.trust.identity.tls import fingerprint
 from gym_server.accounts.accounts import Accounts
-from gym_server.accounts.contributor_clocks import ContributorClocks
 from gym_server.accounts.keys import Keys
-from gym_server.accounts.session_key import create_session_key, session_key
 from gym_server.clock import HubClock
+from gym_server.clock_watch import ContributorClocks
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
@@ -56,6 +59,7 @@ from gym_server.variants.variants import HubVariants
 log = logging.getLogger("gym_server")
 
 
+SESSION_KEY_NAME = "session.key"
 PASSPHRASE_VARIABLE = "GYM_SERVER_PASSPHRASE"
 RUN_ID = 1
 """Flower's run id: a hub's folder holds one federation, which is one run."""
@@ -153,11 +157,7 @@ class Federation:
 
     @classmethod
     def open(
-        cls,
-        folder: Path,
-        overrides: tuple[str, ...] = (),
-        insecure: bool = False,
-        read_only: bool = False,
+        cls, folder: Path, overrides: tuple[str, ...] = (), insecure: bool = False, read_only: bool = False
     ) -> Federation:
         """Open a folder that ``gym-server init`` made.
 
@@ -269,6 +269,37 @@ def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str
     key.save(keys / "ledger.pem", passphrase)
     create_session_key(keys, passphrase)
     return server_id(key.public_key), create_certificate(keys / "tls.key", keys / "tls.crt", passphrase)
+
+
+def create_session_key(keys: Path, passphrase: bytes | None) -> None:
+    """Write a new ``session.key`` into the folder of keys; all sessions end.
+
+    It is 32 random bytes, written as the seed of an Ed25519 key, so that it is encrypted like ``ledger.pem``.
+    """
+    key = Ed25519PrivateKey.generate()
+    pem = plain_pem(key) if passphrase is None else encrypted_pem(key, passphrase)
+    write_atomically(keys / SESSION_KEY_NAME, pem, mode=0o600)
+
+
+def session_key(keys: Path, passphrase: PassphraseSource) -> bytes:
+    """Return the 32 bytes of ``session.key``; create it if it is missing.
+
+    Raises:
+        GymError: ``KEY_LOCKED``; ``STATE_CORRUPT`` if the file is not a key.
+    """
+    path = keys / SESSION_KEY_NAME
+    if not path.exists():
+        is_hidden = is_encrypted((keys / "ledger.pem").read_bytes())
+        create_session_key(keys, passphrase.get(str(path)) if is_hidden else None)
+    try:
+        key = read_private_key(path.read_bytes(), str(path), passphrase.get)
+    except GymError as error:
+        if error.code is not ErrorCode.STATE_CORRUPT:
+            raise
+        raise GymError(
+            error.code, error.message, "delete it: every session ends, and nothing else"
+        ) from error
+    return key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
 
 def objects_url(folder: Path, config: ServerConfig) -> str:

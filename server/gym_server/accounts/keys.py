@@ -75,7 +75,6 @@ class Keys:
         self._hold = hold_seconds
         self._per_hour = per_hour
         self._clock = clock
-        self._adopt_old_accounts()
 
     # ---- reading ----
 
@@ -317,23 +316,6 @@ class Keys:
 
     def _replaced_lately(self, row: Any) -> bool:
         return bool(row.status == ROTATED and row.valid_until >= self._clock() - self._hold)
-
-    def _adopt_old_accounts(self) -> None:
-        """Give accounts of a database from before there was a history the one key that they have."""
-        missing = select(accounts).where(accounts.c.contributor.not_in(select(account_keys.c.contributor)))
-        with self._database.reading() as tx:
-            if tx.execute(missing.limit(1)).first() is None:
-                return
-        with self._database.transaction() as tx:
-            for row in tx.execute(missing).all():
-                tx.execute(
-                    account_keys.insert().values(
-                        public_key=row.public_key,
-                        contributor=row.contributor,
-                        status=REVOKED if row.status == REVOKED else ACTIVE,
-                        valid_from=row.enrolled_at,
-                    )
-                )
 
 
 def key_row(tx: Connection, public_key: bytes) -> Any:

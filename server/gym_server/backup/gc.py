@@ -27,7 +27,6 @@ from gym_fed.core.text import counted, readable_bytes
 from gym_fed.delta.base import BaseSpec
 from gym_server.backup.backup import care_lock
 from gym_server.backup.records import unneeded_records
-from gym_server.clock import HubClock
 from gym_server.rounds.round_store import MERGING
 from gym_server.state import HubState
 from gym_server.store.database import Database
@@ -102,9 +101,7 @@ def gc(
         now = state.clock.earliest_now()
         before = _Cutoff(now - grace, min(now, state.clock.wall()) - grace)
         stopped = _stopped_uploads(state.database, state.store, before, dry_run)
-        gone, gone_bytes, kept, kept_bytes = _objects(
-            config, state.database, state.store, state.clock, before, dry_run, max_objects
-        )
+        gone, gone_bytes, kept, kept_bytes = _objects(state, config, before, dry_run, max_objects)
         parts, part_bytes = _staging(state.database, state.store, before.files, stopped, dry_run)
         records, record_bytes = _records(state.folder, state.base, state.database, before.files, dry_run)
     return {
@@ -138,18 +135,12 @@ def _stopped_uploads(database: Database, store: ObjectStore, before: _Cutoff, dr
 
 
 def _objects(
-    config: ServerConfig,
-    database: Database,
-    store: ObjectStore,
-    clock: HubClock,
-    before: _Cutoff,
-    dry_run: bool,
-    max_objects: int | None,
+    state: HubState, config: ServerConfig, before: _Cutoff, dry_run: bool, max_objects: int | None
 ) -> tuple[int, int, int, int]:
-    stored = store.listed()
+    stored = state.store.listed()
     stale = config.rewards.stale_rounds
-    with database.reading() as tx:
-        names = needed(tx, clock.earliest_now(), stale)
+    with state.database.reading() as tx:
+        names = needed(tx, state.clock.earliest_now(), stale)
         rows = {row.sha256: row.created_at for row in tx.execute(select(objects)).all()}
         merging = tx.execute(select(rounds.c.server_round).where(rounds.c.state == MERGING)).first()
     age = {name: created for name, created in rows.items() if created <= before.rows}
@@ -158,13 +149,11 @@ def _objects(
         age |= {name: modified for name, modified in loose.items() if modified <= before.files}
     wanted = sorted((name for name in age if name not in names), key=age.__getitem__)[:max_objects]
     if not dry_run:
-        batch = _REMOTE_BATCH if store.is_remote else _BATCH
+        batch = _REMOTE_BATCH if state.store.is_remote else _BATCH
         wanted = [
             name
             for start in range(0, len(wanted), batch)
-            for name in _delete(
-                config, database, store, clock, wanted[start : start + batch], before.rows, stored
-            )
+            for name in _delete(state, config, wanted[start : start + batch], before.rows, stored)
         ]
     gone = [name for name in wanted if name in stored]
     gone_bytes = sum(stored[name].size_bytes for name in gone)
@@ -173,17 +162,11 @@ def _objects(
 
 
 def _delete(
-    config: ServerConfig,
-    database: Database,
-    store: ObjectStore,
-    clock: HubClock,
-    names: list[str],
-    before: float,
-    stored: dict[str, StoredObject],
+    state: HubState, config: ServerConfig, names: list[str], before: float, stored: dict[str, StoredObject]
 ) -> list[str]:
     """Delete objects with their rows, in one transaction, so that no new reference to one can appear meanwhile."""
-    now = clock.earliest_now()
-    with database.transaction() as tx:
+    now = state.clock.earliest_now()
+    with state.database.transaction() as tx:
         still = needed(tx, now, config.rewards.stale_rounds)
         young = objects.c.sha256.in_(names) & (objects.c.created_at > before)
         kept = {*still, *tx.scalars(select(objects.c.sha256).where(young))}
@@ -192,7 +175,7 @@ def _delete(
         tx.execute(readers.delete().where(readers.c.sha256.in_(gone)))
         for name in gone:
             if name in stored:
-                store.delete(name)
+                state.store.delete(name)
     return gone
 
 

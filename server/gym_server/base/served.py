@@ -11,14 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.files import (
-    REDISTRIBUTABLE,
-    BaseFile,
-    check_listing,
-    licence_of,
-    listing_sha256,
-    names_in,
-)
+from gym_fed.base.files import REDISTRIBUTABLE, BaseFile, check_listing, licence_of, listing_sha256, names_in
 from gym_fed.base.models import NANO, is_hub_name, resolve
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError

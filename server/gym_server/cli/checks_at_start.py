@@ -164,7 +164,7 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
     with _about("gate.evals"):
         suites = suites_of(config.gate, state.folder)
     with _about("base_model"):
-        model = HubModel.of(config, state.folder, state.base, state.store)
+        model = HubModel.of(state, config)
         ServedBase(config, state.base, state.database)
     record_tensors(state.base, state.database, model.model)
     for suite in suites:

@@ -70,7 +70,7 @@ def compare(
         from gym_server.rounds.hub_model import HubModel
 
         height = fed.round_store.version(fed.round_store.head().height if version is None else version).height
-        model = HubModel.of(fed.config, fed.folder, fed.base, fed.store)
+        model = HubModel.of(fed.state, fed.config)
         found = measure_change(model, fed.round_store.soups(height), height)
     warnings = "\n".join(f"warning: {warning}" for warning in found.warnings)
     print_result(as_json, change_as_json(found), "\n".join(found.lines), note=warnings)

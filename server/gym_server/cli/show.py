@@ -17,7 +17,7 @@ from gym_fed.core.console import err
 from gym_fed.core.tables import TextTable, short_ids
 from gym_fed.core.text import counted, plain, with_error
 from gym_fed.trust.ledger.evaluations import EVALUATED
-from gym_server.evaluations.last import last_evaluation, last_evaluation_line
+from gym_server.evaluations.records import last_evaluation, last_evaluation_line
 from gym_server.privacy.budget import SPENT, promise
 from gym_server.rewards.payouts import Payouts
 from gym_server.rewards.reputations import rewards_of
@@ -89,10 +89,7 @@ def status_of(
             nodes.c.contributor == accounts.c.contributor
         )
         rows = tx.execute(
-            select(
-                accounts,
-                connected.scalar_subquery().label("until"),
-            ).order_by(accounts.c.enrolled_at)
+            select(accounts, connected.scalar_subquery().label("until")).order_by(accounts.c.enrolled_at)
         ).all()
         balances = {row.contributor: payouts.balance_of(tx, row.contributor)["balance"] for row in rows}
         committed = state.round_store.depths.of(tx, head.height)

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, func, select
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.keys import SigningKey, server_id, verify_signature
-from gym_fed.trust.ledger.entries import GENESIS_HASH, Chain, Entry, canonical_text, corrupt, subjects
+from gym_fed.trust.identity.keys import SigningKey, server_id
+from gym_fed.trust.ledger.entries import GENESIS_HASH, Entry, canonical_text, corrupt, subjects
 from gym_fed.trust.ledger.heads import FORMAT, HEADS_BEFORE, EntryProof, Head, SignedHead
 from gym_fed.trust.ledger.merkle import Frontier, Tree
 from gym_fed.trust.ledger.restored import FORMAT as RESTORED_FORMAT
@@ -28,7 +28,7 @@ from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import entries_from, entry_of, hash_of, heads_from, newest_head, signed_heads
 from gym_server.ledger.times import stamp
 from gym_server.store.database import Database
-from gym_server.store.tables import ledger, ledger_heads, ledger_signatures, ledger_subjects, rounds
+from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds
 
 _BATCH = 2000
 
@@ -67,7 +67,6 @@ class Ledger:
         self._appended: WeakKeyDictionary[Connection, dict[int, Entry]] = WeakKeyDictionary()
         database.before_commit.append(self._seal)
         database.after_commit.append(self._keep_newest)
-        self._adopt_schema_1()
 
     @property
     def public_key(self) -> bytes:
@@ -230,28 +229,6 @@ class Ledger:
         if self._appended.pop(tx, None):
             self._anchor.keep(self.newest_head())
 
-    def _adopt_schema_1(self) -> None:
-        """Check the signature of every entry of a database of schema 1, and sign the first head over all of them."""
-        with self._database.reading() as tx:
-            if tx.execute(select(ledger_signatures.c.sequence).limit(1)).first() is None:
-                return
-        with self._database.transaction() as tx:
-            signatures = {row.sequence: row.signature for row in tx.execute(select(ledger_signatures))}
-            frontier, chain = Frontier(), Chain()
-            for row in tx.execute(entries_from(-(2**31))).all():
-                chain.add(entry_of(row))
-                try:
-                    signature = signatures.get(row.sequence, b"")
-                    verify_signature(self.public_key, {"ledger": row.hash}, signature)
-                except GymError as error:
-                    raise corrupt(
-                        f"entry {row.sequence}, of an earlier release, is not signed by the hub"
-                    ) from error
-                frontier.append(row.hash)
-            if frontier.size:
-                self._sign(tx, frontier, chain.hash, None, int(self._clock()))
-            tx.execute(ledger_signatures.delete())
-
     def receipt(self, tx: Connection, sequence: int) -> EntryProof:
         """What proves an entry to anyone: the head of its own size, signed now if it is the newest."""
         newest = self.sign_head(tx)
@@ -259,7 +236,7 @@ class Ledger:
         own = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == sequence))
         if own is not None:
             return EntryProof(entry, SignedHead.from_json(own))
-        # The entry was followed by others before a head was signed: a transaction has one, and schema 1 had none.
+        # The entry was followed by others before a head was signed: a transaction has one.
         assert newest is not None
         until = select(ledger.c.hash).where(ledger.c.sequence <= newest.size).order_by(ledger.c.sequence)
         path = Tree(tx.scalars(until)).inclusion(sequence - 1, newest.size)

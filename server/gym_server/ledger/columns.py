@@ -57,7 +57,6 @@ UNCOVERED: dict[str, str] = {
     "variant_readers": "who may read is not in the ledger",
     "variant_takedowns": "names of variants are not in the ledger",
     "published": "folders that were written; named by the digest of their tensors",
-    "ledger_signatures": "empty once the first head is signed",
     "privacy_seeds.server_round": "a wrong round, list or seed fails `gym-server ledger replay`",
     "privacy_seeds.merging": "as its round",
 }

@@ -43,13 +43,12 @@ from gym_fed.privacy.secure_aggregation.messages import (
 )
 from gym_server.accounts.accounts import Accounts
 from gym_server.accounts.keys import Keys
-from gym_server.clock import HubClock
 from gym_server.privacy.secure_stages import Stage, Stages
 from gym_server.privacy.secure_unmask import ids, recover
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.recipes import LiveConfig
-from gym_server.rounds.round_store import MERGING, Round, RoundStore
-from gym_server.store.database import Database
+from gym_server.rounds.round_store import MERGING, Round
+from gym_server.state import HubState
 from gym_server.store.tables import nodes, updates
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
@@ -73,10 +72,8 @@ class SecureAggregationRound:
 
     def __init__(
         self,
+        state: HubState,
         live_config: LiveConfig,
-        database: Database,
-        round_store: RoundStore,
-        clock: HubClock,
         queue: MessageQueue,
         keys: Keys,
         accounts: Accounts,
@@ -89,8 +86,7 @@ class SecureAggregationRound:
     ) -> None:
         assert live_config.current.secure_aggregation is not None
         assert current.spec is not None
-        self._live_config, self._database = live_config, database
-        self._round_store, self._clock = round_store, clock
+        self._state, self._live_config = state, live_config
         self._queue, self._keys = queue, keys
         self._accounts = accounts
         self._grid, self._spec = grid, current.spec
@@ -98,7 +94,7 @@ class SecureAggregationRound:
         self._content, self._take, self._should_stop = content, take, should_stop
         self._config = live_config.current.secure_aggregation
         self._threshold = (current.spec.secure_aggregation or self._config).threshold
-        self._stages = Stages(database, clock.now)
+        self._stages = Stages(state.database, state.clock.now)
         self._objectors: set[int] = set()
         self._pace = pace
 
@@ -114,8 +110,6 @@ class SecureAggregationRound:
                 time.sleep(POLL_SECONDS)
         return False
 
-    # ---- messages ----
-
     def _push(self, stage: Stage) -> None:
         tasks, there = self._tasks(stage), set(self._grid.get_node_ids())
         accounts = self._queue.accounts_of({*tasks, *there})
@@ -127,7 +121,7 @@ class SecureAggregationRound:
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
-                        self._round_store.record_task(self._number, node, message_id)
+                        self._state.round_store.record_task(self._number, node, message_id)
                     else:
                         self._stages.record_task(self._number, stage.name, node, message_id)
 
@@ -144,7 +138,7 @@ class SecureAggregationRound:
             message_type=kind,
             dst_node_id=node,
             group_id=str(self._number),
-            ttl=max(60.0, self._deadline(stage) - self._clock.now()),
+            ttl=max(60.0, self._deadline(stage) - self._state.clock.now()),
         )
 
     def _record_for(self, stage: Stage, node: int) -> StrictModel | None:
@@ -242,7 +236,7 @@ class SecureAggregationRound:
         return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
 
     def _check_owner(self, node: int, signed: SignedAdvert) -> None:
-        with self._database.reading() as tx:
+        with self._state.database.reading() as tx:
             contributor = tx.scalar(select(nodes.c.contributor).where(nodes.c.node_id == node))
         if self._accounts.public_key(str(contributor)).hex() != signed.advert.public_key:
             raise GymError(ErrorCode.SIGNATURE_INVALID, f"the keys are not signed by {contributor}")
@@ -257,11 +251,9 @@ class SecureAggregationRound:
                 ErrorCode.UPDATE_REFUSED, f"shares for {sorted(found)} where {sorted(wanted)} are due"
             )
 
-    # ---- the end of a stage ----
-
     def _tasks(self, stage: Stage) -> dict[int, tuple[str, str]]:
         if stage.name == TRAIN:
-            return self._round_store.tasks(self._number)
+            return self._state.round_store.tasks(self._number)
         return self._stages.tasks(self._number, stage.name)
 
     def _deadline(self, stage: Stage) -> float:
@@ -273,7 +265,7 @@ class SecureAggregationRound:
         """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
         if stage.name == UNMASK:
             return self._unmasked(stage)
-        if stage.name == TRAIN and self._round_store.require(self._number).state == MERGING:
+        if stage.name == TRAIN and self._state.round_store.require(self._number).state == MERGING:
             return self._freeze()
         if stage.name == CONFIRM:
             return self._confirmed(stage)
@@ -286,7 +278,7 @@ class SecureAggregationRound:
             if len(replied) > most:
                 log.info("round %d: %d contributors wait for the next", self._number, len(replied) - most)
             replied, wanted = replied[:most], wanted_participants(self._live_config.current)
-            if self._clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
+            if self._state.clock.now() >= self._spec.deadline_seconds and len(replied) < needed_survivors(
                 self._live_config.current
             ):
                 return self._abort(f"{counted(len(replied), 'contributor')} began at the deadline")
@@ -298,7 +290,7 @@ class SecureAggregationRound:
             wanted = needed_survivors(self._live_config.current)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
         over = stage.name != ADVERTISE and self._is_over(stage)
-        over = over or self._clock.now() >= self._stage_ends(stage, wanted)
+        over = over or self._state.clock.now() >= self._stage_ends(stage, wanted)
         if not over and self._is_out_of_reach(stage, tasks):
             return self._abort(
                 f"too few of {counted(len(stage.members or []), 'contributor')} are left to share their keys"
@@ -313,13 +305,13 @@ class SecureAggregationRound:
         return False
 
     def _trained(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
-        admitted = len(self._round_store.admitted(self._number))
+        admitted = len(self._state.round_store.admitted(self._number))
         enough, over = admitted >= needed_survivors(self._live_config.current), self._is_over(stage)
         if enough and not over:
             ends = self._pace.round_ends(
-                self._round_store.require(self._number), needed_survivors(self._live_config.current)
+                self._state.round_store.require(self._number), needed_survivors(self._live_config.current)
             )
-            over = ends is not None and self._clock.now() >= ends
+            over = ends is not None and self._state.clock.now() >= ends
         if not over and not enough and self._is_out_of_reach(stage, tasks):
             return self._abort(
                 f"{counted(admitted, 'masked update')}, and too few contributors are left to send one"
@@ -327,9 +319,9 @@ class SecureAggregationRound:
         if not over and (not enough or any(outcome == "" for _, outcome in tasks.values())):
             return False
         if not enough:
-            late = self._clock.now() >= self._deadline(stage)
+            late = self._state.clock.now() >= self._deadline(stage)
             return self._abort(f"{counted(admitted, 'masked update')}{' at the deadline' if late else ''}")
-        self._round_store.start_merging(self._number)
+        self._state.round_store.start_merging(self._number)
         self._queue.close(message_id for message_id, _ in tasks.values())
         failpoint("state-merging")
         return self._freeze()
@@ -348,12 +340,12 @@ class SecureAggregationRound:
 
     def _freeze(self) -> bool:
         """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
-        with self._database.reading() as tx:
-            chosen = updates.c.update_id.in_(self._round_store.require(self._number).merging)
+        with self._state.database.reading() as tx:
+            chosen = updates.c.update_id.in_(self._state.round_store.require(self._number).merging)
             rows = tx.execute(select(updates).where(chosen)).all()
         revoked = self._keys.signed_by_revoked(rows)
         messages = {row.message_id for row in rows if row.update_id not in revoked}
-        tasks = self._round_store.tasks(self._number)
+        tasks = self._state.round_store.tasks(self._number)
         survivors = [node for node, (message_id, _) in tasks.items() if message_id in messages]
         if len(survivors) < needed_survivors(self._live_config.current):
             return self._abort(f"{counted(len(survivors), 'masked update')} of keys that stand")
@@ -366,7 +358,7 @@ class SecureAggregationRound:
         over = self._is_over(stage)
         if confirmed < self._threshold:
             return self._abort(f"{counted(confirmed, 'contributor')} stayed to confirm") if over else False
-        waits = self._clock.now() < self._stage_ends(stage, self._threshold)
+        waits = self._state.clock.now() < self._stage_ends(stage, self._threshold)
         if confirmed < len(stage.members or []) and waits and not over and self._is_asking(stage):
             return False
         self._stages.begin(self._number, UNMASK, stage.members)
@@ -383,7 +375,7 @@ class SecureAggregationRound:
         waiting = any(outcome in ("", "lost") for _, outcome in tasks.values())
         return (
             not waiting and len(tasks) >= len(stage.members or [])
-        ) or self._clock.now() >= self._deadline(stage)
+        ) or self._state.clock.now() >= self._deadline(stage)
 
     def _unmasked(self, stage: Stage) -> bool:
         revealed = self._stages.replies(self._number, UNMASK, Revealed)
@@ -404,5 +396,5 @@ class SecureAggregationRound:
         needed = needed_survivors(self._live_config.current)
         if self._objectors:
             why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
-        self._round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
+        self._state.round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True

@@ -18,11 +18,9 @@ from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK, Advert, R
 from gym_fed.privacy.secure_aggregation.shares import join_secret
 from gym_fed.privacy.secure_aggregation.votes import bits_for, sum_masked
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.clock import HubClock
 from gym_server.privacy.secure_stages import Stages
 from gym_server.rounds.round_store import Round
-from gym_server.store.database import Database
-from gym_server.store.objects import ObjectStore
+from gym_server.state import HubState
 
 
 @dataclass(frozen=True)
@@ -62,20 +60,14 @@ class SecureSum:
 
 
 def secure_sum(
-    database: Database,
-    store: ObjectStore,
-    clock: HubClock,
-    server_round: int,
-    manifests: Sequence[UpdateManifest],
-    threshold: int,
-    step_norm: float,
+    state: HubState, server_round: int, manifests: Sequence[UpdateManifest], threshold: int, step_norm: float
 ) -> SecureSum:
     """The sum of a round whose unmasking is over.
 
     Args:
-        database: The hub's database.
-        store: The hub's objects.
-        clock: The hub's clock.
+        database: The hub's state.database.
+        state: The hub's state.
+        clock: The hub's state.clock.
         server_round: The round.
         manifests: Of the updates to be merged: those of all survivors, since nobody's votes can be left out any more.
         threshold: As the round had it.
@@ -84,7 +76,7 @@ def secure_sum(
     Raises:
         GymError: ``ROUND_ABORTED`` when secrets do not come back, or the updates are not those of the survivors.
     """
-    stages = Stages(database, clock.now)
+    stages = Stages(state.database, state.clock.now)
     members, survivors = ids(stages, server_round, TRAIN), ids(stages, server_round, UNMASK)
     if len(manifests) != len(survivors):
         raise GymError(
@@ -95,17 +87,12 @@ def secure_sum(
     masks = recover(
         members, survivors, stages.replies(server_round, UNMASK, Revealed).values(), threshold, server_round
     )
-    paths = [store.local_path(manifest.delta_sha256) for manifest in manifests]
+    paths = [state.store.local_path(manifest.delta_sha256) for manifest in manifests]
     return SecureSum(paths, masks, bits_for(len(members)), step_norm, threshold)
 
 
 def secure_ingredient(
-    config: ServerConfig,
-    database: Database,
-    store: ObjectStore,
-    clock: HubClock,
-    current: Round,
-    manifests: Sequence[UpdateManifest],
+    state: HubState, config: ServerConfig, current: Round, manifests: Sequence[UpdateManifest]
 ) -> SecureSum | None:
     """The sum of the round that is merged now; None where the hub sees every update."""
     secure = config.secure_aggregation
@@ -116,7 +103,7 @@ def secure_ingredient(
         threshold = current.spec.secure_aggregation.threshold
     step = secure.step_norm if config.privacy is None else config.privacy.clipping_norm
     assert step is not None  # the config says so
-    return secure_sum(database, store, clock, current.server_round, manifests, threshold, step)
+    return secure_sum(state, current.server_round, manifests, threshold, step)
 
 
 def ids(stages: Stages, server_round: int, name: str) -> dict[str, Advert]:

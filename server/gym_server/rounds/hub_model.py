@@ -77,9 +77,9 @@ class HubModel:
         self._known_losses: tuple[str, RowLosses] | None = None
 
     @classmethod
-    def of(cls, config: ServerConfig, folder: Path, base: BaseSpec, store: ObjectStore) -> HubModel:
+    def of(cls, state: HubState, config: ServerConfig) -> HubModel:
         """Load a hub's base; the model is at version 0 until ``follow``."""
-        return cls(base, config.base_model, store, config.gate, folder)
+        return cls(state.base, config.base_model, state.store, config.gate, state.folder)
 
     @property
     def has_gate(self) -> bool:
@@ -313,7 +313,7 @@ def write_version(
     state.round_store.version(wanted)  # that there is one
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
-    model = HubModel.of(config, state.folder, state.base, state.store)
+    model = HubModel.of(state, config)
     model.follow(state.round_store.soups(wanted))
     written, share = model.save(output, dtype)
     tensors = tensors_digest(

@@ -42,7 +42,6 @@ from gym_server.rounds.round_store import Round, SoupRecord
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
 from gym_server.rounds.soups import RESIDUAL, Ingredients, Soup, discard, make_soup, residual_name, soup_path
 from gym_server.state import HubState
-from gym_server.store.objects import ObjectStore
 
 log = logging.getLogger("gym_server")
 
@@ -98,7 +97,8 @@ def _merge_round(
         state.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
     progress.begin("writing the soup")
-    _store_soup(state.store, merged.soup)
+    state.store.put_file(merged.soup.path)
+    merged.soup.path.unlink()
     progress.begin("scoring updates")
     rewards = config.rewards.under(current.spec.pay if current.spec else None)
     added = None
@@ -192,18 +192,9 @@ def _merge(
         ingredients = _ingredients(state, config, model, current, kept)
         masked = config.secure_aggregation is not None
         progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
-        soup = make_soup(
-            state.folder,
-            state.base,
-            state.store,
-            ingredients,
-            soup_path(state.folder, current.server_round),
-            progress.step,
-        )
+        soup = make_soup(state, ingredients, soup_path(state.folder, current.server_round), progress.step)
         progress.begin("writing the server's state")
-        return _MergedRound(
-            ingredients, soup, soup.stage(state.folder, state.base.digest, current.server_round)
-        )
+        return _MergedRound(ingredients, soup, soup.stage(state, current.server_round))
     except GymError as error:
         if error.code is ErrorCode.DISK_FULL:
             discard(state.folder, current.server_round)
@@ -236,7 +227,7 @@ def _ingredients(
             config, state.database, state.round_store, [update.row.contributor for update in kept]
         ),
         private=private_merge.begin_merge(config, state.base, state.database, current.spec, ids, root),
-        secure=secure_ingredient(config, state.database, state.store, state.clock, current, manifests),
+        secure=secure_ingredient(state, config, current, manifests),
     )
 
 
@@ -301,11 +292,6 @@ def _finite() -> Iterator[None]:
         raise _RoundAborted(f"rolled back: with the soup {error.message}") from error
 
 
-def _store_soup(store: ObjectStore, soup: Soup) -> None:
-    store.put_file(soup.path)
-    soup.path.unlink()
-
-
 def _added_to_evaluations(
     state: HubState,
     config: ServerConfig,
@@ -340,7 +326,7 @@ def _added_to_evaluations(
             weights=None if weights is None else [weights[place] for place in others],
         )
         with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
-            soup = make_soup(state.folder, state.base, state.store, without, Path(folder) / "soup.gymdelta")
+            soup = make_soup(state, without, Path(folder) / "soup.gymdelta")
             try:
                 value = evaluation.value_with(soup)
             except (

@@ -2,13 +2,11 @@
 
 Nothing that the hub believes is taken over: which updates were merged and by which recipe is read from the signed
 ledger, every object must hash to its name, every manifest to the id under which the ledger knows it, and the server's
-own state to the digest that the ledger has from the version before. (A version committed before the ledger had digests
-of state leaves one that cannot be checked; the log says so.)
+own state to the digest that the ledger has from the version before.
 """
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -29,7 +27,6 @@ from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import BaseSpec
 from gym_fed.soup.private import PrivateMerge
 from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.clock import HubClock
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
@@ -39,11 +36,8 @@ from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
 from gym_server.state import HubState
 from gym_server.store.database import Database
-from gym_server.store.objects import ObjectStore
 from gym_server.store.tables import ledger as entries
 from gym_server.store.tables import rounds, updates
-
-log = logging.getLogger("gym_server")
 
 
 def replay(state: HubState, server_round: int) -> dict[str, Any]:
@@ -61,7 +55,7 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
     ingredients = ingredients_of(state, server_round)
     recorded = _version_entry(state.ledger, "server_round", server_round)
     with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="replay-") as folder:
-        soup = make_soup(state.folder, state.base, state.store, ingredients, Path(folder) / "soup.gymdelta")
+        soup = make_soup(state, ingredients, Path(folder) / "soup.gymdelta")
     found = soup.report.sha256
     if found != recorded["soup"]:
         raise GymError(
@@ -105,12 +99,10 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
     if config.gate.heldout is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
     ingredients = ingredients_of(state, server_round)
-    model = HubModel.of(config, state.folder, state.base, state.store)
+    model = HubModel.of(state, config)
     model.follow(state.round_store.soups(ingredients.parent.height) if ingredients.parent.height else [])
     with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
-        report = make_soup(
-            state.folder, state.base, state.store, ingredients, Path(folder) / "soup.gymdelta"
-        ).report
+        report = make_soup(state, ingredients, Path(folder) / "soup.gymdelta").report
     wanted = [manifest.digest for manifest in ingredients.manifests]
     with state.database.reading() as tx:
         rows = {r.update_id: r for r in tx.execute(select(updates).where(updates.c.update_id.in_(wanted)))}
@@ -179,17 +171,13 @@ def _private(base: BaseSpec, database: Database, recorded: dict[str, Any]) -> Pr
     )
 
 
-def _secure(
-    database: Database, store: ObjectStore, clock: HubClock, recorded: dict[str, Any], merged: list[str]
-) -> SecureSum | None:
+def _secure(state: HubState, recorded: dict[str, Any], merged: list[str]) -> SecureSum | None:
     """The sum of a secure round again, from the stored masked votes and the shares that were revealed."""
     if "secure_aggregation" not in recorded:
         return None
     own = recorded["secure_aggregation"]
-    manifests = [_manifest(database, update_id) for update_id in merged]
-    return secure_sum(
-        database, store, clock, recorded["server_round"], manifests, own["threshold"], own["step_norm"]
-    )
+    manifests = [_manifest(state.database, update_id) for update_id in merged]
+    return secure_sum(state, recorded["server_round"], manifests, own["threshold"], own["step_norm"])
 
 
 def ingredients_of(state: HubState, server_round: int) -> Ingredients:
@@ -211,7 +199,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         manifests=[_manifest(state.database, update_id) for update_id in merged],
         root=root,
         private=_private(state.base, state.database, recorded),
-        secure=_secure(state.database, state.store, state.clock, recorded, merged),
+        secure=_secure(state, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
@@ -235,10 +223,7 @@ def _version_entry(ledger: Ledger, key: str, number: int) -> dict[str, Any]:
 def _require_state(folder: Path, ledger: Ledger, ingredients: Ingredients) -> None:
     """The server's state as the parent version left it is what the ledger says."""
     parent = ingredients.parent
-    recorded = _version_entry(ledger, "height", parent.height).get("state") if parent.height else {}
-    if recorded is None:
-        log.warning("the ledger has no digest of the state that round %d left", parent.server_round)
-        return
+    recorded = _version_entry(ledger, "height", parent.height)["state"] if parent.height else {}
     for kind, path in state_files(folder, ingredients.recipe, parent).items():
         found = file_sha256(path) if path.exists() else None
         if found != recorded.get(kind):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from gym_quant.registry import get_codec
 from sqlalchemy import select
 
 from gym_fed.config.hub.server import ServerConfig
@@ -20,7 +22,6 @@ from gym_server.accounts.keys import Keys
 from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
 from gym_server.rounds.hub_model import HubModel
-from gym_server.rounds.lora_updates import foreign_a, not_low_rank
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.round_store import Judgement, Round
 from gym_server.state import HubState
@@ -323,3 +324,44 @@ class HeldOutLoss(Screen):
 def is_no_worse(before: float, after: float, allowed: float) -> bool:
     """Whether a loss rose by at most ``allowed``. NaN and infinity fail: large finite weights lead to both."""
     return math.isfinite(before) and math.isfinite(after) and after - before <= allowed
+
+
+def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
+    """Return why a delta is not a LoRA update of the round's rank, or None.
+
+    The soup stacks the contributors' factors and is sent to all of them. One update of another codec or of a larger
+    rank would make everybody's download larger.
+    """
+    most = spec.recipe.lora.r
+    for name in delta.names:
+        record = delta.record(name)
+        rank = get_codec(record.codec).rank(record.params)
+        if rank is None:
+            return f"tensor {name!r} is of codec {record.codec}, and the round takes LoRA factors"
+        if rank > most:
+            return f"tensor {name!r} has rank {rank}, and the round's is {most}"
+    return None
+
+
+def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
+    """The first tensor whose A is not the one that the round's seed gives; None when all are.
+
+    It must be that of the recipe's rank, stored as the task's codec says: a part of it, or the same numbers in another
+    format, are another A. With one A for all, rules on coordinates work on B and are exact. Who sends another one would
+    make the whole tensor fall back to decoded merging, and is not doing the round's task.
+    """
+    from gym_fed.training.tuning.lora import frozen_factor
+
+    seed = spec.recipe.seed + spec.server_round
+    for name in delta.names:
+        record = delta.record(name)
+        factors = get_codec(record.codec).factors(delta.payload(name), record.shape, record.params)
+        if factors is None:
+            return name
+        a = factors[0]
+        if a.shape[0] != spec.recipe.lora.r or a.dtype != getattr(torch, spec.codec.factors):
+            return name
+        wanted = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
+        if not torch.equal(a, wanted.to(a.dtype)):
+            return name
+    return None

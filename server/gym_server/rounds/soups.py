@@ -26,7 +26,7 @@ from gym_fed.soup.votes_soup import soup_from_votes
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.privacy.secure_unmask import SecureSum
 from gym_server.rounds.versions import Version
-from gym_server.store.objects import ObjectStore
+from gym_server.state import HubState
 
 NOTHING_YET = "none.safetensors"
 RESIDUAL, OPTIMIZER = "residual", "optimizer"
@@ -82,15 +82,15 @@ class Soup:
     optimizer: OptimizerState | None
     plugins: Sequence[PluginRecord] = ()
 
-    def stage(self, hub_folder: Path, base_digest: str, server_round: int) -> dict[str, str]:
+    def stage(self, state: HubState, server_round: int) -> dict[str, str]:
         """Write the server's state under the round's own name, for the version that may come of it.
 
         Returns:
             sha256 of every file that was written, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
         """
-        residuals, written = residuals_folder(hub_folder), {}
+        residuals, written = residuals_folder(state.folder), {}
         if self.optimizer is not None:
-            self.optimizer.stage(residuals / optimizer_name(server_round), base_digest)
+            self.optimizer.stage(residuals / optimizer_name(server_round), state.base.digest)
             written[OPTIMIZER] = file_sha256(residuals / optimizer_name(server_round))
         if self.feedback is not None:
             self.feedback.stage(residuals / residual_name(server_round))
@@ -99,9 +99,7 @@ class Soup:
 
 
 def make_soup(
-    folder: Path,
-    base: BaseSpec,
-    store: ObjectStore,
+    state: HubState,
     ingredients: Ingredients,
     out_path: Path,
     on_tensor: Callable[[str], None] = lambda _: None,
@@ -109,9 +107,7 @@ def make_soup(
     """Merge; nothing but ``out_path`` is written.
 
     Args:
-        folder: The hub's folder.
-        base: The base model.
-        store: The hub's objects.
+        state: The hub's state.
         ingredients: Updates and settings of the merge.
         out_path: File of the soup.
         on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged at once.
@@ -121,24 +117,24 @@ def make_soup(
             ``STATE_CORRUPT`` when the residual of the parent version is gone.
     """
     recipe, parent = ingredients.recipe, ingredients.parent
-    spec = BaseSpec(base.model_name, parent.digest, base.shapes)
-    state, lineage = state_files(folder, recipe, parent), base.digest
+    spec = BaseSpec(state.base.model_name, parent.digest, state.base.shapes)
+    own_state, lineage = state_files(state.folder, recipe, parent), state.base.digest
     feedback = optimizer = None
-    if RESIDUAL in state:
-        if parent.residual is not None and not state[RESIDUAL].exists():
+    if RESIDUAL in own_state:
+        if parent.residual is not None and not own_state[RESIDUAL].exists():
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"the residual of version {parent.height} is missing: {state[RESIDUAL]}",
+                f"the residual of version {parent.height} is missing: {own_state[RESIDUAL]}",
                 "restore the hub's folder from a backup; without it what the last soup lost cannot be restored",
             )
-        feedback = ErrorFeedback.load(state[RESIDUAL], lineage)
+        feedback = ErrorFeedback.load(own_state[RESIDUAL], lineage)
     rule = build_optimizer(recipe)
     if rule is not None:
-        optimizer = OptimizerState.load(state[OPTIMIZER], lineage, rule.rule)
+        optimizer = OptimizerState.load(own_state[OPTIMIZER], lineage, rule.rule)
     if ingredients.secure is not None:
         found = ingredients.secure
         report = soup_from_votes(
-            found.sums(base),
+            found.sums(state.base),
             found.voters,
             found.bits,
             found.step_norm,
@@ -153,7 +149,7 @@ def make_soup(
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:
-            return stack.enter_context(DeltaFile.open(store.local_path(sha256), spec))
+            return stack.enter_context(DeltaFile.open(state.store.local_path(sha256), spec))
 
         files = [opened(manifest.delta_sha256) for manifest in ingredients.manifests]
         weights = ingredients.weights

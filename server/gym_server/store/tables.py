@@ -164,7 +164,9 @@ updates = _table(
     Column("heldout_change", Float),
     Column("ledger_sequence", Integer, nullable=False),  # of the verdict at admission
     Column("received_at", Float, nullable=False),
-    Column("committed_at", Float),  # when its digest was declared; null for updates of before
+    Column(
+        "committed_at", Float
+    ),  # when its digest was declared; null for an update without such a declaration
     UniqueConstraint("contributor", "nonce"),
     Index("ix_updates_contributor", "contributor", "server_round"),
 )
@@ -260,13 +262,6 @@ ledger_heads = _table(
     Column("size", Integer, primary_key=True),
     Column("head", Text, nullable=False),
     Column("frontier", Text, nullable=False),
-)
-
-# Signatures of single entries, from a database of schema 1; they are checked and go when the first head is signed.
-ledger_signatures = _table(
-    "ledger_signatures",
-    Column("sequence", Integer, primary_key=True),
-    Column("signature", LargeBinary, nullable=False),
 )
 
 # Who is named in an entry: an index over the ledger, made from it and checked against it.
@@ -380,7 +375,5 @@ variant_takedowns = _table(
 
 # Digests of the tensors of versions that were written as model folders: variants can be made on such a folder.
 published = _table(
-    "published",
-    Column("digest", String, primary_key=True),
-    Column("height", Integer, nullable=False),
+    "published", Column("digest", String, primary_key=True), Column("height", Integer, nullable=False)
 )

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import select
 
 from gym_fed.core.text import counted
-from gym_server.clock import HubClock
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.recipes import LiveConfig
-from gym_server.rounds.round_store import RoundStore
+from gym_server.rounds.steering import Steering
+from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
 
@@ -37,10 +37,8 @@ class RoundBackoff:
     """Counts rounds that failed in a row, and waits after them.
 
     Args:
+        state: The hub's state.
         live_config: The config that applies now.
-        database: The hub's database.
-        round_store: The hub's rounds and versions.
-        clock: The hub's clock.
         queue: The queue of messages.
         grid: Says who is connected.
         should_stop: Called between polls.
@@ -48,22 +46,19 @@ class RoundBackoff:
 
     def __init__(
         self,
+        state: HubState,
         live_config: LiveConfig,
-        database: Database,
-        round_store: RoundStore,
-        clock: HubClock,
         queue: MessageQueue,
         grid: Grid,
         should_stop: Callable[[], bool],
     ) -> None:
-        self._live_config, self._database = live_config, database
-        self._round_store, self._clock = round_store, clock
+        self._state, self._live_config = state, live_config
         self._queue = queue
         self._grid, self._should_stop = grid, should_stop
         self._failures = 0
         self._seen: set[str] = set()
         self._spoilt: set[str] = set()
-        database.set(_SETTING, "")
+        state.database.set(_SETTING, "")
 
     def succeeded(self) -> None:
         """A round was committed: the row is over."""
@@ -74,7 +69,7 @@ class RoundBackoff:
     def failed(self, server_round: int, reason: str) -> None:
         """Wait after a round that came to nothing."""
         self._failures += 1
-        tasks = self._round_store.tasks(server_round)
+        tasks = self._state.round_store.tasks(server_round)
         names = self._names(tasks)
         self._spoilt |= {names[node] for node, (_, outcome) in tasks.items() if outcome in ("failed", "lost")}
         self._seen |= set(names.values())
@@ -83,9 +78,9 @@ class RoundBackoff:
         seconds = self._seconds()
         text = "%s in a row made no version; the next begins in %.0f s, or when a contributor connects: %s"
         log.warning(text, counted(self._failures, "round"), seconds, reason[:_MAX_REASON])
-        self._say(self._clock.now() + seconds, reason)
+        self._say(self._state.clock.now() + seconds, reason)
         self._wait(time.monotonic() + seconds, there)
-        self._database.set(_SETTING, "")
+        self._state.database.set(_SETTING, "")
 
     def hold(self, reason: str) -> None:
         """Wait after a failure of this machine, whose database may be away; nobody who comes can end it."""
@@ -102,7 +97,7 @@ class RoundBackoff:
 
     def _wait(self, end: float, there: set[str]) -> None:
         while time.monotonic() < end and not self._should_stop():
-            if paused(self._database) is None:  # the coordinator's: ``end_wait``
+            if paused(self._state.database) is None:  # the coordinator's: ``end_wait``
                 return
             now = self._there()
             if now - self._seen or (now - there) - self._spoilt:
@@ -121,7 +116,7 @@ class RoundBackoff:
 
     def _say(self, until: float, reason: str) -> None:
         paused = {"until": until, "failures": self._failures, "reason": reason[:_MAX_REASON]}
-        self._database.set(_SETTING, json.dumps(paused))
+        self._state.database.set(_SETTING, json.dumps(paused))
 
 
 def end_wait(database: Database) -> bool:
@@ -137,3 +132,17 @@ def paused(database: Database) -> dict[str, Any] | None:
     with database.reading() as tx:
         found = tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING))
     return json.loads(found) if found else None
+
+
+def wait_while_paused(live_config: LiveConfig, steering: Steering, should_stop: Callable[[], bool]) -> None:
+    """Return when rounds may begin again, or when ``should_stop`` says so."""
+    pause = steering.paused()
+    if pause is None:
+        return
+    log.info("%s; no round begins until gym-server resume", pause)
+    while pause is not None and not should_stop():
+        time.sleep(_POLL_SECONDS)
+        live_config.follow()
+        pause = steering.paused()
+    if pause is None:
+        log.info("the pause is over")

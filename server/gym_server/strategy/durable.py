@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.system_errors import system_error
@@ -35,11 +36,10 @@ from gym_server.rounds.steering import is_coordinators
 from gym_server.store.away import StoreAway
 from gym_server.store.database import rerun
 from gym_server.store.room import raise_if_full, wait_for_room
-from gym_server.strategy.backoff import RoundBackoff
+from gym_server.strategy.backoff import RoundBackoff, wait_while_paused
 from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
-from gym_server.strategy.pauses import wait_while_paused
-from gym_server.strategy.tasks import new_task, task_content, task_of
+from gym_server.strategy.tasks import new_task, task_content, task_of, update_in
 
 log = logging.getLogger("gym_server")
 
@@ -64,7 +64,7 @@ class DurableDeltaSoup(Strategy):
     """Rounds of signed deltas, merged robustly.
 
     Args:
-        federation: State and config.
+        federation: The opened hub.
         payloads: How deltas travel on the grid in use.
         should_stop: Called between polls; True ends ``start`` at the next safe point.
         on_round: Called after each round that ended, to show it.
@@ -77,7 +77,11 @@ class DurableDeltaSoup(Strategy):
         should_stop: Callable[[], bool] = lambda: False,
         on_round: Callable[[Round], None] = lambda _: None,
     ) -> None:
-        self._fed = federation
+        self._state, self._live_config = federation.state, federation.live_config
+        self._rounds, self._queue = federation.round_store, federation.queue
+        self._steering, self._admission = federation.steering, federation.admission
+        self._accounts, self._keys = federation.accounts, federation.keys
+        self._max_update_bytes = federation.max_update_bytes
         self._payloads = payloads or ByReference()
         if federation.config.secure_aggregation is not None and not self._payloads.by_reference:
             raise GymError(
@@ -88,24 +92,16 @@ class DurableDeltaSoup(Strategy):
         self._should_stop = should_stop
         self._on_round = on_round
         self._model: HubModel | None = None
-        self._pace = Pace(
-            federation.live_config,
-            federation.database,
-            federation.round_store,
-            federation.clock,
-            federation.lease_histories,
-        )
-
-    # ---- Flower's contract ----
+        self._pace = Pace(federation.state, federation.live_config, federation.lease_histories)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The round's task for every account that has none yet; ``arrays`` and ``config`` are not used."""
         current = self._collecting(server_round)
-        tasks = self._fed.round_store.tasks(server_round)
+        tasks = self._rounds.tasks(server_round)
         there = list(grid.get_node_ids())
-        accounts = self._fed.queue.accounts_of([*tasks, *there])
+        accounts = self._queue.accounts_of([*tasks, *there])
         served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
         for node_id in there:
             if (node_id not in tasks or tasks[node_id][1] == "lost") and accounts.get(node_id) not in served:
@@ -114,7 +110,7 @@ class DurableDeltaSoup(Strategy):
                     message_type=MessageType.TRAIN,
                     dst_node_id=node_id,
                     group_id=str(server_round),
-                    ttl=max(60.0, task_of(current).deadline_seconds - self._fed.clock.now()),
+                    ttl=max(60.0, task_of(current).deadline_seconds - self._state.clock.now()),
                 )
 
     def aggregate_train(
@@ -127,8 +123,8 @@ class DurableDeltaSoup(Strategy):
         """
         for reply in replies:
             self._take(server_round, reply)
-        ended = self._finish(self._fed.round_store.require(server_round))
-        version = self._fed.round_store.head()
+        ended = self._finish(self._rounds.require(server_round))
+        version = self._rounds.head()
         if ended.state != COMMITTED:
             return None, None
         return None, MetricRecord({"version": version.height})
@@ -145,16 +141,13 @@ class DurableDeltaSoup(Strategy):
 
     def summary(self) -> None:
         """Log the recipe."""
-        config = self._fed.config
-        rounds = config.rounds
+        config, rounds = self._config, self._config.rounds
         log.info(
             "DeltaSoup: %s, quorum %d, and more than %.0f%% of those given the task",
             config.soup.aggregator,
             rounds.min_contributors,
             100 * rounds.quorum_share,
         )
-
-    # ---- the durable loop ----
 
     def start(
         self,
@@ -175,16 +168,8 @@ class DurableDeltaSoup(Strategy):
             StoreAway: The database or the object store is away; `gym-server run` waits and starts again.
         """
         self.summary()
-        wanted = num_rounds or self._fed.config.rounds.num_rounds
-        backoff = RoundBackoff(
-            self._fed.live_config,
-            self._fed.database,
-            self._fed.round_store,
-            self._fed.clock,
-            self._fed.queue,
-            grid,
-            self._should_stop,
-        )
+        wanted = num_rounds or self._config.rounds.num_rounds
+        backoff = RoundBackoff(self._state, self._live_config, self._queue, grid, self._should_stop)
         while not self._should_stop():
             try:
                 if not self._advance(grid, wanted, backoff):
@@ -199,24 +184,24 @@ class DurableDeltaSoup(Strategy):
 
     def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
         """One round, and the wait after one that came to nothing; False when there is nothing left to do."""
-        if self._fed.round_store.num_committed() >= wanted:
+        if self._rounds.num_committed() >= wanted:
             return False
-        current = self._fed.round_store.current()
-        if privacy.is_spent(self._fed.config, self._fed.database):
+        current = self._rounds.current()
+        if privacy.is_spent(self._config, self._state.database):
             if current is not None and not current.is_over:
-                self._fed.round_store.abort(current.server_round, privacy.SPENT)
-                self._fed.queue.close_group(str(current.server_round))
+                self._rounds.abort(current.server_round, privacy.SPENT)
+                self._queue.close_group(str(current.server_round))
             return False
         if current is None or current.is_over:
-            if self._fed.steering.paused() is not None:
-                wait_while_paused(self._fed.live_config, self._fed.steering, self._should_stop)
+            if self._steering.paused() is not None:
+                wait_while_paused(self._live_config, self._steering, self._should_stop)
                 return True
-            wait_for_room(self._fed.state, self._fed.config, self._should_stop)
+            wait_for_room(self._state, self._config, self._should_stop)
             if self._should_stop():
                 return False
-            self._fed.live_config.follow()
-            self._fed.clock.catch_up()
-            current = self._fed.round_store.open_next()
+            self._live_config.follow()
+            self._state.clock.catch_up()
+            current = self._rounds.open_next()
         try:
             ended = self._run_round(current, grid)
         except (OSError, SQLAlchemyError, StoreAway):
@@ -236,53 +221,51 @@ class DurableDeltaSoup(Strategy):
         raise_if_full(error)
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
-        current = self._fed.round_store.require(server_round)
+        current = self._rounds.require(server_round)
         if current.state == ABORTED:  # by the coordinator, between two lines of ours
             return self._finish(current)
         log.error("round %d failed", server_round, exc_info=error)
         if not current.is_over:
             what = error.code.value if isinstance(error, GymError) else type(error).__name__
-            self._fed.round_store.abort(server_round, f"an error of the hub ({what}); its log has the trace")
-        self._fed.queue.close_group(str(server_round))
-        return self._fed.round_store.require(server_round)
+            self._rounds.abort(server_round, f"an error of the hub ({what}); its log has the trace")
+        self._queue.close_group(str(server_round))
+        return self._rounds.require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
         """From the state the round is in to its end; None when stopped."""
         server_round = current.server_round
-        if self._fed.config.gate.evals:
+        if self._config.gate.evals:
             self._promise_seed(server_round)
         failpoint(f"state-{current.state}")
         while current.state in (OPEN, COLLECTING):
             if self._should_stop():
                 return None
             if current.state == OPEN:
-                if self._fed.steering.paused() is not None or not list(grid.get_node_ids()):
+                if self._steering.paused() is not None or not list(grid.get_node_ids()):
                     time.sleep(POLL_SECONDS)
-                    self._fed.live_config.follow()
-                    current = self._fed.round_store.require(server_round)
+                    self._live_config.follow()
+                    current = self._rounds.require(server_round)
                     continue
                 self._collecting(server_round)
                 failpoint("state-collecting")
-            if self._fed.config.secure_aggregation is not None:
+            if self._config.secure_aggregation is not None:
                 break
             self._push(server_round, grid)
             self._pull(server_round, grid)
-            if self._pace.is_complete(self._fed.round_store.require(server_round)):
+            if self._pace.is_complete(self._rounds.require(server_round)):
                 break
             time.sleep(POLL_SECONDS)
-            current = self._fed.round_store.require(server_round)
-        current = self._fed.round_store.require(server_round)
+            current = self._rounds.require(server_round)
+        current = self._rounds.require(server_round)
         should_end = functools.partial(self._should_end, server_round)
-        if self._fed.config.secure_aggregation is not None and not current.is_over:
+        if self._config.secure_aggregation is not None and not current.is_over:
             content = functools.partial(task_content, current, self._payloads)
             secure = SecureAggregationRound(
-                self._fed.live_config,
-                self._fed.database,
-                self._fed.round_store,
-                self._fed.clock,
-                self._fed.queue,
-                self._fed.keys,
-                self._fed.accounts,
+                self._state,
+                self._live_config,
+                self._queue,
+                self._keys,
+                self._accounts,
                 self._pace,
                 grid,
                 current,
@@ -293,29 +276,29 @@ class DurableDeltaSoup(Strategy):
             if not secure.run() and self._should_stop():
                 return None
         try:
-            return self._finish(self._fed.round_store.require(server_round), should_end)
+            return self._finish(self._rounds.require(server_round), should_end)
         except ScoringStopped:
             log.info("round %d: stopped while scoring; it continues from the merge", server_round)
             return None
 
     def _should_end(self, server_round: int) -> bool:
         """Whether the hub stops, or its coordinator has ended the round meanwhile."""
-        return self._should_stop() or self._fed.round_store.require(server_round).state == ABORTED
+        return self._should_stop() or self._rounds.require(server_round).state == ABORTED
 
     @rerun
     def _promise_seed(self, server_round: int) -> None:
         """For a round that was opened before the config had evaluations."""
-        with self._fed.database.transaction() as tx:
-            promise_seed(tx, self._fed.ledger, server_round)
+        with self._state.database.transaction() as tx:
+            promise_seed(tx, self._state.ledger, server_round)
 
     def _push(self, server_round: int, grid: Grid) -> None:
         for message in self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid):
             node_id = message.metadata.dst_node_id
             for message_id in grid.push_messages([message]):
-                self._fed.round_store.record_task(server_round, node_id, message_id)
+                self._rounds.record_task(server_round, node_id, message_id)
 
     def _pull(self, server_round: int, grid: Grid) -> None:
-        for message_id, outcome in self._fed.round_store.tasks(server_round).values():
+        for message_id, outcome in self._rounds.tasks(server_round).values():
             if outcome == "":
                 for reply in grid.pull_messages([message_id]):
                     self._take(server_round, reply)
@@ -326,11 +309,9 @@ class DurableDeltaSoup(Strategy):
         What raises is this machine's: its disk, its database, its ledger.
         """
         message_id = reply.metadata.reply_to_message_id
-        outcome = "replied"
+        outcome, problem = "replied", ""
         if reply.has_error():
-            outcome = "lost" if reply.error.code == LOST else "failed"
-            who = self._fed.queue.name_of(reply.metadata.src_node_id)
-            log.info("round %d: %s: %s", server_round, who, reply.error.reason)
+            outcome, problem = "lost" if reply.error.code == LOST else "failed", f": {reply.error.reason}"
         else:
             try:
                 self._judge(server_round, message_id, reply.content)
@@ -340,38 +321,21 @@ class DurableDeltaSoup(Strategy):
                 raise_if_full(error)
                 if isinstance(error, GymError) and error.code in _STATE:
                     raise
-                outcome = "failed"
-                who = self._fed.queue.name_of(reply.metadata.src_node_id)
-                log.info("round %d: %s refused: %s", server_round, who, error)
-        self._fed.round_store.record_outcome(server_round, message_id, outcome)
+                outcome, problem = "failed", f" refused: {error}"
+        if problem:
+            log.info("round %d: %s%s", server_round, self._queue.name_of(reply.metadata.src_node_id), problem)
+        self._rounds.record_outcome(server_round, message_id, outcome)
 
     def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
-        try:
-            update, deltas = content.config_records["update"], content.array_records["delta"]
-            manifest, signature, key = update["manifest"], update["signature"], update["public_key"]
-            if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
-                raise TypeError("manifest, signature or public_key has the wrong type")
-            if len(deltas) != 1:
-                raise TypeError(f"{len(deltas)} deltas")
-            for sha256, array in deltas.items():
-                self._payloads.incoming(sha256, array)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
-        accounts = self._fed.accounts
+        manifest, signature, key = update_in(content, self._payloads)
+        accounts = self._accounts
         if self._payloads.by_reference:  # judged at submission, by the key that the account had then
             contributor, signer = accounts.keys.owner(key), key
         else:
             contributor = accounts.meet(key)
             signer = accounts.public_key(contributor)
-        submission = UpdateSubmission(
-            contributor,
-            signer,
-            message_id,
-            server_round,
-            manifest,
-            signature,
-        )
-        receipt = self._fed.admission.judge(submission, lambda tx, receipt: None)
+        submission = UpdateSubmission(contributor, signer, message_id, server_round, manifest, signature)
+        receipt = self._admission.judge(submission, lambda tx, receipt: None)
         if receipt.verdict == "refused":
             raise GymError(ErrorCode(receipt.code), receipt.reason)
 
@@ -379,16 +343,16 @@ class DurableDeltaSoup(Strategy):
         server_round = current.server_round
         if current.state == COLLECTING:
             if not self._pace.has_quorum(current):
-                self._fed.round_store.abort(server_round, self._pace.shortfall(current))
+                self._rounds.abort(server_round, self._pace.shortfall(current))
             else:
-                current = self._fed.round_store.start_merging(server_round)
+                current = self._rounds.start_merging(server_round)
                 failpoint("state-merging")
-        late = self._fed.queue.close_group(str(server_round))
+        late = self._queue.close_group(str(server_round))
         if late:
             log.info("round %d ends while %d are still at work; what they send is late", server_round, late)
         if current.state == MERGING:
             self._merge(current, should_end)
-        ended = self._fed.round_store.require(server_round)
+        ended = self._rounds.require(server_round)
         log.info("round %d %s%s", server_round, ended.state, f": {ended.reason}" if ended.reason else "")
         self._on_round(ended)
         return ended
@@ -397,36 +361,37 @@ class DurableDeltaSoup(Strategy):
         """Merge a round; the result is discarded if the coordinator ended the round meanwhile."""
         try:
             with self._hub_model().freed_afterwards() as model:
-                merge_round(self._fed.state, self._fed.config, self._fed.keys, model, current, should_end)
+                merge_round(self._state, self._config, self._keys, model, current, should_end)
         except Exception:
-            if self._fed.round_store.require(current.server_round).state != ABORTED:
+            if self._rounds.require(current.server_round).state != ABORTED:
                 raise
-            discard(self._fed.folder, current.server_round)
+            discard(self._state.folder, current.server_round)
 
-    # ---- helpers ----
+    @property
+    def _config(self) -> ServerConfig:
+        return self._live_config.current
 
     def _collecting(self, server_round: int) -> Round:
         """The round in state collecting, moved there from open if need be."""
-        current = self._fed.round_store.current()
+        current = self._rounds.current()
         if current is None or current.server_round != server_round:
-            if privacy.is_spent(self._fed.config, self._fed.database):
+            if privacy.is_spent(self._config, self._state.database):
                 raise GymError(
                     ErrorCode.ROUND_ABORTED,
-                    privacy.end_of_run(self._fed.config, self._fed.database, self._fed.round_store),
+                    privacy.end_of_run(self._config, self._state.database, self._rounds),
                 )
-            current = self._fed.round_store.open_next()
+            current = self._rounds.open_next()
         if current.state == OPEN:
-            self._fed.live_config.follow()
-            current = self._fed.round_store.start_collecting(
-                server_round,
-                new_task(self._fed.state, self._fed.config, self._fed.max_update_bytes, server_round),
+            self._live_config.follow()
+            current = self._rounds.start_collecting(
+                server_round, new_task(self._state, self._config, self._max_update_bytes, server_round)
             )
         return current
 
     def _hub_model(self) -> HubModel:
         if self._model is None:
-            self._model = HubModel.of(self._fed.config, self._fed.folder, self._fed.base, self._fed.store)
-        self._model.follow(self._fed.round_store.soups())
+            self._model = HubModel.of(self._state, self._config)
+        self._model.follow(self._rounds.soups())
         return self._model
 
 

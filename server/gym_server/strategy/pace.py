@@ -15,10 +15,9 @@ from sqlalchemy import Select, select
 
 from gym_fed.config.hub.sections import RoundsConfig
 from gym_fed.core.text import counted, readable_seconds
-from gym_server.clock import HubClock
 from gym_server.rounds.recipes import LiveConfig
-from gym_server.rounds.round_store import COMMITTED, Round, RoundStore
-from gym_server.store.database import Database
+from gym_server.rounds.round_store import COMMITTED, Round
+from gym_server.state import HubState
 from gym_server.store.tables import rounds, secure_messages, secure_stages
 from gym_server.strategy.lease_history import (
     LEARNED_ROUNDS,
@@ -63,16 +62,8 @@ def grace_ends(
 class Pace:
     """Decides when a hub's rounds are complete. The history of earlier rounds is read once per round."""
 
-    def __init__(
-        self,
-        live_config: LiveConfig,
-        database: Database,
-        round_store: RoundStore,
-        clock: HubClock,
-        lease_histories: LeaseHistoryCache,
-    ) -> None:
-        self._live_config, self._database = live_config, database
-        self._round_store, self._clock = round_store, clock
+    def __init__(self, state: HubState, live_config: LiveConfig, lease_histories: LeaseHistoryCache) -> None:
+        self._state, self._live_config = state, live_config
         self._lease_histories = lease_histories
         self._stage: tuple[int, str, list[float]] = (0, "", [])
         """Cache: round, stage of secure aggregation, and seconds that answers to the stage took in earlier rounds."""
@@ -86,7 +77,7 @@ class Pace:
         All have answered, the grace period or the deadline is over, or nobody is left.
         """
         assert current.spec is not None
-        server_round, now = current.server_round, self._clock.now()
+        server_round, now = current.server_round, self._state.clock.now()
         if now >= current.spec.deadline_seconds:
             return True
         outcomes = [task.outcome for task in self._tasks(server_round)]
@@ -104,13 +95,13 @@ class Pace:
         """Why a round below its quorum is over."""
         assert current.spec is not None
         tasks = self._tasks(current.server_round)
-        admitted = len(self._round_store.admitted(current.server_round))
+        admitted = len(self._state.round_store.admitted(current.server_round))
         history = self._history(current.server_round)
         needed = self._live_config.current.rounds.quorum(history.num_counted(tasks))
         short = f"{admitted} of {counted(needed, 'update')}"
         outcomes = [task.outcome for task in tasks]
         working = outcomes.count("")
-        if self._clock.now() < current.spec.deadline_seconds:
+        if self._state.clock.now() < current.spec.deadline_seconds:
             failed, lost = outcomes.count("failed"), outcomes.count("lost")
             return f"{short}: {counted(failed, 'contributor')} failed, {lost} went away, nobody else is there"
         if not working:
@@ -155,7 +146,7 @@ class Pace:
         secure = self._live_config.current.secure_aggregation
         assert secure is not None
         where = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == stage)
-        with self._database.reading() as tx:
+        with self._state.database.reading() as tx:
             replied = tx.scalars(
                 select(secure_messages.c.replied_at)
                 .where(where, secure_messages.c.outcome == "replied")
@@ -166,16 +157,16 @@ class Pace:
         known = self._of_stage(server_round, stage)
         config, quorum_at = self._live_config.current.rounds, replied[quorum - 1]
         return grace_ends(
-            config, known, started_at, float(quorum_at or self._clock.now()), secure.stage_seconds
+            config, known, started_at, float(quorum_at or self._state.clock.now()), secure.stage_seconds
         )
 
     def _tasks(self, server_round: int) -> list[OpenTask]:
-        with self._database.reading() as tx:
+        with self._state.database.reading() as tx:
             return open_tasks(tx, server_round, self._live_config.current.rounds.lease_seconds)
 
     def _history(self, server_round: int) -> LeaseHistory:
         """The tasks of the rounds before one."""
-        with self._database.reading() as tx:
+        with self._state.database.reading() as tx:
             return self._lease_histories.before(tx, server_round)
 
     def _expected(self, current: Round, task: OpenTask) -> float | None:
@@ -188,7 +179,7 @@ class Pace:
         Who is given the task after that moment does not move it.
         """
         tasks, history = self._tasks(current.server_round), self._history(current.server_round)
-        received = sorted(row.received_at for row in self._round_store.admitted(current.server_round))
+        received = sorted(row.received_at for row in self._state.round_store.admitted(current.server_round))
         for number, at in enumerate(received, start=1):
             before = [task for task in tasks if task.given_at is None or task.given_at <= at]
             needed = (
@@ -203,7 +194,7 @@ class Pace:
     def _log_quorum(self, current: Round, seconds: float) -> None:
         """Log once a round who is still at work; a reply that is admitted and not yet taken is not."""
         server_round = current.server_round
-        admitted = {row.message_id for row in self._round_store.admitted(server_round)}
+        admitted = {row.message_id for row in self._state.round_store.admitted(server_round)}
         tasks = self._tasks(server_round)
         working = [task for task in tasks if not task.outcome and task.message_id not in admitted]
         if not working or self._logged_quorum == server_round:
@@ -228,8 +219,8 @@ class Pace:
             self._abandoned = (0, 0.0)
             return False
         if self._abandoned[0] != server_round:
-            self._abandoned = (server_round, self._clock.now())
-        absent = self._clock.now() - self._abandoned[1]
+            self._abandoned = (server_round, self._state.clock.now())
+        absent = self._state.clock.now() - self._abandoned[1]
         return "lost" not in outcomes or absent >= self._live_config.current.rounds.lease_seconds
 
     def _of_stage(self, server_round: int, stage: str) -> list[float]:
@@ -243,7 +234,7 @@ class Pace:
             .where(secure_messages.c.stage == stage, secure_messages.c.outcome == "replied")
         )
         if self._stage[:2] != (server_round, stage):
-            with self._database.reading() as tx:
+            with self._state.database.reading() as tx:
                 found = [max(0.0, float(seconds)) for seconds in tx.scalars(query)]
             self._stage = (server_round, stage, found)
         return self._stage[2]

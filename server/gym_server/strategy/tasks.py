@@ -63,3 +63,23 @@ def task_content(current: Round, payloads: Payloads) -> RecordDict:
             "soups": ArrayRecord(soups),
         }
     )
+
+
+def update_in(content: RecordDict, payloads: Payloads) -> tuple[str, bytes, bytes]:
+    """Read the manifest, its signature and the public key from a reply, and store its delta.
+
+    Raises:
+        GymError: ``UPDATE_REFUSED`` for a reply without an update.
+    """
+    try:
+        update, deltas = content.config_records["update"], content.array_records["delta"]
+        manifest, signature, key = update["manifest"], update["signature"], update["public_key"]
+        if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
+            raise TypeError("manifest, signature or public_key has the wrong type")
+        if len(deltas) != 1:
+            raise TypeError(f"{len(deltas)} deltas")
+        for sha256, array in deltas.items():
+            payloads.incoming(sha256, array)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
+    return manifest, signature, key

@@ -15,16 +15,7 @@ from gym_server.rounds.round_store import MERGING
 from gym_server.rounds.steering import pause_of
 from gym_server.rounds.versions import head_of
 from gym_server.state import HubState
-from gym_server.store.tables import (
-    accounts,
-    ledger,
-    messages,
-    nodes,
-    round_tasks,
-    rounds,
-    updates,
-    versions,
-)
+from gym_server.store.tables import accounts, ledger, messages, nodes, round_tasks, rounds, updates, versions
 from gym_server.strategy.backoff import paused
 from gym_server.strategy.lease_history import LeaseHistoryCache
 from gym_server.web.entries import entry_events

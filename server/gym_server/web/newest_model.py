@@ -190,9 +190,7 @@ class NewestModel:
         missing = self._answers.begin(version)
         written = self._folder.written(version) or self._folder.write(version)
         self._show(
-            phase="loading",
-            num_bytes=self._folder.num_bytes(),
-            has_chat_template=written.has_chat_template,
+            phase="loading", num_bytes=self._folder.num_bytes(), has_chat_template=written.has_chat_template
         )
         if (server := self._load(version)) is None:
             return

@@ -32,10 +32,8 @@ def test_waits_double_up_to_the_bound_and_begin_anew_after_a_commit(
 ) -> None:
     caplog.set_level(logging.WARNING, "gym_server")
     backoff = RoundBackoff(
+        hub.fed.state,
         hub.fed.live_config,
-        hub.fed.database,
-        hub.fed.round_store,
-        hub.fed.clock,
         hub.fed.queue,
         grid(),
         should_stop=lambda: True,
@@ -62,9 +60,7 @@ def test_the_wait_is_waited_and_the_status_has_it_until_its_end(hub: LoopbackHub
         return len(seen) == 3
 
     began = time.time()
-    RoundBackoff(
-        hub.fed.live_config, hub.fed.database, hub.fed.round_store, hub.fed.clock, hub.fed.queue, grid(), look
-    ).failed(1, "nobody came")
+    RoundBackoff(hub.fed.state, hub.fed.live_config, hub.fed.queue, grid(), look).failed(1, "nobody came")
     assert [state["failures"] for state in seen] == [1, 1, 1], "it polled, and did not return at once"
     assert began + 3 < seen[0]["until"] < time.time() + 5
     assert paused(hub.fed.database) is None
@@ -78,10 +74,8 @@ def test_a_failure_of_this_machine_is_waited_out_even_when_contributors_connect(
         return len(looks) == 3
 
     RoundBackoff(
+        hub.fed.state,
         hub.fed.live_config,
-        hub.fed.database,
-        hub.fed.round_store,
-        hub.fed.clock,
         hub.fed.queue,
         grid(*range(1, 9)),
         look,

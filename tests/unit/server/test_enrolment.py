@@ -14,11 +14,9 @@ import pytest
 from gym_client.cli.join import JoinOptions, join
 from gym_client.cli.terminal import Consent
 from gym_client.display import Display
-from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
-from gym_client.identity.pins import ServerPin, pin_path
-from gym_client.identity.trust import establish
+from gym_client.identity.pins import ServerPin
 from gym_server.rpc.limits import ADDRESSES, EnrolmentLimits
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -251,48 +249,3 @@ def test_a_second_key_with_the_id_of_an_account_is_refused_and_leaves_no_trace(
     forged = {**entries[0][1], "public_key": second.public_key.hex()}
     refused(ErrorCode.STATE_CORRUPT, keys.add, "enrolled", forged)
     assert keys.current(account) == first.public_key
-
-
-# ---- 0.1 ----
-
-
-def test_a_home_and_a_hub_of_0_1_go_on_with_their_pin_and_the_plain_session_key(tmp_path: Path) -> None:
-    hub = LoopbackHub(tmp_path / "hub")
-    with hub.client(tmp_path / "ann") as client:
-        account = client.pin.contributor
-    hub.close()
-    secret = bytes(range(32))
-    key_file = tmp_path / "hub" / "keys" / "session.key"
-    key_file.write_bytes(secret)
-
-    hub = LoopbackHub(tmp_path / "hub")
-    home, address = Home.open(tmp_path / "ann"), Address.parse(hub.address)
-    pin = {
-        "address": str(address),
-        "fingerprint": hub.fed.fingerprint,
-        "certificate_pem": (tmp_path / "hub" / "keys" / "tls.crt").read_text(),
-        "server": hub.fed.server,
-        "ledger_key": hub.fed.key.public_key.hex(),
-        "name": "loopback",
-        "contributor": account,
-        "left": "",
-        "public_key": "",
-    }
-    for old in home.servers.glob("*.json"):
-        old.unlink()
-    pin_path(home, address).write_text(json.dumps(pin))
-    assert hub.fed.accounts._session_key == secret
-    assert key_file.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
-    with HubClient(home, address, establish(home, address, None, lambda _: False)) as client:
-        assert client.call("Account", pb.AccountRequest()).contributor == account
-        client.call("Leave", pb.LeaveRequest())
-        client.forget_enrolment()
-        assert client.enrol("ann") == account
-        assert client.call("Account", pb.AccountRequest()).status == "active"
-    with hub.client(tmp_path / "bob") as bob:
-        assert len(bob.pin.contributor) == 33
-    keys = History(hub.fed.server)
-    for entry in hub.fed.ledger.entries():
-        keys.add(entry.kind, entry.body)
-    assert keys.current(account) == home.key.public_key
-    hub.close()

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from gym_client.hub.clock import HubTime
-from gym_server.accounts.contributor_clocks import MAX_CLOCKS, ContributorClocks
 from gym_server.clock import HubClock
-from gym_server.clock_watch import ClockWatch
+from gym_server.clock_watch import MAX_CLOCKS, ClockWatch, ContributorClocks
 from gym_server.store.database import Database
 from gym_server.store.tables import nodes, rounds
 

@@ -139,10 +139,8 @@ def test_versions_are_evaluated_with_the_gate_s_template_unless_asked(
     asked: bool | None, applied: bool, tmp_path: Path
 ) -> None:
     gate = GateConfig.model_validate({"evals": [{**SUITE, "apply_chat_template": True}]})
-    fed: Any = SimpleNamespace(config=SimpleNamespace(gate=gate), folder=tmp_path)
-    assert (
-        versions._suite(fed.config, fed.folder, "tiny_cloze", 8, asked).config.apply_chat_template is applied
-    )
+    config: Any = SimpleNamespace(gate=gate)
+    assert versions._suite(config, tmp_path, "tiny_cloze", 8, asked).config.apply_chat_template is applied
 
 
 def test_where_less_is_better_a_rise_is_the_drop() -> None:
@@ -165,19 +163,17 @@ def test_an_update_is_worth_what_the_evaluations_lose_without_it(
     given: Any = Ingredients(1, None, None, manifests, weights=[1.0, 2.0, 3.0])  # type: ignore[arg-type]
     weighed = []
 
-    def soup(fed: Any, without: Any, path: Path) -> Any:
+    def soup(state: Any, without: Any, path: Path) -> Any:
         weighed.append(without.weights)
         return tuple(one.digest for one in without.manifests)
 
     monkeypatch.setattr(merging, "make_soup", soup)
     (tmp_path / "staging").mkdir()
-    fed: Any = SimpleNamespace(
-        config=SimpleNamespace(soup=SimpleNamespace(check_feasible=lambda count: None)),
-        folder=tmp_path,
-    )
+    config: Any = SimpleNamespace(soup=SimpleNamespace(check_feasible=lambda count: None))
+    state: Any = SimpleNamespace(folder=tmp_path)
     evaluation: Any = SimpleNamespace(value=values["a", "b", "c"], value_with=values.__getitem__)
     merged: Any = SimpleNamespace(ingredients=given)
-    found = merging._added_to_evaluations(fed.state, fed.config, merged, evaluation, lambda: False)
+    found = merging._added_to_evaluations(state, config, merged, evaluation, lambda: False)
     assert found == {"a": 0.5, "b": 0.05, "c": -0.1}
     assert weighed == [[2.0, 3.0], [1.0, 3.0], [1.0, 2.0]]
 

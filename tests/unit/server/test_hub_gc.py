@@ -104,10 +104,8 @@ def test_a_young_object_without_a_row_stays_and_so_does_what_came_to_be_named_me
     age(hub)
     named = manifest_of(kept).delta_sha256
     assert _delete(
+        hub.fed.state,
         hub.fed.config,
-        hub.fed.database,
-        hub.fed.store,
-        hub.fed.clock,
         [named, young],
         time.time() - 86400,
         hub.fed.store.listed(),

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from gym_server.cli import live
-from gym_server.cli.live import HubEvent, Watcher, changes
-from gym_server.cli.live_region import MAX_SHOWN, region
+from gym_server.cli.live import MAX_SHOWN, HubEvent, Watcher, changes, region
 from gym_server.cli.show import status_of, status_table
 from gym_server.cli.snapshot import Snapshot, TaskProgress, look
 from gym_server.federation import Federation
@@ -143,7 +142,7 @@ def test_what_changes_before_the_watchers_thread_runs_is_reported(
         late.wait(SECONDS)
         watch(watcher)
 
-    monkeypatch.setattr(Watcher, "_watch".state, "_watch".config, "_watch".lease_histories, later)
+    monkeypatch.setattr(Watcher, "_watch", later)
     with Watcher(fed.state, fed.config, fed.lease_histories, events.append, None):
         enrol(fed, 1, "ann")
         late.set()

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.cli.live import changes
-from gym_server.cli.live_region import region
+from gym_server.cli.live import changes, region
 from gym_server.cli.show import rounds_of, status_of, status_table
 from gym_server.cli.snapshot import Snapshot, look
 from gym_server.rounds.merge_progress import MergeProgress, merge_state

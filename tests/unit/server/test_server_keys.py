@@ -302,25 +302,24 @@ def test_a_hub_with_encrypted_keys_opens_with_the_passphrase_only(
         assert caught.value.code is ErrorCode.KEY_LOCKED
 
 
-def test_a_plain_session_key_goes_under_the_passphrase_of_the_ledger_key_and_sessions_go_on(
+def test_a_missing_session_key_is_created_under_the_passphrase_of_the_ledger_key_and_sessions_end(
     tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(identity_keys, "SCRYPT_N", 1 << 10)
     monkeypatch.setenv("GYM_SERVER_PASSPHRASE", "some long words")
-    folder, secret = tmp_path / "hub", bytes(range(32))
+    folder = tmp_path / "hub"
     init_hub(folder, HubChoices(str(tiny_base), "n", "open"), lambda: b"some long words")
     path = folder / "keys" / "session.key"
-    path.write_bytes(secret)  # as 0.1 wrote it
-    for _ in range(2):
-        with Federation.open(folder) as fed:
-            assert fed.accounts._session_key == secret
-        assert path.read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
-        assert secret not in path.read_bytes()
+    with Federation.open(folder) as fed:
+        secret = fed.accounts._session_key
+    assert path.read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
+    with Federation.open(folder) as fed:
+        assert fed.accounts._session_key == secret
     path.unlink()
     with Federation.open(folder) as fed:
         assert fed.accounts._session_key != secret, "every session has ended"
     assert path.read_text().startswith("-----BEGIN ENCRYPTED PRIVATE KEY-----")
-    path.write_bytes(b"neither form")
+    path.write_bytes(b"no key")
     with pytest.raises(GymError, match="readable") as caught:
         Federation.open(folder)
     assert (caught.value.code, caught.value.hint[:9]) == (ErrorCode.STATE_CORRUPT, "delete it")

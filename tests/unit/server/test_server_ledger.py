@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database
-from gym_server.store.tables import credits, ledger, ledger_heads, ledger_signatures
+from gym_server.store.tables import credits, ledger, ledger_heads
 from sqlalchemy import select
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -233,18 +233,6 @@ def test_a_credit_that_the_ledger_does_not_have_is_named(written: Ledger, databa
 def test_what_names_a_contributor_is_found_by_its_id(written: Ledger) -> None:
     assert [entry.sequence for entry in written.about(ANN)] == [1, 3]
     assert written.rounds_of(BOB) == {1: [2], 2: [4]}
-
-
-def test_an_entry_of_schema_1_that_the_hub_did_not_sign_is_not_taken_over(tmp_path: Path) -> None:
-    database, key = Database.open("sqlite:///hub.db", tmp_path), SigningKey.generate()
-    with database.transaction() as tx:
-        entry = Ledger(database, key).append(tx, "note", {"contributor": ANN})
-    with database.transaction() as tx:
-        tx.execute(ledger_heads.delete())
-        signature = SigningKey.generate().sign({"ledger": entry.hash})
-        tx.execute(ledger_signatures.insert().values(sequence=1, signature=signature))
-    with pytest.raises(GymError, match="entry 1, of an earlier release, is not signed by the hub"):
-        Ledger(database, key)
 
 
 def rewrite(database: Database, after: int) -> None:

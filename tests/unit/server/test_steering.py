@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gym_server.cli.live import changes
-from gym_server.cli.live_region import region
+from gym_server.cli.live import changes, region
 from gym_server.cli.main import app
 from gym_server.cli.show import status_of, status_table
 from gym_server.cli.snapshot import look
@@ -224,9 +223,7 @@ def test_skip_ends_the_wait_after_rounds_that_failed(fed: Federation) -> None:
             waits.append(end_wait(fed.database))
         return len(waits) > 1
 
-    RoundBackoff(fed.live_config, fed.database, fed.round_store, fed.clock, fed.queue, grid([]), stop).failed(
-        1, "nobody came"
-    )
+    RoundBackoff(fed.state, fed.live_config, fed.queue, grid([]), stop).failed(1, "nobody came")
     assert waits == [True], "ten minutes, ended at the first look"
     assert not end_wait(fed.database)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from gym_server.rounds.version_process import VersionJob
+from gym_server.rounds.versions import Version
 from gym_server.web.version_folder import NotWritten, VersionFolder
 
 
@@ -15,14 +16,10 @@ from gym_server.web.version_folder import NotWritten, VersionFolder
 def test_a_version_that_could_not_be_written_takes_no_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
-    fed: Any = SimpleNamespace(
-        folder=tmp_path,
-        config=SimpleNamespace(
-            base_model="base", storage=SimpleNamespace(objects=None, max_local_copy_bytes=1)
-        ),
-        base=SimpleNamespace(to_dict=dict),
-        round_store=SimpleNamespace(soups=lambda height: []),
-    )
+    storage = SimpleNamespace(objects=None, max_local_copy_bytes=1)
+    live_config: Any = SimpleNamespace(current=SimpleNamespace(base_model="base", storage=storage))
+    base: Any = SimpleNamespace(to_dict=dict)
+    round_store: Any = SimpleNamespace(soups=lambda height: [])
     monkeypatch.setattr("gym_server.web.version_folder.objects_url", lambda folder, config: str(folder))
 
     def run(folder: VersionFolder, job: VersionJob) -> list[str]:
@@ -30,12 +27,10 @@ def test_a_version_that_could_not_be_written_takes_no_disk(
         (job.output / "model.safetensors").write_bytes(b"half")
         raise problem
 
-    monkeypatch.setattr(
-        VersionFolder, "_run".live_config, "_run".folder, "_run".base, "_run".round_store, run
-    )
+    monkeypatch.setattr(VersionFolder, "_run", run)
     root = tmp_path / "newest-model"
     with pytest.raises(type(problem)):
-        VersionFolder(
-            fed.live_config, fed.folder, fed.base, fed.round_store, root, tmp_path / "staging"
-        ).write(SimpleNamespace(height=1, digest="d"))  # type: ignore[arg-type]
+        VersionFolder(live_config, tmp_path, base, round_store, root, tmp_path / "staging").write(
+            Version(1, "d")
+        )
     assert list(root.iterdir()) == []
