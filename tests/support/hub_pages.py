@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -31,17 +30,16 @@ class HubPages:
 
     def __init__(self, fed: Federation, is_running: bool = True, newest: NewestModel | None = None) -> None:
         self.fed = fed
-        view, routes = HubView(fed, is_running, newest), APIRouter()
-        for screen in dashboard.SCREENS:
-            routes.include_router(screen.routes(view))
-        screens = Path(dashboard.__file__).parent / "screens"
+        view, routes = HubView(fed.state, fed.live_config, is_running, newest), APIRouter()
+        for router in dashboard.routers(fed, view):
+            routes.include_router(router)
         face = Face(
             "hub",
             fed.config.name,
-            screens,
+            dashboard.SCREENS_FOLDER,
             routes,
             HubFeed(fed.state, fed.live_config, fed.lease_histories).feed,
-            health.beside(view),
+            health.beside(view, fed.traffic),
         )
         app = create_app(face, Access("session", token=TOKEN, public=True))
         self.operator, self.viewer = (TestClient(app, base_url=ADDRESS) for _ in range(2))

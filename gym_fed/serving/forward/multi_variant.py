@@ -186,9 +186,7 @@ class MultiVariantModel:
             self.forwards["transformers"] += 1
         else:
             assert self._decoder is not None  # a model without hooks has a decoder
-            logits, states = self._decoder.forward(
-                ids, positions, tokens, rows, logit_rows, dispatch.path()
-            )
+            logits, states = self._decoder.forward(ids, positions, tokens, rows, logit_rows, dispatch.path())
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain
         for chunk, end in zip(chunks, ends, strict=True):

@@ -18,7 +18,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
+from gym_server.accounts.keys import Keys
 from gym_server.privacy.budget import spent_on
+from gym_server.rewards.payouts import Payouts
 from gym_server.rewards.reputations import reputations_before
 from gym_server.store.tables import accounts, contributions, credits, nodes, rounds, updates, versions
 from gym_server.web.hub_view import HubView
@@ -44,10 +46,9 @@ class _NewKey(StrictModel):
     public_key: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
 
 
-def routes(view: HubView) -> APIRouter:
+def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
     """``contributors``, ``contributors/{id}``, and under it ``revoke`` and ``rebind``."""
     found = APIRouter()
-    fed = view.fed
 
     @found.get("/contributors")
     def listed(
@@ -58,19 +59,19 @@ def routes(view: HubView) -> APIRouter:
         sort: Sort = "enrolled",
     ) -> dict[str, Any]:
         """A page of accounts with balance, reputation, strip of verdicts and epsilon."""
-        with fed.database.reading() as tx:
-            everybody = _everybody(view, tx, find, sort)
+        with view.state.database.reading() as tx:
+            everybody = _everybody(view, payouts, tx, find, sort)
             shown = everybody[offset : offset + limit]
             ids = [one["contributor"] for one in shown]
             newest = _newest_round(tx)
             strips = _strips(view, tx, visitor, ids, newest - STRIP_ROUNDS)
-            connected = None if view.is_sealed_from(visitor) else _connected(tx, ids, fed.clock.now())
-        spent = spent_on(fed.config, fed.database, ids)
+            connected = None if view.is_sealed_from(visitor) else _connected(tx, ids, view.state.clock.now())
+        spent = spent_on(view.config, view.state.database, ids)
         return {
             "total": len(everybody),
             "newest_round": newest,
             "strip_rounds": STRIP_ROUNDS,
-            "has_privacy": fed.config.privacy is not None,
+            "has_privacy": view.config.privacy is not None,
             "contributors": [
                 {
                     **one,
@@ -85,7 +86,7 @@ def routes(view: HubView) -> APIRouter:
     @found.get("/contributors/{contributor}")
     def one(visitor: Looking, contributor: str) -> dict[str, Any]:
         """One account over the rounds; for operators also its keys."""
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
             if row is None:
                 raise GymError(ErrorCode.NOT_FOUND, f"there is no contributor {plain(contributor, 80)!r}")
@@ -96,38 +97,42 @@ def routes(view: HubView) -> APIRouter:
                 "name": row.name,
                 "status": row.status,
                 "enrolled_at": row.enrolled_at,
-                "connected": None if is_sealed else bool(_connected(tx, [contributor], fed.clock.now())),
-                **fed.payouts.balance_of(tx, contributor),
+                "connected": None
+                if is_sealed
+                else bool(_connected(tx, [contributor], view.state.clock.now())),
+                **payouts.balance_of(tx, contributor),
                 "reputation": _reputations(view, tx, [contributor])[contributor],
                 "newest_round": newest,
                 "strip_rounds": LONG_STRIP_ROUNDS,
                 "strip": _strips(view, tx, visitor, [contributor], newest - LONG_STRIP_ROUNDS)[contributor],
                 "over_rounds": _over_rounds(tx, contributor),
             }
-        privacy = spent_on(fed.config, fed.database, [contributor]).get(contributor)
+        privacy = spent_on(view.config, view.state.database, [contributor]).get(contributor)
         return {
             **found,
-            "privacy": privacy and {**privacy, "budget": fed.config.privacy and fed.config.privacy.epsilon},
+            "privacy": privacy and {**privacy, "budget": view.config.privacy and view.config.privacy.epsilon},
             "may_change": view.may_change(visitor),
-            "keys": fed.keys.history_of(contributor) if view.is_operator(visitor) else None,
+            "keys": keys.history_of(contributor) if view.is_operator(visitor) else None,
         }
 
     @found.post("/contributors/{contributor}/revoke")
     def revoke(visitor: Changing, contributor: str, given: _Reason) -> dict[str, Any]:
         """`gym-server revoke`: what was revoked, and how many transfers were cancelled."""
         view.require_running()
-        return fed.keys.revoke_as_coordinator(contributor, plain(given.reason, 500))
+        return keys.revoke_as_coordinator(contributor, plain(given.reason, 500))
 
     @found.post("/contributors/{contributor}/rebind")
     def rebind(visitor: Changing, contributor: str, given: _NewKey) -> dict[str, Any]:
         """`gym-server rebind`: the key that the account has now."""
         view.require_running()
-        return fed.keys.rebind(contributor, bytes.fromhex(given.public_key))
+        return keys.rebind(contributor, bytes.fromhex(given.public_key))
 
     return found
 
 
-def _everybody(view: HubView, tx: Connection, find: str, sort: Sort) -> list[dict[str, Any]]:
+def _everybody(
+    view: HubView, payouts: Payouts, tx: Connection, find: str, sort: Sort
+) -> list[dict[str, Any]]:
     """All accounts that are looked for, in order; without what takes long to find."""
     columns = (accounts.c.contributor, accounts.c.name, accounts.c.status, accounts.c.enrolled_at)
     query = select(*columns).order_by(accounts.c.enrolled_at, accounts.c.contributor)
@@ -135,7 +140,7 @@ def _everybody(view: HubView, tx: Connection, find: str, sort: Sort) -> list[dic
         named = accounts.c.name.icontains(find, autoescape=True)
         query = query.where(named | accounts.c.contributor.startswith(find, autoescape=True))
     rows = tx.execute(query).all()
-    balances = view.fed.payouts.balances(tx)
+    balances = payouts.balances(tx)
     reputations = _reputations(view, tx, [row.contributor for row in rows])
     everybody = [
         {
@@ -155,7 +160,7 @@ def _everybody(view: HubView, tx: Connection, find: str, sort: Sort) -> list[dic
 
 def _reputations(view: HubView, tx: Connection, contributors: Iterable[str]) -> dict[str, float]:
     height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
-    return reputations_before(tx, contributors, height, view.fed.config.rewards.reputation)
+    return reputations_before(tx, contributors, height, view.config.rewards.reputation)
 
 
 def _newest_round(tx: Connection) -> int:

@@ -18,8 +18,23 @@ from gym_server.web.feed import HubFeed
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
 
-SCREENS = (home, rounds, contributors, model, privacy, ledger, invites, variants, health)
-"""Modules with ``routes(view)``; each is one screen's part of the API."""
+SCREENS_FOLDER = Path(__file__).parent / "screens"
+"""The pages' scripts."""
+
+
+def routers(fed: Federation, view: HubView) -> list[APIRouter]:
+    """Return the API's routes, one router a screen."""
+    return [
+        home.routes(view, fed.lease_histories, fed.fingerprint),
+        rounds.routes(view),
+        contributors.routes(view, fed.payouts, fed.keys),
+        model.routes(view),
+        privacy.routes(view),
+        ledger.routes(view),
+        invites.routes(view, fed.accounts, fed.fingerprint),
+        variants.routes(view, fed.variants),
+        health.routes(view, fed.traffic),
+    ]
 
 
 class Dashboard:
@@ -38,12 +53,12 @@ class Dashboard:
     def __init__(self, fed: Federation, listen: str, *, public: bool, is_running: bool) -> None:
         self._feed = HubFeed(fed.state, fed.live_config, fed.lease_histories)
         self._newest = self._newest_model(fed, is_running)
-        view = HubView(fed, is_running, self._newest)
+        view = HubView(fed.state, fed.live_config, is_running, self._newest)
         routes = APIRouter()
-        for screen in SCREENS:
-            routes.include_router(screen.routes(view))
-        screens = Path(__file__).parent / "screens"
-        face = Face("hub", fed.config.name, screens, routes, self._feed.feed, health.beside(view))
+        for router in routers(fed, view):
+            routes.include_router(router)
+        beside = health.beside(view, fed.traffic)
+        face = Face("hub", fed.config.name, SCREENS_FOLDER, routes, self._feed.feed, beside)
         self.server = WebServer(
             face,
             listen,

@@ -22,6 +22,7 @@ from gym_fed.web.app import Looking, Measuring
 from gym_server.rounds.steering import pause_of
 from gym_server.store.tables import accounts, ledger, messages, nodes, objects, updates, uploads, versions
 from gym_server.strategy.backoff import paused
+from gym_server.traffic import HubTraffic
 from gym_server.web.hub_view import HubView
 
 RECENT_ROUNDS = 20
@@ -29,39 +30,38 @@ RECENT_ROUNDS = 20
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def routes(view: HubView) -> APIRouter:
+def routes(view: HubView, traffic: HubTraffic) -> APIRouter:
     """``health``."""
     found = APIRouter()
 
     @found.get("/health")
     def health(visitor: Looking) -> dict[str, Any]:
         """The figures of ``health_of``."""
-        return health_of(view, visitor)
+        return health_of(view, traffic, visitor)
 
     return found
 
 
-def beside(view: HubView) -> APIRouter:
+def beside(view: HubView, traffic: HubTraffic) -> APIRouter:
     """``/metrics``, outside of the API, where Prometheus looks."""
     found = APIRouter()
 
     @found.get("/metrics")
     def metrics(visitor: Measuring) -> Response:
         """The same in the text format of Prometheus."""
-        return Response(metrics_of(health_of(view, visitor)), media_type=CONTENT_TYPE)
+        return Response(metrics_of(health_of(view, traffic, visitor)), media_type=CONTENT_TYPE)
 
     return found
 
 
-def health_of(view: HubView, visitor: Visitor) -> dict[str, Any]:
+def health_of(view: HubView, traffic: HubTraffic, visitor: Visitor) -> dict[str, Any]:
     """The figures that a visitor may see; what this one may not see is None."""
-    fed = view.fed
-    current, head = fed.round_store.current(), fed.round_store.head()
+    current, head = view.state.round_store.current(), view.state.round_store.head()
     is_operator = view.is_operator(visitor)
-    with fed.database.reading() as tx:
+    with view.state.database.reading() as tx:
         by_status = select(accounts.c.status, func.count()).group_by(accounts.c.status)
         connected = select(func.count(nodes.c.contributor.distinct())).where(
-            nodes.c.connected_until > fed.clock.now()
+            nodes.c.connected_until > view.state.clock.now()
         )
         shown = {
             "version": __version__,
@@ -82,11 +82,11 @@ def health_of(view: HubView, visitor: Visitor) -> dict[str, Any]:
         queue: dict[str, int] | None = dict(tx.execute(_BY_STATE).tuples().all()) if is_operator else None
     return {
         **shown,
-        "paused": paused(fed.database) if is_operator else None,
+        "paused": paused(view.state.database) if is_operator else None,
         "disk": _disk(view) if is_operator else None,
         "stored": stored,
         "queue": queue,
-        "traffic": fed.traffic.counts() if is_operator and view.is_running else None,
+        "traffic": traffic.counts() if is_operator and view.is_running else None,
     }
 
 
@@ -112,8 +112,8 @@ def _stored(tx: Connection) -> dict[str, int]:
 
 
 def _disk(view: HubView) -> dict[str, int | None]:
-    usage = shutil.disk_usage(view.fed.folder)
-    path = view.fed.database.sqlite_path
+    usage = shutil.disk_usage(view.state.folder)
+    path = view.state.database.sqlite_path
     beside_it = [] if path is None else [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
     size = sum(file.stat().st_size for file in beside_it if file.exists())
     return {

@@ -26,33 +26,32 @@ MAX_TASKS = 300
 _MAX_VERDICTS = 20
 
 
-def routes(view: HubView) -> APIRouter:
+def routes(view: HubView, lease_histories: LeaseHistoryCache, fingerprint: str) -> APIRouter:
     """``overview``: what the screen begins with."""
     found = APIRouter()
 
     @found.get("/overview")
     def overview(visitor: Looking) -> dict[str, Any]:
         """What does not change while rounds run, the last verdicts, and a snapshot."""
-        fed = view.fed
         recent = select(ledger).where(ledger.c.kind == "verdict").order_by(ledger.c.sequence.desc())
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             verdicts = entry_events(tx, list(tx.execute(recent.limit(_MAX_VERDICTS))))
         return {
-            "name": fed.config.name,
-            "server": fed.server,
-            "fingerprint": fed.fingerprint,
-            "base_model": fed.config.public_base_name,
-            "base_digest": fed.base.digest,
-            "listen": fed.config.advertise or fed.config.listen,
-            "enrolment": fed.config.enrolment.policy,
-            "algorithm": fed.config.recipe.algorithm,
-            "aggregator": fed.config.soup.aggregator,
-            "num_rounds": fed.config.rounds.num_rounds,
-            "is_private": fed.ledger.private,
+            "name": view.config.name,
+            "server": view.state.server,
+            "fingerprint": fingerprint,
+            "base_model": view.config.public_base_name,
+            "base_digest": view.state.base.digest,
+            "listen": view.config.advertise or view.config.listen,
+            "enrolment": view.config.enrolment.policy,
+            "algorithm": view.config.recipe.algorithm,
+            "aggregator": view.config.soup.aggregator,
+            "num_rounds": view.config.rounds.num_rounds,
+            "is_private": view.state.ledger.private,
             "is_running": view.is_running,
             "verdicts": [event.data for event in verdicts],
-            "now": fed.clock.now(),
-            "snapshot": snapshot(fed.state, fed.config, fed.lease_histories),
+            "now": view.state.clock.now(),
+            "snapshot": snapshot(view.state, view.config, lease_histories),
         }
 
     return found

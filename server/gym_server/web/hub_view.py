@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.access import Role, Visitor
-from gym_server.federation import Federation
 from gym_server.ledger.times import BUCKET_SECONDS
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.state import HubState
 from gym_server.web.newest_model import NewestModel
 
 MAX_ROWS = 500
@@ -17,19 +19,26 @@ MAX_ROWS = 500
 
 @dataclass
 class HubView:
-    """An opened hub, and whether it runs.
+    """What every screen reads, and whether the hub runs.
 
     Attributes:
-        fed: The hub.
+        state: The hub's state.
+        live_config: The config that applies now.
         is_running: Whether its rounds run in this process; a dashboard on a stopped hub's folder changes nothing.
         newest: Answers for the newest version, where the operator allows it.
         started_at: Unix seconds.
     """
 
-    fed: Federation
+    state: HubState
+    live_config: LiveConfig
     is_running: bool
     newest: NewestModel | None = None
     started_at: float = field(default_factory=time.time)
+
+    @property
+    def config(self) -> ServerConfig:
+        """The config that applies now."""
+        return self.live_config.current
 
     def may_change(self, visitor: Visitor) -> bool:
         """Whether this visitor's page offers what changes the hub."""
@@ -58,7 +67,7 @@ class HubView:
         That is: refusals and the reasons of rejections, norms, sizes, who is connected or at work, and moments. The
         operator is trusted with them (docs/privacy.md, "What is released, and what covers it").
         """
-        return self.fed.ledger.private and not self.is_operator(visitor)
+        return self.state.ledger.private and not self.is_operator(visitor)
 
     def moment(self, visitor: Visitor, seconds: float | None) -> float | None:
         """When something of a round was, as this visitor may know it: of private rounds the hour, as in the ledger."""

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.web.app import Changing, Operating
+from gym_server.accounts.accounts import Accounts
 from gym_server.accounts.invitations import MAX_NOTE, cancel_invites, invites_of, make_invites
 from gym_server.store.tables import invites
 from gym_server.web.entries import names_of
@@ -22,10 +23,9 @@ class _NewInvite(StrictModel):
     valid_hours: float = Field(default=168.0, ge=0.01, le=8760)
 
 
-def routes(view: HubView) -> APIRouter:
+def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
     """``invites``, as `gym-server invites` lists, creates and cancels them."""
     found = APIRouter()
-    fed = view.fed
 
     @found.get("/invites")
     def listed(
@@ -34,13 +34,13 @@ def routes(view: HubView) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
         """A page of invites, the newest first, without the invites themselves."""
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             total = int(tx.scalar(select(func.count()).select_from(invites)) or 0)
-            shown = invites_of(fed.database, fed.clock, offset, limit)
+            shown = invites_of(view.state.database, view.state.clock, offset, limit)
             names = names_of(tx, [one["used_by"] for one in shown if one["used_by"]])
         return {
             "total": total,
-            "policy": fed.config.enrolment.policy,
+            "policy": view.config.enrolment.policy,
             "may_change": view.may_change(visitor),
             "invites": [{**one, "used_by_name": names.get(one["used_by"] or "", "")} for one in shown],
         }
@@ -50,7 +50,7 @@ def routes(view: HubView) -> APIRouter:
         """The answer is the only one that has the invite itself: the hub keeps its hash."""
         view.require_running()
         made = make_invites(
-            fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, given.note, given.valid_hours * 3600
+            view.config, view.state.folder, accounts, fingerprint, 1, given.note, given.valid_hours * 3600
         )[0]
         return {**made, "valid_hours": given.valid_hours, "code": qr_rows(made["invite"])}
 
@@ -58,7 +58,7 @@ def routes(view: HubView) -> APIRouter:
     def cancel(visitor: Changing, invite: str) -> dict[str, Any]:
         """Cancel an open invite: its id."""
         view.require_running()
-        return {"cancelled": cancel_invites(fed.database, fed.clock, [invite])}
+        return {"cancelled": cancel_invites(view.state.database, view.state.clock, [invite])}
 
     return found
 

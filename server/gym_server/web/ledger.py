@@ -34,7 +34,6 @@ _CHUNK_BYTES = 256 * 2**10
 def routes(view: HubView) -> APIRouter:
     """``ledger``, ``ledger/{sequence}`` with its proof, and ``ledger/export``."""
     found = APIRouter()
-    fed = view.fed
     downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
 
     @found.get("/ledger")
@@ -55,7 +54,7 @@ def routes(view: HubView) -> APIRouter:
             of = ledger_subjects.c.contributor == contributor
             query = query.join(ledger_subjects, ledger_subjects.c.sequence == ledger.c.sequence).where(of)
         counted = select(ledger.c.kind, func.count()).group_by(ledger.c.kind).order_by(ledger.c.kind)
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             rows = tx.execute(query).all()
             kinds = [{"kind": name, "count": count} for name, count in tx.execute(counted)]
             # The names of everybody whom a shown entry is about.
@@ -64,10 +63,10 @@ def routes(view: HubView) -> APIRouter:
             )
             named = select(accounts.c.contributor, accounts.c.name).where(accounts.c.contributor.in_(about))
             names = {row.contributor: row.name for row in tx.execute(named)}
-        head = fed.ledger.newest_head()
+        head = view.state.ledger.newest_head()
         return {
-            "server": fed.server,
-            "public_key": fed.ledger.public_key.hex(),
+            "server": view.state.server,
+            "public_key": view.state.ledger.public_key.hex(),
             "head": head and head.to_dict(),
             "total": sum(one["count"] for one in kinds),
             "kinds": kinds,
@@ -79,7 +78,7 @@ def routes(view: HubView) -> APIRouter:
     @found.get("/ledger/export")
     def export(visitor: Looking) -> Response:
         """The file that `gym-server ledger export` writes, up to the newest head."""
-        head = fed.ledger.newest_head()
+        head = view.state.ledger.newest_head()
         if head is None:
             raise GymError(
                 ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
@@ -90,19 +89,19 @@ def routes(view: HubView) -> APIRouter:
                 f"{MAX_DOWNLOADS} downloads of the ledger are under way",
                 "try again when one has ended",
             )
-        return _Download(_file(view, head.size), downloads, f"{fed.server}-{head.size}.jsonl")
+        return _Download(_file(view, head.size), downloads, f"{view.state.server}-{head.size}.jsonl")
 
     @found.get("/ledger/{sequence}")
     def proof(visitor: Looking, sequence: int) -> dict[str, Any]:
         """An entry with its proof under a head, and the values that a reader computes again."""
         if not 1 <= sequence <= 2**53:
             raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
-        proven = fed.ledger.proof(sequence)
+        proven = view.state.ledger.proof(sequence)
         return {
             "proof": proven.to_dict(),
             "body": proven.entry.body_json,
-            "public_key": fed.ledger.public_key.hex(),
-            "check": _check(proven, fed.ledger.public_key),
+            "public_key": view.state.ledger.public_key.hex(),
+            "check": _check(proven, view.state.ledger.public_key),
         }
 
     return found
@@ -145,7 +144,7 @@ def _check(proven: EntryProof, public_key: bytes) -> dict[str, Any]:
 
 def _file(view: HubView, size: int) -> Iterator[bytes]:
     """What `gym-server ledger export` writes, in pieces."""
-    book = view.fed.ledger
+    book = view.state.ledger
     entries = (entry for entry in book.entries() if entry.sequence <= size)
     heads = (head for head in book.heads() if head.size <= size)
     waiting = [first_line(book.public_key)]

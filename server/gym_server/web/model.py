@@ -41,7 +41,6 @@ class AskedQuestion(StrictModel):
 def routes(view: HubView) -> APIRouter:
     """``model``, a page of versions; ``model/figures``, what its charts show; and what is below ``model/newest``."""
     found = APIRouter()
-    fed = view.fed
 
     @found.get("/model")
     def listed(
@@ -51,20 +50,20 @@ def routes(view: HubView) -> APIRouter:
     ) -> dict[str, Any]:
         """A page of versions, the newest first, with the digests that they follow from."""
         newest = select(versions).order_by(versions.c.height.desc())
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             total = int(tx.scalar(select(func.count()).select_from(versions)) or 0)
             rows = tx.execute(newest.offset(offset).limit(limit)).all()
             of_rounds = [row.server_round for row in rows]
-            current = head_of(tx, fed.base.digest)
+            current = head_of(tx, view.state.base.digest)
             soups = soups_to(tx, current.height)
             parents = _digests(tx, [row.parent for row in rows])
             up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
-        shown = [(row, parents.get(row.parent, fed.base.digest)) for row in rows]
+        shown = [(row, parents.get(row.parent, view.state.base.digest)) for row in rows]
         leading = {soup.version_digest for soup in soups}
         return {
-            "base_model": fed.config.public_base_name,
-            "base_digest": fed.base.digest,
-            "num_parameters": fed.base.num_parameters,
+            "base_model": view.config.public_base_name,
+            "base_digest": view.state.base.digest,
+            "num_parameters": view.state.base.num_parameters,
             "version": current.height,
             "total": total,
             "num_soups": len(soups),
@@ -96,7 +95,7 @@ def routes(view: HubView) -> APIRouter:
     def figures(visitor: Looking) -> dict[str, Any]:
         """Held-out losses as ``[height, after]``, from version 0 on, and a curve for each task of the gate."""
         newest = select(versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             rows = tx.execute(newest.order_by(versions.c.height.desc()).limit(MAX_POINTS)).all()[::-1]
             evaluations, base = _evaluations(tx), base_loss(tx)
         start = [] if base is None else [[0, base]]
@@ -137,7 +136,7 @@ def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
     if view.newest is None:
         return {"is_on": False}
     is_operator = view.is_operator(visitor)
-    if not is_operator and view.fed.config.enrolment.policy != "open":
+    if not is_operator and view.config.enrolment.policy != "open":
         return {"is_on": True, "is_hidden": True}
     return {"is_on": True, "is_hidden": False, **view.newest.facts(is_operator)}
 

@@ -22,8 +22,7 @@ _MAX_ROUNDS_AHEAD = 1000
 def routes(view: HubView) -> APIRouter:
     """``privacy``: `gym-server privacy` with a page of its contributors."""
     found = APIRouter()
-    fed = view.fed
-    if fed.config.privacy is not None:
+    if view.config.privacy is not None:
         threading.Thread(target=_prepare, name="web-privacy", daemon=True).start()
 
     @found.get("/privacy")
@@ -33,17 +32,17 @@ def routes(view: HubView) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
         """`gym-server privacy --json` with a page of contributors, and the rounds that the budget still pays for."""
-        shown = report(fed.config, fed.database, offset, limit)
-        with fed.database.reading() as tx:
+        shown = report(view.config, view.state.database, offset, limit)
+        with view.state.database.reading() as tx:
             known = names_of(tx, [one["contributor"] for one in shown["contributors"]])
-        secure, local = fed.config.secure_aggregation, fed.config.recipe.privacy
+        secure, local = view.config.secure_aggregation, view.config.recipe.privacy
         return {
             **shown,
             "contributors": [
                 {**one, "name": known.get(one["contributor"], "")} for one in shown["contributors"]
             ],
-            "total": num_spent_on(fed.database) if shown["central"] else 0,
-            "rounds_paid": rounds_paid(fed.config, fed.database, _MAX_ROUNDS_AHEAD)
+            "total": num_spent_on(view.state.database) if shown["central"] else 0,
+            "rounds_paid": rounds_paid(view.config, view.state.database, _MAX_ROUNDS_AHEAD)
             if shown["central"]
             else None,
             "max_rounds_ahead": _MAX_ROUNDS_AHEAD,

@@ -47,7 +47,7 @@ def routes(view: HubView) -> APIRouter:
         query = select(rounds).order_by(rounds.c.server_round.desc()).limit(limit)
         if before is not None:
             query = query.where(rounds.c.server_round < before)
-        with view.fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             total = tx.scalar(select(func.count()).select_from(rounds)) or 0
             rows = list(tx.execute(query))
             lines = _lines(tx, rows, view.is_sealed_from(visitor))
@@ -62,7 +62,7 @@ def routes(view: HubView) -> APIRouter:
         """Held-out loss by version: ``[height, before, after]``; the base is ``[0, None, after]``."""
         columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         known = versions.c.heldout_after.is_not(None)
-        with view.fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             newest = int(tx.scalar(select(func.max(versions.c.height))) or 0)
             step = newest // MAX_POINTS + 1
             chosen = or_(versions.c.height % step == 1 % step, versions.c.height == newest)
@@ -80,7 +80,7 @@ def routes(view: HubView) -> APIRouter:
     ) -> dict[str, Any]:
         """A round, and a part of its updates: refused ones last, otherwise as they came."""
         sealed = view.is_sealed_from(visitor)
-        with view.fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).first()
             if row is None:
                 raise GymError(ErrorCode.NOT_FOUND, f"there is no round {server_round}", "see /rounds")

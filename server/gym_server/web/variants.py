@@ -12,6 +12,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.text import plain
 from gym_fed.web.app import Changing, Looking, Operating
 from gym_server.store.tables import variant_takedowns, variants
+from gym_server.variants.variants import HubVariants
 from gym_server.web.entries import names_of
 from gym_server.web.hub_view import MAX_ROWS, HubView
 
@@ -25,13 +26,12 @@ class _Removal(_Variant):
     reason: str = Field(min_length=1, max_length=500)
 
 
-def routes(view: HubView) -> APIRouter:
+def routes(view: HubView, hub_variants: HubVariants) -> APIRouter:
     """``variants`` for all, ``variants/list`` and what takes down and allows for the operator.
 
     Names and readers are for those who may read a variant (docs/variants.md): a viewer gets counts.
     """
     found = APIRouter()
-    fed = view.fed
 
     @found.get("/variants")
     def counted(visitor: Looking) -> dict[str, Any]:
@@ -43,11 +43,11 @@ def routes(view: HubView) -> APIRouter:
             func.coalesce(func.sum(variants.c.size_bytes), 0),
             func.coalesce(func.max(variants.c.size_bytes), 0),
         ).where(held)
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             number, owners, total, largest = tx.execute(figures).one()
             down = int(tx.scalar(select(func.count()).select_from(variant_takedowns)) or 0)
         return {
-            "enabled": fed.config.variants.enabled,
+            "enabled": view.config.variants.enabled,
             "number": number,
             "owners": owners,
             "bytes": int(total),
@@ -64,9 +64,9 @@ def routes(view: HubView) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=100)] = 50,
     ) -> dict[str, Any]:
         """A page of variants, and those that were taken down."""
-        held, following = fed.variants.page(None, after, limit)
+        held, following = hub_variants.page(None, after, limit)
         newest = select(variant_takedowns).order_by(variant_takedowns.c.owner, variant_takedowns.c.name)
-        with fed.database.reading() as tx:
+        with view.state.database.reading() as tx:
             down = tx.execute(newest.limit(MAX_ROWS)).all()
             owners = {one.signed.manifest.owner for one in held} | {row.owner for row in down}
             names = names_of(tx, sorted(owners))
@@ -102,13 +102,13 @@ def routes(view: HubView) -> APIRouter:
     def remove(visitor: Changing, given: _Removal) -> dict[str, Any]:
         """Take a variant down: what was removed."""
         view.require_running()
-        return fed.variants.remove(given.owner, given.name, "coordinator", plain(given.reason, 500))
+        return hub_variants.remove(given.owner, given.name, "coordinator", plain(given.reason, 500))
 
     @found.post("/variants/allow")
     def allow(visitor: Changing, given: _Variant) -> dict[str, Any]:
         """Let its owner put a variant again."""
         view.require_running()
-        fed.variants.allow(given.owner, given.name)
+        hub_variants.allow(given.owner, given.name)
         return {"owner": given.owner, "variant": given.name, "allowed": True}
 
     return found

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from gym_server.federation import Federation
 from gym_server.rounds.queue import SET_ASIDE
 from gym_server.store.tables import accounts, messages, nodes, rounds, updates
-from gym_server.web.dashboard import SCREENS, Dashboard
+from gym_server.web.dashboard import SCREENS_FOLDER, Dashboard
 from gym_server.web.home import MAX_TASKS, snapshot
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -303,7 +303,7 @@ def test_a_database_of_another_version_or_none_is_refused_by_a_dashboard(tmp_pat
 
 
 def test_every_screen_of_the_list_has_a_module() -> None:
-    folder = Path(str(SCREENS[0].__file__)).parent / "screens"
+    folder = SCREENS_FOLDER
     listed = (folder / "main.js").read_text()
     assert {"home", "rounds", "round"} <= {path.stem for path in folder.glob("*.js")}
     for name in ("home", "rounds", "round"):
