@@ -30,7 +30,14 @@ from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
 from gym_fed.delta.base import BaseSpec
-from gym_fed.trust.identity.keys import SigningKey, encrypted_pem, is_encrypted, plain_pem, read_private_key
+from gym_fed.trust.identity.keys import (
+    SigningKey,
+    encrypted_pem,
+    is_encrypted,
+    plain_pem,
+    read_private_key,
+    server_id,
+)
 from gym_fed.trust.identity.login import PLAIN_TEXT
 from gym_fed.trust.identity.passphrase import PassphraseSource
 from gym_fed.trust.identity.tls import fingerprint
