@@ -107,6 +107,10 @@ class HubCalls(RuleBasedStateMachine):
         )
         if self.code(one, "RotateKey", request, expect_refusal=not signed) is None:
             one.key = new
+            assert (
+                refusal(lambda: one.call(one.stub.Account, pb.AccountRequest())) is ErrorCode.UNAUTHENTICATED
+            )
+            one.log_in(account)
 
     @rule(who=WHO, other=WHO)
     def revoke_the_key_of_another(self, who: int, other: int) -> None:

@@ -57,13 +57,16 @@ class RawContributor:
             protocol=PROTOCOL,
             work=do_work(self.server, self.key.public_key, self.status.enrolment_work_bits),
         )
-        self.call(self.stub.Enrol, request)
+        return self.log_in(self.call(self.stub.Enrol, request).contributor, instance)
+
+    def log_in(self, account: str, instance: str = "rawinstance") -> RawContributor:
+        """Begin a session of an account, with the key that it has now."""
         now, nonce = int(time.time()), secrets.token_hex(16)
-        claim = login_claim(self.key.contributor, instance, now, nonce, self.server, self.tls)
+        claim = login_claim(account, instance, now, nonce, self.server, self.tls)
         reply = self.call(
             self.stub.Authenticate,
             pb.AuthenticateRequest(
-                contributor=self.key.contributor,
+                contributor=account,
                 instance=instance,
                 issued_at_seconds=now,
                 nonce=nonce,
