@@ -37,17 +37,14 @@ _SCHEMA = (
     """CREATE TABLE keys (
         owner TEXT NOT NULL, public_key TEXT NOT NULL, revoked INTEGER NOT NULL, added_at INTEGER NOT NULL,
         PRIMARY KEY (owner, public_key))""",
-)
-_HISTORY = (
     f"""CREATE TABLE revisions (
         position INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, {_ROW}, figures TEXT,
         UNIQUE (name, revision))""",
     "CREATE INDEX revisions_sha256 ON revisions (sha256)",
     "CREATE TABLE settings (name TEXT PRIMARY KEY, value INTEGER NOT NULL)",
-    f"INSERT INTO revisions ({_COLUMNS}) SELECT {_COLUMNS} FROM variants",
     f"PRAGMA user_version = {_SCHEMA_VERSION}",
 )
-"""The addition of schema 2: every kept revision, including the newest, in order of insertion."""
+"""``revisions`` has every kept revision, including the newest, in order of insertion."""
 _KEPT = "kept_revisions"
 DEFAULT_KEPT = 10
 
@@ -212,11 +209,11 @@ class VariantRegistry:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        if _version(connection) in (0, 1):
+        if _version(connection) == 0:
             connection.execute("BEGIN IMMEDIATE")
-            before = _version(connection)  # another process may have created the tables first
-            for statement in (*(_SCHEMA if before == 0 else ()), *(_HISTORY if before <= 1 else ())):
-                connection.execute(statement)
+            if _version(connection) == 0:  # else another process has created the tables
+                for statement in _SCHEMA:
+                    connection.execute(statement)
             connection.execute("COMMIT")
         version = _version(connection)
         if version != _SCHEMA_VERSION:

@@ -137,19 +137,15 @@ def test_a_revision_that_changes_between_its_check_and_its_signature_is_not_sign
     assert revisions(store) == [2, first.record.revision]
 
 
-def test_a_store_of_the_schema_before_gets_a_history_of_what_it_holds(
-    store: VariantStore, tmp_path: Path
-) -> None:
-    first = add(store, tmp_path, 1)
+@pytest.mark.parametrize("schema", [1, 3])
+def test_a_store_of_another_schema_is_refused_by_its_number(store: VariantStore, schema: int) -> None:
     store.close()
     with sqlite3.connect(store.folder / "variants.db") as database:
-        database.executescript("DROP TABLE revisions; DROP TABLE settings; PRAGMA user_version = 1")
+        database.execute(f"PRAGMA user_version = {schema}")
     database.close()
-    VariantRegistry(store.folder / "variants.db").close()
-    with VariantStore.open(store.folder) as again:
-        assert revisions(again) == [1]
-        add(again, tmp_path, 2)
-        assert undo(again, "ada", KEY)[0].sha256 == first
+    with pytest.raises(GymError, match=f"has schema {schema}, this version reads 2") as caught:
+        VariantRegistry(store.folder / "variants.db")
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
 
 
 def test_history_and_undo_at_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
