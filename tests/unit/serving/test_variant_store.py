@@ -345,13 +345,15 @@ def test_an_unsigned_variant_is_served_only_where_that_is_allowed(tmp_path: Path
 
 
 def test_a_lost_file_is_named(store: VariantStore, tmp_path: Path) -> None:
-    add(store, tmp_path)
+    delta, signed = signed_small_delta(tmp_path / "x.gymdelta", KEY, "alice")
+    store.add(delta, signed, name="alice", owner=OWNER)
     path = store.path("alice")
     path.unlink()
     message = refusal(ErrorCode.FILE_NOT_FOUND, store.acquire, "alice")
     assert str(path) in message
-    add(store, tmp_path, replace=True)  # the same manifest: at once, though the failure was just reported
-    assert served(store)
+    # The same manifest, signed once: another one of a later second is another manifest.
+    store.add(delta, signed, name="alice", owner=OWNER, replace=True)
+    assert served(store)  # at once, though the failure was just reported
 
 
 def test_a_variant_in_a_codec_that_is_not_installed_names_that_remedy(
