@@ -6,7 +6,7 @@ the front of its user's queue, and its tokens so far are computed again later. T
 Users are served fairly by the virtual token counters of Sheng et al., "Fairness in Serving Large Language Models" (OSDI
 2024, algorithm 2). Each user has a counter of the tokens computed for them; an answer's token counts as two of a
 prompt. The waiting user with the smallest counter is next. A user who returns after a pause starts at the smallest
-counter of the present users, so that absence earns no credit. No torch.
+counter of the present users, so that absence earns no credit.
 """
 
 from __future__ import annotations
