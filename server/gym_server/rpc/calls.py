@@ -10,20 +10,26 @@ from typing import Any
 
 import gym_fed
 from gym_fed.config.schema.plugins import as_json
+from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.wire.limits import PROTOCOL
 from gym_fed.trust.wire.protocol import require_contributor
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from gym_server.accounts.accounts import Accounts
 from gym_server.base.served import ServedBase
-from gym_server.federation import Federation
+from gym_server.clock_watch import ContributorClocks
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.plugins import plugins_of_round
+from gym_server.rounds.queue import MessageQueue
+from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.steering import Steering
 from gym_server.rpc.auth_interceptor import current_address, current_session
 from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.threads import heavily
+from gym_server.state import HubState
 from gym_server.variants.checks import EVERYONE
-from gym_server.variants.variants import HeldVariant
+from gym_server.variants.variants import HeldVariant, HubVariants
 
 _LAST = 2**63 - 1
 
@@ -31,7 +37,15 @@ _LAST = 2**63 - 1
 class CallsBesideRounds:
     """A part of the hub's service."""
 
-    _fed: Federation
+    _state: HubState
+    _live_config: LiveConfig
+    _queue: MessageQueue
+    _accounts: Accounts
+    _steering: Steering
+    _variants: HubVariants
+    _contributor_clocks: ContributorClocks
+    _max_update_bytes: int
+    _ledger_key: SigningKey
     _downloads: Downloads
     base: ServedBase
     _enrolments: EnrolmentLimits
@@ -41,50 +55,52 @@ class CallsBesideRounds:
         return await asyncio.to_thread(self._status)
 
     def _status(self) -> pb.StatusReply:
-        fed, current, head = self._fed, self._fed.round_store.current(), self._fed.round_store.head()
-        ledger_head = fed.ledger.newest_head()
-        connected = len(fed.queue.node_ids())
+        current, head = self._state.round_store.current(), self._state.round_store.head()
+        ledger_head = self._state.ledger.newest_head()
+        connected = len(self._queue.node_ids())
         join_bytes, round_bytes = self._downloads.announced(head.height, connected)
-        made = fed.round_store.num_committed()
+        made = self._state.round_store.num_committed()
         recipe = {
-            "recipe": fed.config.recipe_at(made).model_dump(mode="json"),
-            "codec": fed.config.codec.model_dump(mode="json"),
-            "pay": fed.config.rewards.terms().model_dump(mode="json"),
-            "num_parameters": fed.base.num_parameters,
+            "recipe": self._live_config.current.recipe_at(made).model_dump(mode="json"),
+            "codec": self._live_config.current.codec.model_dump(mode="json"),
+            "pay": self._live_config.current.rewards.terms().model_dump(mode="json"),
+            "num_parameters": self._state.base.num_parameters,
             "soup": self._downloads.form.to_dict(),
-            "rounds_left": max(0, fed.config.rounds.num_rounds - made),
+            "rounds_left": max(0, self._live_config.current.rounds.num_rounds - made),
         }
-        plugins = plugins_of_round(fed.config, fed.ledger, fed.config.recipe)
+        plugins = plugins_of_round(
+            self._live_config.current, self._state.ledger, self._live_config.current.recipe
+        )
         if plugins:
             recipe["plugins"] = as_json(plugins)
-        ahead, num_clocks = fed.contributor_clocks.median()
+        ahead, num_clocks = self._contributor_clocks.median()
         return pb.StatusReply(
-            name=fed.config.name,
+            name=self._live_config.current.name,
             software_version=gym_fed.__version__,
-            ledger_public_key=fed.key.public_key,
-            enrolment=fed.config.enrolment.policy,
-            base_model=fed.config.public_base_name,
-            base_digest=fed.base.digest,
+            ledger_public_key=self._ledger_key.public_key,
+            enrolment=self._live_config.current.enrolment.policy,
+            base_model=self._live_config.current.public_base_name,
+            base_digest=self._state.base.digest,
             version_height=head.height,
             version_digest=head.digest,
             server_round=current.server_round if current else 0,
             round_state=current.state if current else "",
-            num_rounds=fed.config.rounds.num_rounds,
+            num_rounds=self._live_config.current.rounds.num_rounds,
             num_connected=connected,
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),
-            max_update_bytes=fed.max_update_bytes,
+            max_update_bytes=self._max_update_bytes,
             join_download_bytes=join_bytes,
             round_download_bytes=round_bytes,
-            privacy_json=privacy.status_json(fed.config, fed.database),
+            privacy_json=privacy.status_json(self._live_config.current, self._state.database),
             ledger_head_json=ledger_head.to_json() if ledger_head else "",
-            restored_json=fed.ledger.statements(),
+            restored_json=self._state.ledger.statements(),
             protocol=PROTOCOL,
-            enrolment_work_bits=fed.accounts.work_bits,
+            enrolment_work_bits=self._accounts.work_bits,
             base_json=self.base.offer_json(),
-            paused=str(pause) if (pause := fed.steering.paused()) else "",
-            hub_seconds=fed.clock.now(),
-            clock_seconds=fed.clock.wall(),
+            paused=str(pause) if (pause := self._steering.paused()) else "",
+            hub_seconds=self._state.clock.now(),
+            clock_seconds=self._state.clock.wall(),
             contributors_ahead_seconds=ahead,
             num_clocks=num_clocks,
         )
@@ -99,7 +115,7 @@ class CallsBesideRounds:
         return pb.EnrolReply(contributor=contributor)
 
     def _enrol(self, request: pb.EnrolRequest, address: str) -> str:
-        accounts = self._fed.accounts
+        accounts = self._accounts
         newcomer: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
         if accounts.is_new(request.public_key):
             newcomer = self._enrolments.attempt(address)
@@ -111,7 +127,7 @@ class CallsBesideRounds:
     async def Authenticate(self, request: pb.AuthenticateRequest, context: Any) -> pb.AuthenticateReply:
         require_contributor(request.protocol)
         token, expires, node_id = await asyncio.to_thread(
-            self._fed.accounts.authenticate,
+            self._accounts.authenticate,
             request.contributor,
             request.instance,
             request.issued_at_seconds,
@@ -119,25 +135,24 @@ class CallsBesideRounds:
             request.signature,
             request.left,
         )
-        fed = self._fed
-        fed.contributor_clocks.note(request.contributor, request.clock_seconds, fed.clock.now())
+        self._contributor_clocks.note(request.contributor, request.clock_seconds, self._state.clock.now())
         return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)
 
     # ---- the ledger ----
 
     async def Ledger(self, request: pb.LedgerRequest, context: Any) -> AsyncIterator[pb.LedgerEntry]:
-        entries = self._fed.ledger.entries(_position(max(1, request.from_sequence)))
+        entries = self._state.ledger.entries(_position(max(1, request.from_sequence)))
         while (entry := await asyncio.to_thread(next, entries, None)) is not None:
             yield entry_message(entry)
 
     async def LedgerHeads(self, request: pb.LedgerHeadsRequest, context: Any) -> AsyncIterator[pb.LedgerHead]:
-        heads = self._fed.ledger.heads(_position(max(1, request.from_size)))
+        heads = self._state.ledger.heads(_position(max(1, request.from_size)))
         while (head := await asyncio.to_thread(next, heads, None)) is not None:
             yield pb.LedgerHead(head_json=head.to_json())
 
     async def LedgerProof(self, request: pb.LedgerProofRequest, context: Any) -> pb.LedgerProofReply:
         proof = await asyncio.to_thread(
-            self._fed.ledger.proof, _position(request.sequence), _position(request.size)
+            self._state.ledger.proof, _position(request.sequence), _position(request.size)
         )
         entry, head = entry_message(proof.entry), proof.head.to_json()
         return pb.LedgerProofReply(entry=entry, head_json=head, path=proof.path)
@@ -147,27 +162,27 @@ class CallsBesideRounds:
     async def PutVariant(self, request: pb.PutVariantRequest, context: Any) -> pb.PutVariantReply:
         names = list(request.readers.contributors) if request.HasField("readers") else None
         caller = current_session().contributor
-        receipt = await heavily(self._fed.variants.put, caller, request.variant_json, names)
+        receipt = await heavily(self._variants.put, caller, request.variant_json, names)
         if receipt is None:
             return pb.PutVariantReply(needs_object=True)
         return pb.PutVariantReply(receipt_json=json.dumps(receipt))
 
     async def GetVariant(self, request: pb.GetVariantRequest, context: Any) -> pb.VariantInfo:
         caller = current_session().contributor
-        found = await asyncio.to_thread(self._fed.variants.get, caller, request.owner, request.name)
+        found = await asyncio.to_thread(self._variants.get, caller, request.owner, request.name)
         return variant_message(found, caller, with_names=True)
 
     async def ListVariants(self, request: pb.ListVariantsRequest, context: Any) -> pb.ListVariantsReply:
         caller = current_session().contributor
         found, following = await asyncio.to_thread(
-            self._fed.variants.page, caller, request.page, request.page_size
+            self._variants.page, caller, request.page, request.page_size
         )
         messages = [variant_message(variant, caller, with_names=False) for variant in found]
         return pb.ListVariantsReply(variants=messages, next_page=following)
 
     async def DeleteVariant(self, request: pb.DeleteVariantRequest, context: Any) -> pb.DeleteVariantReply:
         caller = current_session().contributor
-        receipt = await asyncio.to_thread(self._fed.variants.remove, caller, request.name)
+        receipt = await asyncio.to_thread(self._variants.remove, caller, request.name)
         return pb.DeleteVariantReply(receipt_json=json.dumps(receipt))
 
 

@@ -48,7 +48,12 @@ class Hub(CallsBesideRounds):
     """The service. Refusals are raised as ``GymError``; the interceptor turns them into gRPC status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
-        self._fed = federation
+        self._state, self._live_config = federation.state, federation.live_config
+        self._queue, self._admission = federation.queue, federation.admission
+        self._accounts, self._keys = federation.accounts, federation.keys
+        self._payouts, self._steering = federation.payouts, federation.steering
+        self._variants, self._contributor_clocks = federation.variants, federation.contributor_clocks
+        self._max_update_bytes, self._ledger_key = federation.max_update_bytes, federation.key
         self._wakeups = wakeups
         self._downloads = Downloads(federation.live_config, federation.base, federation.round_store)
         self.base = ServedBase(federation.config, federation.base, federation.database)
@@ -84,7 +89,7 @@ class Hub(CallsBesideRounds):
         """Tasks as they come; a node that reconnects is first given what it still holds."""
         session = current_session()
         async with self._streams.opened(session) as stream:
-            held = await asyncio.to_thread(self._fed.queue.held, session.node_id)
+            held = await asyncio.to_thread(self._queue.held, session.node_id)
             if held is not None:
                 yield self._task(held)
             stream.woken.set()
@@ -95,20 +100,21 @@ class Hub(CallsBesideRounds):
                 stream.woken.clear()
                 if stream.ended is not None:
                     raise stream.ended
-                await asyncio.to_thread(self._fed.accounts.check, session)
-                pause = await asyncio.to_thread(self._fed.steering.paused)
+                await asyncio.to_thread(self._accounts.check, session)
+                pause = await asyncio.to_thread(self._steering.paused)
                 said = str(pause) if pause else ""
                 if said != stream.notice:
                     stream.notice = said
                     notice = pb.Notice(kind=PAUSED if said else RESUMED, message=said or "the pause is over")
                     yield pb.WorkEvent(notice=notice)
-                while (task := await asyncio.to_thread(self._fed.queue.lease, session.node_id)) is not None:
+                while (task := await asyncio.to_thread(self._queue.lease, session.node_id)) is not None:
                     yield self._task(task)
-                if self.finished.is_set() and not await asyncio.to_thread(
-                    self._fed.queue.held, session.node_id
-                ):
+                if self.finished.is_set() and not await asyncio.to_thread(self._queue.held, session.node_id):
                     why = await asyncio.to_thread(
-                        privacy.end_of_run, self._fed.config, self._fed.database, self._fed.round_store
+                        privacy.end_of_run,
+                        self._live_config.current,
+                        self._state.database,
+                        self._state.round_store,
                     )
                     yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
@@ -126,7 +132,7 @@ class Hub(CallsBesideRounds):
         return pb.WorkEvent(
             task=pb.Task(
                 message_id=message.message_id,
-                lease_seconds=self._fed.queue.lease_seconds,
+                lease_seconds=self._queue.lease_seconds,
                 metadata=metadata,
                 content=pb.Records.FromString(message.content),
             )
@@ -135,8 +141,8 @@ class Hub(CallsBesideRounds):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatReply:
         session = current_session()
         progress = f"{plain(request.phase, 16)} {request.done}/{request.total}"
-        await asyncio.to_thread(self._fed.queue.renew, request.message_id, session.node_id, progress)
-        return pb.HeartbeatReply(lease_seconds=self._fed.queue.lease_seconds)
+        await asyncio.to_thread(self._queue.renew, request.message_id, session.node_id, progress)
+        return pb.HeartbeatReply(lease_seconds=self._queue.lease_seconds)
 
     # ---- objects ----
 
@@ -150,7 +156,7 @@ class Hub(CallsBesideRounds):
 
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
         session = current_session()
-        check = partial(self._fed.accounts.check, session)
+        check = partial(self._accounts.check, session)
         return await self._transfers.receive(session.contributor, chunks, check)
 
     async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
@@ -178,7 +184,7 @@ class Hub(CallsBesideRounds):
         return pb.SubmitReply(receipt_json=receipt)
 
     def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest) -> str:
-        message = self._fed.queue.get(request.message_id)
+        message = self._queue.get(request.message_id)
         if message is None:
             raise GymError(ErrorCode.NOT_FOUND, f"no task {request.message_id}")
         if message.node_id != node_id:
@@ -189,7 +195,7 @@ class Hub(CallsBesideRounds):
         if "update" not in request.content.configs:
             return self._accept_plain(contributor, message, request)
         submission = self._submission(contributor, message, request)
-        if self._fed.config.privacy is not None:
+        if self._live_config.current.privacy is not None:
             manifest = UpdateManifest.parse(submission.manifest_json)
             self._transfers.check_sent(contributor, manifest.delta_sha256)
 
@@ -201,10 +207,10 @@ class Hub(CallsBesideRounds):
                 check_held(tx, message.message_id, node_id)
                 reply = request
             record_reply(
-                tx, message.message_id, reply.SerializeToString(), receipt.to_json(), self._fed.clock.now()
+                tx, message.message_id, reply.SerializeToString(), receipt.to_json(), self._state.clock.now()
             )
 
-        receipt = self._fed.admission.judge(submission, answer)
+        receipt = self._admission.judge(submission, answer)
         return receipt.to_json()
 
     def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
@@ -212,9 +218,9 @@ class Hub(CallsBesideRounds):
 
         def size_of(sha256: str) -> int:
             self._transfers.check_sent(contributor, sha256)
-            return self._fed.store.size(sha256)
+            return self._state.store.size(sha256)
 
-        cap = self._fed.max_update_bytes
+        cap = self._max_update_bytes
         check_reply(pb.Records.FromString(message.content), request, cap, size_of)
 
     def _submission(
@@ -225,31 +231,31 @@ class Hub(CallsBesideRounds):
             manifest, signature = fields["manifest"].text, fields["signature"].blob
         except KeyError as error:
             raise GymError(ErrorCode.UPDATE_REFUSED, f"the update has no {error}") from error
-        key = self._fed.accounts.public_key(contributor)
+        key = self._accounts.public_key(contributor)
         group = whole_number(message.group_id) or 0
         return UpdateSubmission(contributor, key, message.message_id, group, manifest, signature)
 
     def _accept_plain(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> str:
         receipt = json.dumps({"verdict": "failed" if request.HasField("error") else "received"})
         self._transfers.check_present(contributor, request.content)
-        with self._fed.database.transaction() as tx:
+        with self._state.database.transaction() as tx:
             check_held(tx, message.message_id, message.node_id)
             require_stored(tx, {ref.sha256 for ref in references(request.content)})
             declined = request.error.code == ErrorCode.TERMS_CHANGED.exit_code
-            declined &= self._fed.config.secure_aggregation is None  # its stages give no task twice
-            given_back = declined and self._fed.queue.give_back(tx, message)
+            declined &= self._live_config.current.secure_aggregation is None  # its stages give no task twice
+            given_back = declined and self._queue.give_back(tx, message)
             if not given_back:
                 record_reply(
-                    tx, message.message_id, request.SerializeToString(), receipt, self._fed.clock.now()
+                    tx, message.message_id, request.SerializeToString(), receipt, self._state.clock.now()
                 )
         if given_back:
-            who, why = self._fed.queue.name_of(message.node_id), plain(request.error.reason, MAX_REASON)
+            who, why = self._queue.name_of(message.node_id), plain(request.error.reason, MAX_REASON)
             log.info("round %s: %s gave the task back: %s", message.group_id, who, why)
         return receipt
 
     def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
         """The first receipt for the same reply; anything else comes too late."""
-        with self._fed.database.reading() as tx:
+        with self._state.database.reading() as tx:
             row = tx.execute(
                 select(messages.c.receipt, messages.c.reply).where(
                     messages.c.message_id == message.message_id
@@ -268,8 +274,8 @@ class Hub(CallsBesideRounds):
         return await asyncio.to_thread(self._account, current_session().contributor)
 
     def _account(self, contributor: str) -> pb.AccountReply:
-        balance = self._fed.payouts.balance_and_transfers(contributor)
-        with self._fed.database.reading() as tx:
+        balance = self._payouts.balance_and_transfers(contributor)
+        with self._state.database.reading() as tx:
             account = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).one()
             earned = {
                 row.server_round: row.amount
@@ -281,10 +287,12 @@ class Hub(CallsBesideRounds):
                 .order_by(updates.c.received_at.desc())
                 .limit(100)
             ).all()
-            worth = rewards_of(tx, contributor, self._fed.config.rewards.reputation)
-        if self._fed.config.privacy is not None:
-            worth["privacy"] = privacy.account_of(self._fed.config, self._fed.database, contributor)
-        entries = self._fed.ledger.rounds_of(contributor)
+            worth = rewards_of(tx, contributor, self._live_config.current.rewards.reputation)
+        if self._live_config.current.privacy is not None:
+            worth["privacy"] = privacy.account_of(
+                self._live_config.current, self._state.database, contributor
+            )
+        entries = self._state.ledger.rounds_of(contributor)
         return pb.AccountReply(
             contributor=contributor,
             name=account.name,
@@ -295,7 +303,7 @@ class Hub(CallsBesideRounds):
                 json.dumps(
                     {
                         **_verdict(row, earned),
-                        **self._fed.admission.opening(row),
+                        **self._admission.opening(row),
                         "entries": entries.get(row.server_round, []),
                     }
                 )
@@ -307,7 +315,7 @@ class Hub(CallsBesideRounds):
 
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Any) -> pb.KeyReply:
         receipt = await asyncio.to_thread(
-            self._fed.keys.rotate,
+            self._keys.rotate,
             request.statement_json,
             request.signature,
             request.new_public_key,
@@ -318,7 +326,7 @@ class Hub(CallsBesideRounds):
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Any) -> pb.KeyReply:
         receipt = await asyncio.to_thread(
-            self._fed.keys.revoke,
+            self._keys.revoke,
             request.contributor,
             request.signing_key,
             request.statement_json,
@@ -329,7 +337,7 @@ class Hub(CallsBesideRounds):
 
     async def Transfer(self, request: pb.TransferRequest, context: Any) -> pb.TransferReply:
         receipt = await asyncio.to_thread(
-            self._fed.payouts.request,
+            self._payouts.request,
             current_session().contributor,
             request.statement_json,
             request.signature,
@@ -337,7 +345,7 @@ class Hub(CallsBesideRounds):
         return pb.TransferReply(receipt_json=json.dumps(receipt))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
-        await asyncio.to_thread(self._fed.accounts.leave, current_session().contributor)
+        await asyncio.to_thread(self._accounts.leave, current_session().contributor)
         return pb.LeaveReply()
 
 
