@@ -72,21 +72,22 @@ RUN_ID = 1
 
 
 class Federation:
-    """The opened state of one hub. Close it, or use it as a context manager."""
+    """An opened hub: its state, its config and the services over them. Close it, or use it as a context manager.
+
+    Commands, the strategy and the service are built from it. Other functions take only the parts that they use.
+    """
 
     def __init__(
         self,
         folder: Path,
-        config: ServerConfig,
+        live_config: LiveConfig,
         base: BaseSpec,
         database: Database,
         insecure: bool = False,
-        live_config: LiveConfig | None = None,
     ) -> None:
         self.folder = folder
-        self.live_config = live_config or LiveConfig(
-            database, ConfigText(folder / CONFIG_NAME, ""), {}, config
-        )
+        self.live_config = live_config
+        config = live_config.current
         self.base = base
         self.database = database
         self.sends_arrays = False
@@ -183,7 +184,7 @@ class Federation:
         settings = settings_in(database)
         config = source.config(settings)
         live_config = LiveConfig(database, source, settings, config)
-        return cls(folder, config, _base_spec(database, config), database, insecure, live_config)
+        return cls(folder, live_config, _base_spec(database, config), database, insecure)
 
     @property
     def config(self) -> ServerConfig:

@@ -27,11 +27,11 @@ from gym_fed.core.options import SetOption
 from gym_fed.core.text import plain
 from gym_fed.core.waiting import waiting
 from gym_server.cli.accounts import add_account_commands
-from gym_server.cli.care import add_care_commands
 from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
 from gym_server.cli.evaluation import add_evaluation_commands
 from gym_server.cli.ledger import app as ledger_app
+from gym_server.cli.maintenance import add_care_commands
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.recipe import app as recipe_app
 from gym_server.cli.steering import add_steering_commands
@@ -146,9 +146,9 @@ def init(
     """
     with waiting("loading what hubs are made of"):
         from gym_fed.trust.identity.passphrase import PassphraseSource
+        from gym_server.cli.join_urls import notes_after_init, steps_after_init
         from gym_server.cli.questions import choose
         from gym_server.cli.setup import init_hub, require_new
-        from gym_server.cli.ways_in import notes_after_init, steps_after_init
         from gym_server.federation import PASSPHRASE_VARIABLE, read_config
 
     require_new(folder)
@@ -203,10 +203,10 @@ def run(
 
     with waiting("loading torch and Flower"):
         from gym_server.cli.evaluation import change_as_json
+        from gym_server.cli.join_urls import way_in, ways_in
         from gym_server.cli.live import HubEvent, Watcher, line_console
         from gym_server.cli.run import run_hub
         from gym_server.cli.show import describe_round, log_to_stderr
-        from gym_server.cli.ways_in import way_in, ways_in
         from gym_server.federation import Federation
         from gym_server.rounds.round_store import Round
 

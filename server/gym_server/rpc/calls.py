@@ -20,7 +20,6 @@ from gym_server.base.served import ServedBase
 from gym_server.clock_watch import ContributorClocks
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
-from gym_server.rounds.plugins import plugins_of_round
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.steering import Steering
@@ -28,6 +27,7 @@ from gym_server.rpc.auth_interceptor import current_address, current_session
 from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.threads import heavily
 from gym_server.state import HubState
+from gym_server.strategy.tasks import plugins_of_round
 from gym_server.variants.checks import EVERYONE
 from gym_server.variants.variants import HeldVariant, HubVariants
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from gym_fed.config.delta import codec_of
 from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
+from gym_fed.config.schema.plugins import PluginRecord, members_of, read_records, records
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import CODECS
 from gym_server.evaluations.runner import announced_suites
+from gym_server.ledger.chain import Ledger
 from gym_server.rounds.payload import Payloads
-from gym_server.rounds.plugins import plugins_of_round
 from gym_server.rounds.round_store import Round
 from gym_server.state import HubState
 
@@ -83,3 +87,27 @@ def update_in(content: RecordDict, payloads: Payloads) -> tuple[str, bytes, byte
     except (KeyError, TypeError, AttributeError) as error:
         raise GymError(ErrorCode.UPDATE_REFUSED, f"the reply holds no update: {error}") from error
     return manifest, signature, key
+
+
+def plugins_of_round(config: ServerConfig, ledger: Ledger, recipe: TrainingRecipe) -> list[PluginRecord]:
+    """As this machine has them; a contributor uses no other that the hub names.
+
+    Raises:
+        GymError: As ``plugins_of``.
+    """
+    of_soups = ((CODECS, name) for name in _soup_codecs(ledger))
+    return records([*members_of(recipe), *members_of(config.codec), *of_soups])
+
+
+def _soup_codecs(ledger: Ledger) -> Iterator[str]:
+    """Codecs of other packages that committed soups are written in; those of updates are not among them."""
+    if CODECS.names() == CODECS.own():
+        return  # the ledger need not be read
+    for entry in ledger.entries():
+        if entry.kind == "version" and "plugins" in entry.body:
+            words = {
+                codec_of(word) for word in entry.body["recipe"]["codec"].values() if isinstance(word, str)
+            }
+            for record in read_records(entry.body["plugins"], "the ledger"):
+                if record.kind == CODECS.kind and record.name in words:
+                    yield record.name

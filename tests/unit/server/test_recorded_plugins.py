@@ -13,7 +13,7 @@ import yaml
 from gym_server.cli.main import app
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
-from gym_server.rounds.plugins import plugins_of_round
+from gym_server.strategy.tasks import plugins_of_round
 from typer.testing import CliRunner
 
 from gym_fed.config.hub.soup import SoupRecipe

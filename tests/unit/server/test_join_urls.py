@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.cli.ways_in import notes_after_init, way_in, ways_in
+from gym_server.cli.join_urls import notes_after_init, way_in, ways_in
 
 from gym_fed.config.hub.server import ServerConfig
 
