@@ -6,15 +6,20 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gym_fed.base.models import nano_path
 from gym_fed.evaluation import evaluator
-from gym_fed.evaluation.evaluator import Evaluator
+from gym_fed.evaluation.evaluator import Evaluator, computed
+from gym_fed.evaluation.harness.sources import PreparedRequest
 from gym_fed.evaluation.records.keys import record_id
 from gym_fed.evaluation.scoring.opening import open_models
+from gym_fed.evaluation.scoring.scorer import Continuation, Loglikelihood
+
+PART = Continuation((1,), (2,))
 
 TASK = """
 task: sums
@@ -111,3 +116,23 @@ def test_another_version_of_the_harness_has_another_key(
     before = key(folder)
     monkeypatch.setattr(evaluator, "harness_version", lambda: "lm-eval 9.9.9")
     assert key(folder) != before
+
+
+@pytest.mark.parametrize("greedy", [(True, True), (True, False), (False, True)])
+def test_parts_of_a_text_are_summed_and_greedy_only_together(greedy: tuple[bool, bool]) -> None:
+    found = [
+        Loglikelihood(-1.5, greedy[0], 2),
+        Loglikelihood(-0.25, greedy[1], 3),
+        Loglikelihood(-9.0, True, 0),
+    ]
+    scorer: Any = SimpleNamespace(
+        loglikelihoods=lambda parts, done: ((place, {"base": found[place]}) for place in (0, 2, 1)),
+        answers=lambda asked: iter(()),
+    )
+    first = PreparedRequest(("texts", 0, 0, 0), (PART, PART))
+    second = PreparedRequest(("texts", 1, 0, 0), (PART,))
+    outcomes = {request.key: by_model["base"] for request, by_model in computed(scorer, [first, second])}
+    assert outcomes == {
+        first.key: Loglikelihood(-1.75, all(greedy), 5),
+        second.key: Loglikelihood(-9.0, True, 0),
+    }

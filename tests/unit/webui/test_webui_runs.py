@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from gym_fed.webui.run_detail import RunList, config_text
 from gym_fed.webui.watch import RunWatch
 from gym_fed.webui.workbench import open_workbench
 from tests.support.webui_client import webui_client
+
+SECONDS = 20
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -253,3 +256,24 @@ def test_files_of_the_pages_are_asked_for_again_after_another_release(client: Te
         first = client.get(path)
         assert first.headers.get_list("Cache-Control") == ["no-cache"], path
         assert client.get(path, headers={"If-None-Match": first.headers["ETag"]}).status_code == 304
+
+
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "performance.jsonl", "result.json", "spikes.json", ".lock"]
+)
+def test_a_pipe_in_the_place_of_a_file_holds_up_no_page(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "config.yaml").write_text("algorithm: sft\nmodel: gym-nano\noutput_dir: runs/a\n")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    client, found = webui_client(tmp_path), []
+
+    def look() -> None:
+        found.extend(client.get(f"/api/v1/{path}").status_code for path in ("runs/a", "runs"))
+
+    page = threading.Thread(target=look, daemon=True)
+    page.start()
+    page.join(SECONDS)
+    assert found == [200, 200]
