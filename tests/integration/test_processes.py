@@ -33,8 +33,9 @@ STRATEGIES = {
     "zero2": ["distributed.strategy=deepspeed"],
     "zero3": ["distributed.strategy=deepspeed", "distributed.zero_stage=3"],
 }
-# Adam divides by the root of squared gradients, so sums in another order move single weights this far in four steps.
-TOLERANCE = {"ddp": 2e-5, "fsdp2": 2e-5, "tensor_parallel": 2e-4, "zero2": 2e-5, "zero3": 2e-4}
+# Adam divides by the root of squared gradients, so sums in another order move single weights this far in four steps
+# (zero2: 2.4e-5 measured). The run itself moves weights by more than 2e-3.
+TOLERANCE = {"ddp": 2e-5, "fsdp2": 2e-5, "tensor_parallel": 2e-4, "zero2": 5e-5, "zero3": 2e-4}
 
 
 def command(folder: Path, nproc: int, settings: list[str]) -> list[str]:
