@@ -106,11 +106,13 @@ fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seco
 # The kernels are built again, into a copy of the package that comes first on the path. Tests that limit the memory are
 # left out: the sanitizer needs it.
 SANITIZED := build/sanitize
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 sanitize: $(STAMP) ## Test the native kernels under AddressSanitizer and UBSan. Needs g++; minutes.
-	rm -rf $(SANITIZED); mkdir -p $(SANITIZED); cp -r quant/gym_quant $(SANITIZED)/; rm -f $(SANITIZED)/gym_quant/kernels/_native*
-	flags="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer"; \
-		CFLAGS="$$flags" CXXFLAGS="$$flags" $(BIN)/python setup.py -q build_ext -j 2 -b $(SANITIZED) -t $(SANITIZED)/temp
-	grep -q __asan_ $(SANITIZED)/gym_quant/kernels/_native*
+	rm -rf $(SANITIZED); mkdir -p $(SANITIZED)/objects; cp -r quant/gym_quant $(SANITIZED)/
+	ls quant/csrc | sed -n 's/\.cpp$$//p' | xargs -P $(JOBS) -I NAME g++ -std=c++17 -O1 -g1 -fPIC -ffp-contract=off -pthread \
+		$(SANITIZERS) -I "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+		-c quant/csrc/NAME.cpp -o $(SANITIZED)/objects/NAME.o
+	g++ -shared -pthread $(SANITIZERS) $(SANITIZED)/objects/*.o -o $(SANITIZED)/gym_quant/kernels/_native*.so
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 		PYTHONPATH=$(SANITIZED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
