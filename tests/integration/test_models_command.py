@@ -65,7 +65,7 @@ def test_a_pull_that_is_killed_and_interrupted_goes_on_at_the_byte(tiny_base: Pa
         assert 0 < killed_at < len(repo.files[WEIGHTS])
         status, text = _stop_within(hub, home, signal.SIGINT)
         assert status == 130
-        assert "goes on from there" in text
+        assert "run the same command again to resume" in text
         stopped_at = _part(hub, home)
         repo.pause = 0.0
         process = _start(hub, home, "models", "pull", NAME, "--yes", "--json")

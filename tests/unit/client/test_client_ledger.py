@@ -401,7 +401,7 @@ def test_a_signature_has_one_spelling(real: RealLedger) -> None:
         head["signature"][:2] + " " + head["signature"][2:],
         head["signature"][:-2],
     ):
-        with pytest.raises(GymError, match="is no signed head"):
+        with pytest.raises(GymError, match="is not a signed head"):
             SignedHead.from_dict({**head, "signature": text})
 
 

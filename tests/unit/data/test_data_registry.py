@@ -77,9 +77,9 @@ def test_versions_count_up_and_old_ones_stay(url: str, data: Path, tmp_path: Pat
         ("words", " ", "licence: not given"),
         ("words", "CC-BY", "'CC-BY' is no SPDX identifier"),
         ("words", "MIT AND Mine", "'Mine' is no SPDX"),
-        ("../words", "MIT", "no name of a dataset"),
-        ("Words", "MIT", "no name of a dataset"),
-        ("a/b/c", "MIT", "no name of a dataset"),
+        ("../words", "MIT", "not a valid dataset name"),
+        ("Words", "MIT", "not a valid dataset name"),
+        ("a/b/c", "MIT", "not a valid dataset name"),
     ],
 )
 def test_a_push_without_a_known_licence_or_a_clean_name_is_refused(

@@ -171,7 +171,7 @@ def test_tools_and_calls_read_alike_from_openai_and_sharegpt(tmp_path: Path) -> 
     ("change", "problem"),
     [
         ({"tools": "not json"}, "'tools' is not valid JSON"),
-        ({"tools": [{"description": "nameless"}]}, "no function"),
+        ({"tools": [{"description": "nameless"}]}, "not a function"),
         ({"messages": [ASK, {**CALL, "tool_calls": [{"function": {}}]}]}, "tool call has no name"),
         ({"messages": [{**CALL, "role": "user"}, GOOD]}, "'tool_calls' in a turn of the user"),
         ({"audios": ["a.wav"]}, "has 'audios'"),

@@ -159,9 +159,9 @@ def test_groups_that_begin_within_a_byte_are_exact_and_refused_by_look_up(path: 
     with computing(path):
         y = signed_matmul(x, variants, INDEX, torch.zeros(7, 20))
         assert torch.allclose(y.double(), truth(x, variants, INDEX), atol=1e-4)
-        with pytest.raises(CodecError, match="no multiple of 8"):
+        with pytest.raises(CodecError, match="not a multiple of 8"):
             signed_matmul(x, variants, INDEX, y, "lookup")
-        with pytest.raises(CodecError, match="no multiple of 8"):
+        with pytest.raises(CodecError, match="not a multiple of 8"):
             signed_matmul(x, variants, INDEX, y, "lookup16")
 
 

@@ -192,7 +192,7 @@ HOSTILE = {
     "no entry": (lambda h: h.update(norm=3), "tensor 'norm' has no dtype"),
     "no metadata": (lambda h: h.pop("__metadata__"), "its metadata are no texts"),
     "metadata of numbers": (lambda h: h["__metadata__"].update(x=1), "its metadata are no texts"),
-    "no table": (lambda h: h["__metadata__"].pop("linears"), "no file of packed weights"),
+    "no table": (lambda h: h["__metadata__"].pop("linears"), "not a file of packed weights"),
     "table": (lambda h: h["__metadata__"].update(linears="[]"), "table of 'linears' is not an object"),
     "no digests": (lambda h: h["__metadata__"].pop("sha256"), "metadata hold no 'sha256'"),
     "digests": (lambda h: h["__metadata__"].update(sha256="[]"), "table of 'sha256' is not an object"),

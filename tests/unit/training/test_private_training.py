@@ -368,7 +368,7 @@ def test_a_search_over_private_runs_is_refused(tmp_path: Path, tiny_base: Path) 
             {"noise_multiplier": 1e6},
             r"noise_multiplier is 1e\+06: over 12 steps of about 12 examples the noise is 2.41e\+04",
         ),
-        ({"target_epsilon": 1e-9}, "epsilon 1e-09 at delta 1e-05 cannot be had in 12 steps"),
+        ({"target_epsilon": 1e-9}, "epsilon 1e-09 at delta 1e-05 cannot be reached in 12 steps"),
     ],
 )
 def test_noise_that_drowns_everything_is_refused_with_figures(
@@ -393,5 +393,5 @@ def test_noise_above_the_signal_of_one_run_is_said_and_below_it_is_not(
 def test_noise_that_cannot_be_accounted_for_is_refused_before_the_first_step(
     tiny_base: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(GymError, match="so little noise hides nothing"):
+    with pytest.raises(GymError, match="this little noise gives no privacy"):
         make_plan(config(tmp_path, tiny_base, privacy={"noise_multiplier": 1e-12}), len(ROWS))

@@ -101,7 +101,7 @@ def test_a_terminal_is_asked_and_its_answer_holds(
     if answer:
         ensure_models([NAME], yes=False)
     else:
-        with pytest.raises(GymError, match="not fetched"):
+        with pytest.raises(GymError, match="not downloaded"):
             ensure_models([NAME], yes=False)
     assert questions == ["Download it?"]
     assert missing_model(NAME) is not answer

@@ -92,7 +92,7 @@ def test_flipped_files_are_imported_whole_or_refused(qwen3_file: Path, tmp_path:
         (struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1 << 63), "a text of 9223372036854775808 bytes"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 8, 1 << 62), "an array of"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 9, 1), "values of type 9"),
-        (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 4, 1 << 62), "goes on behind"),
+        (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 4, 1 << 62), "continues past"),
         (struct.pack("<4sIQQQ1sI4QIQ", b"GGUF", 3, 1, 0, 1, b"t", 4, *[1 << 40] * 4, 0, 0), "has shape"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 8, 0, 1 << 62), "is at bytes"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 8, 99, 0), "is of type 99"),
