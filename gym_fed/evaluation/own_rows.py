@@ -11,7 +11,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TASKS
 from gym_fed.evaluation.harness.sources import RENDERED, row_sha256
 
-_MOST_TOKENS = 64
+_MAX_TOKENS = 64
 
 
 def is_own(name: str) -> bool:
@@ -42,7 +42,7 @@ class OwnRows:
             "num_fewshot": 0,
             "doc_to_text": "{{prompt}}",
             "doc_to_target": "{{answer}}",
-            "generation_kwargs": {"until": ["\n\n\n\n"], "max_gen_toks": _MOST_TOKENS},
+            "generation_kwargs": {"until": ["\n\n\n\n"], "max_gen_toks": _MAX_TOKENS},
             "filter_list": [
                 {
                     "name": "stripped",

@@ -25,7 +25,7 @@ from gym_fed.evaluation.own_set import DEFAULT_LENGTH, MAX_TOKENS, OwnRow, Rende
 
 LOSS, EXACT_MATCH = "loss", "exact_match"
 _LOSS_ROWS, _ANSWERS = 64, 16
-_LEAST_ANSWER, _MOST_ANSWER = 64, 512
+_LEAST_ANSWER, _MAX_ANSWER = 64, 512
 
 OnProgress = Callable[[int, int, str], None]
 
@@ -252,7 +252,7 @@ def _grades(
 def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
     """Return twice the length of the longest reference, so that long answers are not truncated where they might end."""
     own = max((_num_tokens(tokenizer, row.reference) for row in rows), default=0)
-    return _MOST_ANSWER if not own else min(_MOST_ANSWER, max(_LEAST_ANSWER, 2 * own))
+    return _MAX_ANSWER if not own else min(_MAX_ANSWER, max(_LEAST_ANSWER, 2 * own))
 
 
 def _num_tokens(tokenizer: Any, text: str | None) -> int:

@@ -30,7 +30,7 @@ MAX_TASKS = 500
 ROOM = 4000
 """Maximum characters of each text of a sample."""
 _CHOICES = 20
-_KEPT = 3
+_CACHE_SIZE = 3
 
 Request = dict[str, Any]
 Answer = dict[str, Any]
@@ -115,7 +115,7 @@ class RecordViews:
         key = (path, path.stat().st_mtime_ns)
         if key not in self._read:
             self._read[key] = read_record(path)
-            while len(self._read) > _KEPT:
+            while len(self._read) > _CACHE_SIZE:
                 self._read.popitem(last=False)
         return path, self._read[key]
 

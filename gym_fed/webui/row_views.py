@@ -37,7 +37,7 @@ ROOM_OF_ONE = 100_000
 _LENGTHS = 2000
 _DUPLICATES = 100
 _PROBLEMS = 20
-_KEPT = 4
+_CACHE_SIZE = 4
 _ANSWERS = {
     "chosen": "chosen",
     "rejected": "rejected",
@@ -267,7 +267,7 @@ class RowViews:
 
 def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
     cache[key] = value
-    while len(cache) > _KEPT:
+    while len(cache) > _CACHE_SIZE:
         cache.popitem(last=False)
 
 

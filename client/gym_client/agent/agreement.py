@@ -25,8 +25,8 @@ from gym_fed.core.json_files import read_object
 from gym_fed.trust.identity.canonical import canonical_digest
 
 _RATE = "recipe.learning_rate"
-_MOST_KEPT = 20
-_MOST_CHARACTERS = 1 << 20
+_MAX_TERMS = 20
+_MAX_CHARS = 1 << 20
 """Terms of one hub that are remembered; the newest are, of whatever length the hub has made them."""
 
 
@@ -144,8 +144,8 @@ class Agreement:
     def keep(self) -> None:
         """Store the terms as accepted."""
         others = [known for known in self._known() if known != self._terms]
-        accepted = [*others, self._terms][-_MOST_KEPT:]
-        while len(accepted) > 1 and len(json.dumps([terms.asked for terms in accepted])) > _MOST_CHARACTERS:
+        accepted = [*others, self._terms][-_MAX_TERMS:]
+        while len(accepted) > 1 and len(json.dumps([terms.asked for terms in accepted])) > _MAX_CHARS:
             accepted = accepted[1:]
         every = {
             **self._read(),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOGGED_STEPS = 10
 
-_MOST_SAID = 2000
+_MAX_ERROR_CHARS = 2000
 """Limit for the description of an invalid task; a hub chooses the number and length of its keys."""
 
 
@@ -73,7 +73,7 @@ def parse_task(text: str) -> TaskSpec:
             lines.append(f"{where}: {'unknown key' if unknown else problem['msg']}")
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            plain(f"the task is refused: {'; '.join(lines)}", _MOST_SAID),
+            plain(f"the task is refused: {'; '.join(lines)}", _MAX_ERROR_CHARS),
             "a task may carry data for training and nothing else; report it to the coordinator",
         ) from error
     require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))

@@ -34,9 +34,9 @@ _SPARE_VALUES = 1 << 24
 """Allowance for buffers that no file contains, such as position tables."""
 
 
-MOST_VALUE = 1 << 30
+MAX_VALUE = 1 << 30
 """Limit for integers in a config; public models have at most tens of millions (positions, rope)."""
-MOST_EXPERTS = 4096
+MAX_EXPERTS = 4096
 _LAYERS = re.compile(r"(^|_)(n|num)_(.*_)?(layer|block|stage)s?$|depth", re.ASCII)
 _EXPERTS = re.compile(r"(^|_)(n|num)_(.*_)?experts?$", re.ASCII)
 
@@ -253,11 +253,11 @@ def _require_bounded(config: object, num_tensors: int) -> None:
             continue
         for key, value in node.items() if isinstance(node, dict) else ():
             waiting.append(value)
-            most = MOST_VALUE
+            most = MAX_VALUE
             if _LAYERS.search(key):
                 most = num_tensors
             elif _EXPERTS.search(key):
-                most = MOST_EXPERTS
+                most = MAX_EXPERTS
             if isinstance(value, int) and abs(value) > most:
                 raise _invalid(f"config.json says {plain(key, 80)}: {value:.6g}; it may be {most} at most")
 

@@ -22,7 +22,7 @@ _HEAD = "lm_head"
 _STEPS = 2
 """Timed steps, after one warm-up step."""
 
-_MOST_SECONDS = 6.0
+_MAX_SECONDS = 6.0
 """Time limit for all steps; slower recipes are timed on fewer rows."""
 
 _TOO_MANY_SECONDS = 18.0
@@ -71,7 +71,7 @@ def time_round(
     pace, tokens = _pace(model.model, recipe.max_length, device, stop)
     row_seconds = _PASSES * pace * recipe.max_length
     least = _least_rows(recipe)
-    fitting = max(int(_MOST_SECONDS / ((1 + _STEPS) * row_seconds)), least)
+    fitting = max(int(_MAX_SECONDS / ((1 + _STEPS) * row_seconds)), least)
     if (1 + _STEPS) * row_seconds * least > _TOO_MANY_SECONDS:
         seconds = row_seconds * batch * recipe.max_steps
         return RoundTime(
@@ -152,7 +152,7 @@ def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> t
     model.to(place)
     tokens = min(_FIRST_TOKENS, most_tokens)
     seconds = _pass_seconds(model, tokens, place)
-    if seconds < _MOST_SECONDS:  # the first pass also loads kernels and starts threads
+    if seconds < _MAX_SECONDS:  # the first pass also loads kernels and starts threads
         seconds = _pass_seconds(model, tokens, place)
     pace = seconds / tokens
     while seconds < _LONG_ENOUGH_SECONDS and tokens < most_tokens:

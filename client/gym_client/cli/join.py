@@ -145,7 +145,7 @@ class _Joining:
             self._display.report("copied", copied)
         if data.contamination:
             self._display.report("contamination", data.contamination)
-        with self._meet() as client:
+        with self._connect() as client:
             client.rates.limit(*self._policy.rates)
             status, offer = self._terms(client, data)
             self._display.busy("")
@@ -163,7 +163,7 @@ class _Joining:
             self._enter(client, status)
             return self._work(client, status, agreement)
 
-    def _meet(self) -> HubClient:
+    def _connect(self) -> HubClient:
         """Connect to the hub and establish trust."""
         address = self._target.address
         self._display.busy(f"contacting {address}")
@@ -176,15 +176,15 @@ class _Joining:
                 self._display.report("authority", text, authority=authority, fingerprint=fingerprint)
             return self._consent.server_key(address, fingerprint)
 
-        def meet() -> ServerPin:
+        def trusted_pin() -> ServerPin:
             return establish(self._home, address, self._target.fingerprint, confirm, self._options.insecure)
 
         def worth_waiting(error: GymError) -> bool:
             return is_passing(error) and not _speaks_no_tls(error)
 
         if not self._options.wait:
-            return HubClient(self._home, address, meet())
-        pin = retry_while_away(self._stop, self._outage, meet, lambda: None, worth_waiting)
+            return HubClient(self._home, address, trusted_pin())
+        pin = retry_while_away(self._stop, self._outage, trusted_pin, lambda: None, worth_waiting)
         return HubClient(self._home, address, pin)
 
     def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:

@@ -38,7 +38,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
 
-_OFTEN = 5
+_MANY_PASSES = 5
 """Passes over the rows per round from which they are displayed; a model memorizes few rows."""
 _BF16_BYTES = 2
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
@@ -276,7 +276,9 @@ def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
 
     warning = counts.warning(recipe.max_length)
     seen = recipe.max_steps * recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
-    often = f", each {seen / counts.learned:.0f} times a round" if seen >= _OFTEN * counts.learned else ""
+    often = (
+        f", each {seen / counts.learned:.0f} times a round" if seen >= _MANY_PASSES * counts.learned else ""
+    )
     rows = f"{counts.describe(recipe.max_length)}{often}"
     lines = (rows, unread_in_words(counts.unread), warning and f"warning: {warning}")
     return tuple(line for line in lines if line)

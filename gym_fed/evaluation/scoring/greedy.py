@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LONGEST_PROMPT = 2048
 """Maximum tokens, since a prompt's attention is quadratic."""
-_MOST_ROWS = 512
+_MAX_ROWS = 512
 _CACHE_BYTES = 1 << 30
 
 
@@ -70,7 +70,7 @@ class GreedyWriter:
         most_rows: int,
     ) -> None:
         self._served, self._tokenizer, self._variants = served, tokenizer, variants
-        self._step_tokens, self._most_rows = step_tokens, min(_MOST_ROWS, most_rows)
+        self._step_tokens, self._most_rows = step_tokens, min(_MAX_ROWS, most_rows)
         self._ends = end_ids(served.model, tokenizer)
         self._stops = cache(self._stop_tokens)
 

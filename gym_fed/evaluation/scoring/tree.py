@@ -13,7 +13,7 @@ import numpy as np
 
 LEAST_SHARED = 8
 """Minimum common tokens of a branch."""
-MOST_REPEATED = 32
+MAX_REPEATED = 32
 """Common tokens that may be recomputed for each branch to split a large tree into small ones."""
 
 
@@ -137,7 +137,7 @@ def tree(texts: Sequence[ScoredText], max_tokens: int) -> list[TreeNode]:
 
 def parted(root: TreeNode, most: int) -> list[TreeNode]:
     """Split a tree of more than ``most`` tokens into several with copies of the first tokens."""
-    if root.num_tokens <= most or root.end - root.begin > MOST_REPEATED or not root.children:
+    if root.num_tokens <= most or root.end - root.begin > MAX_REPEATED or not root.children:
         return [root]
     ended = [text for text in root.texts if len(text.ids) == root.end]
     trees = [TreeNode(root.begin, root.end, ended)] if ended else []

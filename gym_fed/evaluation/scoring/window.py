@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
-MOST_TOKENS = 2048
+MAX_TOKENS = 2048
 """Maximum tokens of a tree computed as a whole, which may exceed other forwards' limit."""
 
 
@@ -66,7 +66,7 @@ class Window:
         self.texts = texts
         self._number = {text.place: number for number, text in enumerate(texts)}
         self._device = served.device
-        most = min(MOST_TOKENS, 2 * step_tokens) if served.attends_plainly else 0
+        most = min(MAX_TOKENS, 2 * step_tokens) if served.attends_plainly else 0
         trees = [one for root in tree(texts, step_tokens) for one in parted(root, most)]
         small = [flat(root) for root in trees if root.num_tokens <= most]
         small = [one for one in small if len(one.wanted) <= most_rows]

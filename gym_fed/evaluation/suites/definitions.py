@@ -24,7 +24,7 @@ from gym_fed.evaluation.suites.row_files import Row, read_rows
 from gym_fed.evaluation.suites.store import split_path
 
 _DROPPED = ("include", "tag", "group", "task_list")
-_MOST_INCLUDES = 8
+_MAX_INCLUDES = 8
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def read_definition(file: Path) -> Mapping[str, Any]:
 
 def _read(file: Path, depth: int) -> dict[str, Any]:
     try:
-        if depth > _MOST_INCLUDES:
+        if depth > _MAX_INCLUDES:
             raise ValueError("includes itself")
         definition = yaml.load(file.read_bytes(), Loader=_loader(file.parent))
         if not isinstance(definition, dict):

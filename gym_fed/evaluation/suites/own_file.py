@@ -109,7 +109,7 @@ class GenerationKwargs(StrictModel):
     temperature: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
-    def _one_mind(self) -> GenerationKwargs:
+    def _validate_sampling(self) -> GenerationKwargs:
         if self.do_sample != (self.temperature > 0):
             raise ValueError("do_sample: true needs a temperature above 0, and a temperature do_sample: true")
         return self

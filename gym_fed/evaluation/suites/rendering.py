@@ -22,7 +22,7 @@ from gym_fed.evaluation.suites.expressions import require_quick
 Row = Mapping[str, Any]
 TEMPLATES = ("doc_to_text", "doc_to_target", "doc_to_choice")
 """The keys of a task with templates."""
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 """Maximum digits of a choice's number; a longer one is text."""
 
 
@@ -90,7 +90,7 @@ def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
     if template in row:
         return row[template]
     text = _render(key, template, row)
-    if has_choices and text.isdecimal() and len(text) <= _MOST_DIGITS:
+    if has_choices and text.isdecimal() and len(text) <= _MAX_DIGITS:
         return int(text)
     if key == "doc_to_target" and text[:1] == "[" and text[-1:] == "]":
         try:
@@ -225,9 +225,9 @@ def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:
 
 def _require_short(text: str, pattern: str, repl: str) -> None:
     """Refuse a replacement that would produce too long a text, counting each group reference as the whole text."""
-    from gym_fed.evaluation.suites.sandbox import MOST_CHARACTERS
+    from gym_fed.evaluation.suites.sandbox import MAX_CHARACTERS
 
-    if repl and (len(text) + 1) * len(repl) > MOST_CHARACTERS:
+    if repl and (len(text) + 1) * len(repl) > MAX_CHARACTERS:
         raise ValueError(f"regex_replace: {len(repl)} characters for each place of {len(text)}")
 
 

@@ -14,11 +14,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-MOST_CHARACTERS = 10_000_000
+MAX_CHARACTERS = 10_000_000
 """Maximum size of an operation's result; prompts are far shorter."""
-MOST_STEPS = 200_000
+MAX_STEPS = 200_000
 """Maximum loop iterations and calls of one rendering."""
-_MOST_BITS = 1 << 20
+_MAX_BITS = 1 << 20
 _NUMBER = re.compile(r"\d+")
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _WIDE = ("batch", "center", "round", "slice")
@@ -61,7 +61,7 @@ class BoundedEnvironment(SandboxedEnvironment):
         elif operator == "*" and (hasattr(left, "__len__") or hasattr(right, "__len__")):
             _require("*", _size(left) * _size(right))
         elif isinstance(left, int) and isinstance(right, int):
-            _require(operator, (left.bit_length() + right.bit_length()) * (MOST_CHARACTERS // _MOST_BITS))
+            _require(operator, (left.bit_length() + right.bit_length()) * (MAX_CHARACTERS // _MAX_BITS))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,8 +94,8 @@ class BoundedEnvironment(SandboxedEnvironment):
 
     def _step(self) -> None:
         self._steps.done = getattr(self._steps, "done", 0) + 1
-        if self._steps.done > MOST_STEPS:
-            raise SecurityError(f"more than {MOST_STEPS} turns of loops and calls")
+        if self._steps.done > MAX_STEPS:
+            raise SecurityError(f"more than {MAX_STEPS} turns of loops and calls")
 
 
 class _LoopCounter(NodeTransformer):
@@ -150,7 +150,7 @@ def _after(check: Callable[..., None], function: Callable[..., Any]) -> Callable
 
 
 def _require(result: str, size: int) -> None:
-    if size > MOST_CHARACTERS:
+    if size > MAX_CHARACTERS:
         raise SecurityError(f"{result} with a result of this size")
 
 
@@ -168,7 +168,7 @@ def _printable(value: Any) -> Any:
 def _text_size(value: Any) -> int:
     """Return a lower bound of a value's size as text, counting until the limit."""
     size, waiting = 0, [value]
-    while waiting and size <= MOST_CHARACTERS:
+    while waiting and size <= MAX_CHARACTERS:
         item = waiting.pop()
         if isinstance(item, str | bytes):
             size += len(item) + 1

@@ -102,7 +102,7 @@ def test_a_parquet_file_of_more_rows_than_a_set_has_is_refused(
 def test_a_template_whose_result_would_fill_the_memory_is_refused_by_key(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "MOST_STEPS", 10_000)
+    monkeypatch.setattr(sandbox, "MAX_STEPS", 10_000)
     with pytest.raises(TemplateProblem, match=r"doc_to_text: .*not allowed in a template"):
         value_of("doc_to_text", template, {}, False)
 
