@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.training.model.reference import has_named_reference
 
@@ -21,42 +22,34 @@ _TOP = 20
 
 
 def check_token_loss(config: TrainingConfig) -> None:
-    """Refuse another loss than the plain one where it would not be computed.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
-    if has_named_reference(config) and not is_anchored(config):
-        named = "reference_model" if config.reference_model else "reference_adapter"
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    """Refuse another loss than the plain one where it would not be computed."""
+    named = "reference_model" if config.reference_model else "reference_adapter"
+    changed = "" if config.sft is None else _changed(config)
+    strategy = "ddp" if config.distributed is None else config.distributed.strategy
+    refuse_first(
+        (
+            has_named_reference(config) and not is_anchored(config),
             f"{named}: {config.algorithm} compares with no other model by this loss",
             f"set sft.loss_type: asft, or remove {named}",
-        )
-    if config.sft is None or not (key := _changed(config)):
-        return
-    if is_anchored(config) and config.distributed is not None and config.distributed.strategy != "ddp":
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"sft.loss_type: asft keeps a second model, and {config.distributed.strategy} splits one",
+        ),
+        (
+            changed and is_anchored(config) and strategy != "ddp",
+            f"sft.loss_type: asft keeps a second model, and {strategy} splits one",
             "use distributed.strategy: ddp, or dft",
-        )
-    others = {"privacy": config.privacy, "mixture_of_depths": config.mixture_of_depths, "liger": config.liger}
-    for name, value in others.items():
-        if value:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"sft.{key}: {name} has a loss of its own",
-                f"remove sft.{key}, or {name}",
+        ),
+        *(
+            (
+                changed and getattr(config, key),
+                f"sft.{changed}: {key} has a loss of its own",
+                f"remove sft.{changed}, or {key}",
             )
+            for key in ("privacy", "mixture_of_depths", "liger")
+        ),
+    )
 
 
 def require_plain_loss(config: TrainingConfig) -> None:
-    """Refuse another loss than the plain one of a model that reads images.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse another loss than the plain one of a model that reads images."""
     if config.sft is not None and (key := _changed(config)):
         raise GymError(
             ErrorCode.CONFIG_INVALID, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"

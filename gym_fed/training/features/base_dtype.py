@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.training.features.base import Feature
 
@@ -18,30 +18,32 @@ class BaseDtype(Feature):
     tried = "bfloat16 under every adapter, with modules_to_save, bases in 4 bits, sft, dpo, ppo and a reward model"
 
     def check(self, config: TrainingConfig) -> None:
-        what = f"base_dtype: {config.base_dtype}"
+        key = f"base_dtype: {config.base_dtype}"
+        tuning = TUNING.type_of(config.finetuning)
         section = config.chosen_sections().get(config.finetuning)
-        if not TUNING.type_of(config.finetuning).is_adapter:
-            problem, remedy = (
-                "is the type of frozen weights, and full tuning freezes none",
+        strategy = "ddp" if config.distributed is None else config.distributed.strategy
+        refuse_first(
+            (
+                tuning.trains_all and not tuning.is_adapter,
+                f"{key} is the type of frozen weights, and full tuning freezes none",
                 "set dtype instead",
-            )
-            if not TUNING.type_of(config.finetuning).trains_all:
-                problem = (
-                    f"is the type of the base of an adapter, and finetuning: {config.finetuning} has none"
-                )
-        elif getattr(section, "bias", "none") != "none":
-            problem, remedy = (
-                "would hold the base's biases, which are trained",
+            ),
+            (
+                not tuning.is_adapter,
+                f"{key} is the type of the base of an adapter, and finetuning: {config.finetuning} has none",
+                "set dtype instead",
+            ),
+            (
+                getattr(section, "bias", "none") != "none",
+                f"{key} would hold the base's biases, which are trained",
                 f"set {config.finetuning}.bias: none",
-            )
-        elif config.distributed is not None and config.distributed.strategy != "ddp":
-            problem = (
-                f"is not split by {config.distributed.strategy}, which shards weights of one type together"
-            )
-            remedy = "set dtype: bfloat16, or distributed.strategy: ddp"
-        else:
-            return
-        raise GymError(ErrorCode.CONFIG_INVALID, f"{what} {problem}", remedy)
+            ),
+            (
+                strategy != "ddp",
+                f"{key} is not split by {strategy}, which shards weights of one type together",
+                "set dtype: bfloat16, or distributed.strategy: ddp",
+            ),
+        )
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:

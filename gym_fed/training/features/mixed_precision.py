@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.features.base import Feature
 
 
@@ -20,18 +20,19 @@ class MixedPrecision(Feature):
 
         device = pick_device(config.device)
         # transformers accepts fp16 on a CPU and then computes in float32.
-        if config.mixed_precision == "fp16" and device.type != "cuda":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported()
+        refuse_first(
+            (
+                config.mixed_precision == "fp16" and device.type != "cuda",
                 f"mixed_precision: fp16 needs a CUDA GPU, and this run is on {device.type}",
                 "use mixed_precision: bf16, or no",
-            )
-        if config.mixed_precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                config.mixed_precision == "bf16" and lacks_bf16,
                 "mixed_precision: bf16 is not supported by this GPU",
                 "use mixed_precision: fp16, or no",
-            )
+            ),
+        )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
         # transformers needs ``use_cpu`` set, although it would find the CPU by itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.base import Feature
 
@@ -16,19 +16,19 @@ class NeftuneNoiseAlpha(Feature):
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
-        if writes_answers(config):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        refuse_first(
+            (
+                writes_answers(config),
                 f"neftune_noise_alpha: {config.algorithm} generates its own answers, and the noise would be in them",
                 "remove the key",
-            )
-        if reference_mode(config) in ("training", "either"):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                reference_mode(config) in ("training", "either"),
                 f"neftune_noise_alpha: the reference of {config.algorithm} is this model without its adapter, and "
                 "noise of its own would be in it",
                 "remove the key, or use finetuning: full",
-            )
+            ),
+        )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
         return {"neftune_noise_alpha": config.neftune_noise_alpha}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.attention import attention_of
@@ -20,21 +20,21 @@ class ShiftAttention(Feature):
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
-        if writes_answers(config):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        refuse_first(
+            (
+                writes_answers(config),
                 f"shift_attention: {config.algorithm} generates its own answers, and generation attends to everything",
                 "remove the key",
-            )
-        if reference_mode(config) in ("evaluation", "either"):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                reference_mode(config) in ("evaluation", "either"),
                 f"shift_attention: the reference of {config.algorithm} attends to everything, so the policy would not "
                 "begin at it",
                 "remove the key"
                 if ALGORITHMS.type_of(config.algorithm).scores_reference_once
                 else "remove the key, or use finetuning: lora with its default start and no precompute_ref_log_probs",
-            )
+            ),
+        )
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:

@@ -17,6 +17,7 @@ from gym_fed.base.modeling.adapters import (
 from gym_fed.base.models import folder_here, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 
 _OF_THE_RUN = (
@@ -179,16 +180,16 @@ def _require_mergeable(config: TrainingConfig, merged: list[Adapter]) -> None:
 
 def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
     kinds = {name.upper(): name for name in TUNING.own() if TUNING.type_of(name).is_adapter}
-    found = kinds.get(adapter.kind)
-    if found != config.finetuning:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {found or adapter.kind}",
-            f"set finetuning: {found}, or new_adapter: true" if found else "set new_adapter: true",
-        )
-    if found == "adalora":
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    kind = kinds.get(adapter.kind)
+    refuse_first(
+        (
+            kind != config.finetuning,
+            f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}",
+            f"set finetuning: {kind}, or new_adapter: true" if kind else "set new_adapter: true",
+        ),
+        (
+            kind == "adalora",
             f"adapter: {adapter.name} is adalora, whose ranks were settled at the end of its run",
             "set new_adapter: true to merge it and train another",
-        )
+        ),
+    )

@@ -14,6 +14,7 @@ from gym_fed.base.models import pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.training.run.requirements import require_cuda, require_package
 
@@ -39,40 +40,34 @@ def check_quantization(config: TrainingConfig) -> None:
     """
     method = prequantised(config.model)
     if config.quantization is not None:
-        what = f"quantization.method: {config.quantization.method}"
-        if method is not None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"quantization: {config.model} is quantised already, by {method}",
-                "remove the section",
-            )
-        require_package("bitsandbytes", what, "quant")
-        if pick_device(config.device).type == "mps":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID, f"{what} runs on CUDA and CPU, not on mps", "set device to cpu"
-            )
+        key = f"quantization.method: {config.quantization.method}"
+        already = f"quantization: {config.model} is quantised already, by {method}"
+        refuse_first((method is not None, already, "remove the section"))
+        require_package("bitsandbytes", key, "quant")
+        on_mps = pick_device(config.device).type == "mps"
+        refuse_first((on_mps, f"{key} runs on CUDA and CPU, not on mps", "set device to cpu"))
     if method is None:
         return
-    if not TUNING.type_of(config.finetuning).on_quantized:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    subject = f"model: {config.model} is quantised by {method}, which"
+    refuse_first(
+        (
+            not TUNING.type_of(config.finetuning).on_quantized,
             f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}",
             "use finetuning: lora",
-        )
-    what = f"model: {config.model} is quantised by {method}, which"
-    if method not in _PREQUANTISED:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} gym train does not know",
+        ),
+        (
+            method not in _PREQUANTISED,
+            f"{subject} gym train does not know",
             f"one of {', '.join(_PREQUANTISED)}",
-        )
+        ),
+    )
     packages, on_cpu = _PREQUANTISED[method]
     for package in packages:
         name = package.replace(".", "-")
         remedy = f"pip install {name} (in an environment of its own where it conflicts)"
-        require_package(package, what, remedy=remedy)
+        require_package(package, subject, remedy=remedy)
     if not on_cpu:
-        require_cuda(what)
+        require_cuda(subject)
 
 
 def prequantised(model: str | None) -> str | None:

@@ -18,6 +18,7 @@ from gym_fed.base.modeling.adapters import (
 from gym_fed.base.models import folder_here, load_model, quiet_loading, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.model.quantization import quantization_arguments
 
@@ -31,33 +32,33 @@ def check_reference(config: TrainingConfig) -> None:
     if not has_named_reference(config):
         return
     key = "reference_model" if config.reference_model else "reference_adapter"
-    if not ALGORITHMS.type_of(config.algorithm).takes_reference:
-        those = ", ".join(ALGORITHMS.own_with("takes_reference"))
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    strategy = "ddp" if config.distributed is None else config.distributed.strategy
+    refuse_first(
+        (
+            not ALGORITHMS.type_of(config.algorithm).takes_reference,
             f"{key}: {config.algorithm} compares with no other model",
-            f"remove it; {those} do",
-        )
-    if getattr(config.chosen_sections().get(config.algorithm), "beta", None) == 0:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+            lambda: f"remove it; {', '.join(ALGORITHMS.own_with('takes_reference'))} do",
+        ),
+        (
+            getattr(config.chosen_sections().get(config.algorithm), "beta", None) == 0,
             f"{key}: {config.algorithm}.beta is 0, so nothing is compared with it",
             f"set {config.algorithm}.beta, or remove {key}",
-        )
-    if config.distributed is not None and config.distributed.strategy != "ddp":
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{key}: distributed.strategy {config.distributed.strategy} splits one model",
+        ),
+        (
+            strategy != "ddp",
+            f"{key}: distributed.strategy {strategy} splits one model",
             "use ddp, or remove it",
-        )
+        ),
+    )
     resolve(_base_of(config))
     adapters = _adapters(config)
-    if config.quantization is not None and len(adapters) > 1:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    refuse_first(
+        (
+            config.quantization and len(adapters) > 1,
             "reference_adapter: several would be merged into weights in few bits (quantization is set)",
             "give one, or merge them first with: gym export",
         )
+    )
     for adapter in adapters:
         own = folder_here(adapter.base)
         require_base(adapter, _base_of(config), (own, Path(resolve(_base_of(config)))))

@@ -16,8 +16,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
-from gym_fed.training.optimizers._refusals import check_known, refuse_betas
-from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight
+from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight, check_known, refuse_betas
 from gym_fed.training.run.requirements import require_cuda, require_package
 
 _SMALLEST_IN_8_BITS = 4096
@@ -137,11 +136,7 @@ def called(config: TrainingConfig, make: Any) -> Any:
 
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:
-    """Refuse an optimiser that only makes sense where whole weights are trained.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse an optimiser that only makes sense where whole weights are trained."""
     if TUNING.type_of(config.finetuning).is_adapter:
         raise GymError(
             ErrorCode.CONFIG_INVALID,

@@ -16,8 +16,7 @@ from gym_fed.training.optimizers._made import (
     refuse_adapters,
     split,
 )
-from gym_fed.training.optimizers._refusals import refuse_loraplus
-from gym_fed.training.optimizers.base import TrainedWeight, factored_bytes
+from gym_fed.training.optimizers.base import TrainedWeight, factored_bytes, refuse_loraplus
 
 # The values that the libraries distinguish; anything else fails in the middle of a step, or moves nothing.
 _CHOICES = {
@@ -28,11 +27,7 @@ _CHOICES = {
 
 
 def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
-    """Refuse an argument of the projection that is not of its kind.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse an argument of the projection that is not of its kind."""
     if name in _CHOICES:
         fits, wanted = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
     elif name == "scale":

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.optimizers._made import MadeOptimizer
 
 
@@ -29,19 +29,19 @@ class ScheduleFree(MadeOptimizer):
     warms_up: bool = True
 
     def check(self, config: TrainingConfig) -> None:
-        if config.lr_scheduler_type != "constant":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        key = "warmup_ratio" if config.warmup_ratio else "warmup_steps"
+        refuse_first(
+            (
+                config.lr_scheduler_type != "constant",
                 f"lr_scheduler_type: {config.lr_scheduler_type} with {config.optimizer}, which replaces schedules",
                 "set lr_scheduler_type to constant; warmup_steps still counts where the optimizer has a warm-up",
-            )
-        if config.warmup_ratio or (config.warmup_steps and not self.warms_up):
-            key = "warmup_ratio" if config.warmup_ratio else "warmup_steps"
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                config.warmup_ratio or (config.warmup_steps and not self.warms_up),
                 f"{key}: optimizer {config.optimizer} cannot use it",
                 "give warmup_steps" if self.warms_up else "remove it: this optimizer warms up by itself",
-            )
+            ),
+        )
         super().check(config)
 
     def known(self) -> list[str]:

@@ -6,8 +6,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers._made import called, grouped
-from gym_fed.training.optimizers._refusals import check_known
-from gym_fed.training.optimizers.base import OptimizerChoice
+from gym_fed.training.optimizers.base import OptimizerChoice, check_known
 
 
 class AdamW(OptimizerChoice):

@@ -12,8 +12,9 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.optimizers._made import MadeOptimizer, called, imported, refuse_adapters, split
-from gym_fed.training.optimizers._refusals import check_known
+from gym_fed.training.optimizers.base import check_known
 from gym_fed.training.run.requirements import require_package
 
 _MODES = ("descending", "ascending", "random", "fixed")
@@ -43,38 +44,33 @@ class BAdam(MadeOptimizer):
         refuse_adapters(config, "trains whole layers in turn")
         check_known(config, [*_OWN, "eps"])
         mode = config.optimizer_args.get("switch_mode", "descending")
-        if mode not in _MODES:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        has_start = config.optimizer_args.get("start_block") is not None
+        refuse_first(
+            (
+                mode not in _MODES,
                 f"optimizer_args: switch_mode {mode!r} is unknown",
                 f"one of {', '.join(_MODES)}",
-            )
-        if mode == "random" and config.optimizer_args.get("start_block") is not None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                mode == "random" and has_start,
                 "optimizer_args: start_block is not read by switch_mode random, which draws the order",
                 "remove it",
-            )
-        if mode == "fixed" and config.optimizer_args.get("start_block") is None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                mode == "fixed" and not has_start,
                 "optimizer_args: switch_mode fixed needs start_block",
                 "name a block",
-            )
+            ),
+        )
         for name, lowest in (("switch_block_every", 1), ("start_block", 0)):
             value = config.optimizer_args.get(name, _OWN[name])
-            if value != _OWN[name] and (not isinstance(value, int) or value < lowest):
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"optimizer_args: {name} is {value!r}",
-                    f"give a whole number of at least {lowest}",
-                )
+            wrong = value != _OWN[name] and (not isinstance(value, int) or value < lowest)
+            remedy = f"give a whole number of at least {lowest}"
+            refuse_first((wrong, f"optimizer_args: {name} is {value!r}", remedy))
         for name in ("include_embedding", "include_lm_head"):
             value = config.optimizer_args.get(name, False)
-            if not isinstance(value, bool):
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID, f"optimizer_args: {name} is {value!r}", "give true or false"
-                )
+            is_flag = isinstance(value, bool)
+            refuse_first((not is_flag, f"optimizer_args: {name} is {value!r}", "give true or false"))
         self.try_arguments(config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.optimizers._refusals import check_known, refuse_betas, refuse_loraplus
+from gym_fed.core.refusals import refuse_first
 
 
 @dataclass(frozen=True)
@@ -96,3 +96,32 @@ class OptimizerChoice:
     def callbacks(self, config: TrainingConfig) -> list[Any]:
         """``transformers.TrainerCallback`` objects that the optimiser needs."""
         return []
+
+
+def check_known(config: TrainingConfig, known: list[str]) -> None:
+    """Refuse names in ``optimizer_args`` that are not ``known``."""
+    remedy = f"it takes {', '.join(sorted(known)) or 'none'}"
+    refuse_first(
+        *(
+            (name not in known, f"optimizer_args: {config.optimizer} has no argument {name!r}", remedy)
+            for name in config.optimizer_args
+        )
+    )
+
+
+def refuse_betas(config: TrainingConfig) -> None:
+    """Refuse ``adam_beta1`` and ``adam_beta2`` where nothing would read them."""
+    for key in ("adam_beta1", "adam_beta2"):
+        is_set = getattr(config, key) != TrainingConfig.model_fields[key].default
+        refuse_first((is_set, f"{key}: optimizer {config.optimizer} has no betas", "remove it"))
+
+
+def refuse_loraplus(config: TrainingConfig) -> None:
+    """Refuse LoRA+ for an optimiser that groups the weights in its own way."""
+    refuse_first(
+        (
+            config.lora is not None and config.lora.loraplus_lr_ratio is not None,
+            f"lora.loraplus_lr_ratio: optimizer {config.optimizer} groups the weights in its own way",
+            "use optimizer: adamw",
+        )
+    )

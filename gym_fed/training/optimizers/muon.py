@@ -9,8 +9,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers._made import MadeOptimizer, called, hidden_matrices, split
-from gym_fed.training.optimizers._refusals import refuse_loraplus
-from gym_fed.training.optimizers.base import TrainedWeight
+from gym_fed.training.optimizers.base import TrainedWeight, refuse_loraplus
 
 
 class Muon(MadeOptimizer):

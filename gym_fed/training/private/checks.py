@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.training.active_features import active_features
 from gym_fed.training.run.requirements import require_package
@@ -19,18 +19,11 @@ def check_privacy(config: TrainingConfig, num_processes: int) -> None:
         return
     require_package("opacus", "privacy", "privacy")
     require_package("dp_accounting", "privacy", "privacy")
-    for refused, why, remedy in _reasons(config, num_processes):
-        if refused:
-            raise GymError(ErrorCode.CONFIG_INVALID, f"{why}, and privacy is set", remedy)
-
-
-def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str, str]]:
-    """Whether it is so, why it is refused, and what to do."""
     algorithm = ALGORITHMS.type_of(config.algorithm)
     features = [name for name, feature in active_features(config).items() if not feature.per_example]
     joins = config.packing or (config.packing is None and algorithm.packing_default)
     default = TrainingConfig.model_fields["max_grad_norm"].default
-    return [
+    refusals: list[tuple[object, str, str]] = [
         (
             not algorithm.per_example,
             f"algorithm: {config.algorithm} is not accounted for (its losses may look at several rows at once)",
@@ -52,7 +45,7 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             "use one such as adamw or sgd",
         ),
         (
-            bool(joins),
+            joins,
             "packing: joins rows, so that clipping would no longer bound what one of them does",
             "set packing: false",
         ),
@@ -67,7 +60,7 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             "put the rows that are meant into a file, and name it in path",
         ),
         (
-            bool(config.eval_split),
+            config.eval_split,
             "eval_split: which rows are held out depends on all of them",
             "hold rows out in a file of their own, eval_data",
         ),
@@ -78,25 +71,13 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             "set privacy.max_grad_norm",
         ),
         (
-            config.loss_spikes is not None,
+            config.loss_spikes,
             "loss_spikes: looks at the training loss, which is not noised",
             "remove it; early_stopping on eval_data is allowed",
         ),
-        (
-            config.auto_batch_size is not None,
-            "auto_batch_size: tries rows out",
-            "give per_device_train_batch_size",
-        ),
-        (
-            bool(features),
-            f"{', '.join(features)}: not tried with gradients of single examples",
-            "remove it",
-        ),
-        (
-            config.quantization is not None,
-            "quantization: not tried with gradients of single examples",
-            "remove it",
-        ),
+        (config.auto_batch_size, "auto_batch_size: tries rows out", "give per_device_train_batch_size"),
+        (features, f"{', '.join(features)}: not tried with gradients of single examples", "remove it"),
+        (config.quantization, "quantization: not tried with gradients of single examples", "remove it"),
         (
             config.dtype != "float32",
             f"dtype: {config.dtype} rounds gradients, so that clipping is not exact",
@@ -108,3 +89,4 @@ def _reasons(config: TrainingConfig, num_processes: int) -> list[tuple[bool, str
             "train in one process; --nproc 1",
         ),
     ]
+    refuse_first(*((applies, f"{why}, and privacy is set", remedy) for applies, why, remedy in refusals))

@@ -104,9 +104,6 @@ def _require_a_signal(plan: Plan) -> None:
     """Refuse a run that can only end in noise, and warn where a single run would learn next to nothing.
 
     Rounds of a federation add up, over contributors and over rounds; so what one run cannot learn is not refused yet.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
     """
     share = plan.noise_share
     figures = (

@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_fed.config.train.distributed import DistributedSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
 from gym_fed.training.processes.group import world_size
 from gym_fed.training.run.requirements import require_package
@@ -32,60 +32,53 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     """
     settings = settings_of(config)
     optimizer = OPTIMIZERS.new(config.optimizer)
-    if settings.world_size not in (None, num_processes):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    key = f"distributed.strategy: {settings.strategy}"
+    refuse_first(
+        (
+            settings.world_size not in (None, num_processes),
             f"distributed.world_size: the run is for {settings.world_size} processes, and here is {num_processes}",
             f"gym train --nproc {settings.world_size} ..., or torchrun on several machines",
-        )
-    if num_processes > 1 and optimizer.of_one_process:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+        ),
+        (
+            num_processes > 1 and optimizer.of_one_process,
             f"optimizer: {config.optimizer} {optimizer.of_one_process}",
             "train in one process, or take another optimizer",
-        )
+        ),
+        (
+            num_processes == 1 and settings.strategy != "ddp",
+            f"{key} needs several processes, and this is one",
+            "gym train --nproc 2 ...",
+        ),
+    )
     if settings.strategy == "ddp":
         return
-    what = f"distributed.strategy: {settings.strategy}"
-    if num_processes == 1:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} needs several processes, and this is one",
-            "gym train --nproc 2 ...",
-        )
-    if settings.strategy == "deepspeed":
-        require_package("deepspeed", what, "dist")
-        if config.loss_spikes is not None and config.loss_spikes.rollback:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{what}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
-                "set loss_spikes.rollback: false, or use ddp or fsdp2",
-            )
-    whole = settings.strategy == "deepspeed" and settings.zero_stage != 3
-    if not whole and not ALGORITHMS.type_of(config.algorithm).shards:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} splits the model's weights, which {config.algorithm} does not support here",
-            f"use ddp, or one of {', '.join(ALGORITHMS.own_with('shards'))}",
-        )
-    if not optimizer.shards:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} gives every process a part of the weights, which {config.optimizer} does not support here",
-            f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
-        )
-    if config.quantization is not None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} does not go with quantization",
-            "use ddp, or remove quantization",
-        )
-    if settings.strategy in _AT_LOADING and config.model_init is not None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} splits a model while it is read, and model_init has nothing to read",
+    by_deepspeed = settings.strategy == "deepspeed"
+    if by_deepspeed:
+        require_package("deepspeed", key, "dist")
+    splits_weights = not by_deepspeed or settings.zero_stage == 3
+    refuse_first(
+        (
+            by_deepspeed and config.loss_spikes is not None and config.loss_spikes.rollback,
+            f"{key}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
+            "set loss_spikes.rollback: false, or use ddp or fsdp2",
+        ),
+        (
+            splits_weights and not ALGORITHMS.type_of(config.algorithm).shards,
+            f"{key} splits the model's weights, which {config.algorithm} does not support here",
+            lambda: f"use ddp, or one of {', '.join(ALGORITHMS.own_with('shards'))}",
+        ),
+        (
+            not optimizer.shards,
+            f"{key} gives every process a part of the weights, which {config.optimizer} does not support here",
+            lambda: f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
+        ),
+        (config.quantization, f"{key} does not go with quantization", "use ddp, or remove quantization"),
+        (
+            settings.strategy in _AT_LOADING and config.model_init,
+            f"{key} splits a model while it is read, and model_init has nothing to read",
             "save the new model first (gym train with one step), and give its folder as model",
-        )
+        ),
+    )
 
 
 def loading_arguments(config: TrainingConfig) -> dict[str, Any]:

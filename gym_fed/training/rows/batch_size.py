@@ -27,6 +27,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.training.algorithms.base import Algorithm
@@ -46,23 +47,21 @@ Step = Callable[[int], None]
 
 
 def check_batch_size(config: TrainingConfig) -> None:
-    """Refuse where the batch is tied to something else.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
-    if config.auto_batch_size is not None and ALGORITHMS.type_of(config.algorithm).generates:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    """Refuse where the batch is tied to something else."""
+    if config.auto_batch_size is None:
+        return
+    refuse_first(
+        (
+            ALGORITHMS.type_of(config.algorithm).generates,
             f"auto_batch_size: a batch of {config.algorithm} is made of whole groups of answers",
             "remove the section, and set per_device_train_batch_size",
-        )
-    if config.auto_batch_size is not None and world_size() > 1:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+        ),
+        (
+            world_size() > 1,
             f"auto_batch_size: {world_size()} processes might each find another size",
             "find it with one process, and set per_device_train_batch_size",
-        )
+        ),
+    )
 
 
 def known_sizes(config: TrainingConfig) -> TrainingConfig | None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gym_fed.base.modeling.attention_state import ISOLATES_ROWS, carried_state
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.encoding import Encoded
 from gym_fed.training.model.architecture import known_architecture
@@ -59,25 +59,26 @@ def require_packable(model_config: Any, config: TrainingConfig) -> None:
     if not (packing := _packing(config)):
         return
     value, kind = str(packing).lower(), model_config.model_type
-    if (state := carried_state(model_config)) is not None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    state = carried_state(model_config)
+    routed = config.mixture_of_depths or getattr(model_config, "mixture_of_depths", None)
+    remedy = "set packing: false, or packing: true, whose rows see each other"
+    refuse_first(
+        (
+            state is not None,
             f"packing: {value}: {kind} carries state from token to token ({state}), which would leak into the next row",
             "set packing: false",
-        )
-    routed = config.mixture_of_depths or getattr(model_config, "mixture_of_depths", None)
-    if packing == "bfd" and routed:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+        ),
+        (
+            packing == "bfd" and routed,
             "packing: bfd: the routers of mixture_of_depths choose among the tokens of all packed rows",
-            "set packing: false, or packing: true, whose rows see each other",
-        )
-    if packing == "bfd" and kind not in ISOLATES_ROWS:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+            remedy,
+        ),
+        (
+            packing == "bfd" and kind not in ISOLATES_ROWS,
             f"packing: bfd: {kind} is not one of the architectures whose packed rows were found not to see each other",
-            "set packing: false, or packing: true, whose rows see each other",
-        )
+            remedy,
+        ),
+    )
 
 
 def _packing(config: TrainingConfig) -> bool | Literal["bfd"]:

@@ -18,6 +18,7 @@ from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import plain
 from gym_fed.data.encoded_cache import tokenizer_digest
@@ -186,20 +187,20 @@ class TokenizedRows:
 
 
 def check_tokenized(config: TrainingConfig) -> None:
-    """Refuse ``tokenized_path`` where rows are not tokens that a later run can read.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse ``tokenized_path`` where rows are not tokens that a later run can read."""
     if config.tokenized_path is None:
         return
-    problem = None
-    if not ALGORITHMS.type_of(config.algorithm).keeps_encoded:
-        problem = f"the rows of {config.algorithm} are made with a second model, or answered while training"
-    elif ALGORITHMS.type_of(config.algorithm).reads_images and config.model is not None:
-        problem = _IMAGES if is_vision_model(config.model) else None
-    if problem is not None:
-        raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {problem}", "remove the key")
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    second_model = f"the rows of {config.algorithm} are made with a second model, or answered while training"
+    reads_images = algorithm.keeps_encoded and algorithm.reads_images and config.model is not None
+    refuse_first(
+        (not algorithm.keeps_encoded, f"tokenized_path: {second_model}", "remove the key"),
+        (
+            reads_images and is_vision_model(str(config.model)),
+            f"tokenized_path: {_IMAGES}",
+            "remove the key",
+        ),
+    )
 
 
 def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:

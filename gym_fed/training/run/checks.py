@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gym_fed.base.models import pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.data.chat_templates.choice import read_chat_template
 from gym_fed.tracking.experiment import ready_tracker
@@ -63,14 +64,16 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
 
 
 def _check_order(config: TrainingConfig) -> None:
-    if config.shuffle or not (ALGORITHMS.type_of(config.algorithm).orders_rows or config.privacy):
-        return
-    who = (
-        "privacy draws every batch at random"
-        if config.privacy
-        else f"{config.algorithm} orders its rows by itself"
+    orders_rows = ALGORITHMS.type_of(config.algorithm).orders_rows
+    by_algorithm = f"shuffle: false, but {config.algorithm} orders its rows by itself"
+    refuse_first(
+        (
+            not config.shuffle and config.privacy,
+            "shuffle: false, but privacy draws every batch at random",
+            "remove the key",
+        ),
+        (not config.shuffle and orders_rows, by_algorithm, "remove the key"),
     )
-    raise GymError(ErrorCode.CONFIG_INVALID, f"shuffle: false, but {who}", "remove the key")
 
 
 def require_training(config: TrainingConfig) -> None:
@@ -97,39 +100,29 @@ def _check_delta(config: TrainingConfig) -> None:
     if config.save_delta is None:
         return
     strategy = "ddp" if config.distributed is None else config.distributed.strategy
-    for wrong, why in (
+    reasons: tuple[tuple[object, str], ...] = (
         (config.model is None, "the base has no name: give model"),
         (ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM", "a reward model has another head"),
-        (config.rope_scaling is not None, "a delta does not hold rope_scaling"),
-        (config.mixture_of_depths is not None, "a delta does not hold the routers of mixture_of_depths"),
+        (config.rope_scaling, "a delta does not hold rope_scaling"),
+        (config.mixture_of_depths, "a delta does not hold the routers of mixture_of_depths"),
         (strategy != "ddp", f"under distributed.strategy {strategy} no process has the whole model"),
-    ):
-        if wrong:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"save_delta: {why}",
-                "remove it, and use gym delta encode after the run where that goes",
-            )
+    )
+    remedy = "remove it, and use gym delta encode after the run where that goes"
+    refuse_first(*((applies, f"save_delta: {reason}", remedy) for applies, reason in reasons))
 
 
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
-    """Refuse a run that needs rewards and has none, or two graders of one name.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse a run that needs rewards and has none, or two graders of one name."""
     names = [grader.name for grader in graders]
-    if ALGORITHMS.new(config.algorithm).needs_graders and not names:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    refuse_first(
+        (
+            ALGORITHMS.new(config.algorithm).needs_graders and not names,
             f"graders: {config.algorithm} learns from rewards, and nothing gives any",
             "list at least one grader, such as: graders: [{grader: exact}]",
-        )
-    for name in names:
-        if names.count(name) > 1:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID, f"graders: two graders are called {name!r}", "name them differently"
-            )
+        ),
+        (duplicate is not None, f"graders: two graders are called {duplicate!r}", "name them differently"),
+    )
 
 
 def check_inputs(config: TrainingConfig) -> None:
@@ -149,10 +142,7 @@ def check_inputs(config: TrainingConfig) -> None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
     resolve(str(config.model) if config.model_init is None else config.model_init.tokenizer)
     check_vision_keys(config)
-    if not config.data:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, "data: no rows to train on", "list at least one path or tasks entry"
-        )
+    refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
     for source in (*config.data, *config.eval_data):
         if source.hub is None and source.name is None and not check_template(config, source_rows(source)):
             raise GymError(

@@ -19,11 +19,7 @@ from gym_fed.training.processes.sharding import settings_of
 
 
 def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None:
-    """Refuse evaluation settings where there is nothing to evaluate on.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse evaluation settings where there is nothing to evaluate on."""
     stopping = config.early_stopping
     sharded = processes.world_size() > 1 and settings_of(config).strategy != "ddp"
     if stopping is not None and stopping.restore_best and sharded:

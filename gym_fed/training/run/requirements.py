@@ -32,11 +32,7 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
 
 
 def require_cuda(what: str) -> None:
-    """Refuse ``what`` where there is no CUDA device.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse ``what`` where there is no CUDA device."""
     import torch
 
     if not torch.cuda.is_available():

@@ -23,11 +23,7 @@ from gym_fed.training.processes.group import is_main
 
 
 def check_spikes(config: TrainingConfig) -> None:
-    """Refuse where the loss of a step does not measure its batch.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse where the loss of a step does not measure its batch."""
     if config.loss_spikes is None:
         return
     if not ALGORITHMS.new(config.algorithm).loss_measures_rows(config):

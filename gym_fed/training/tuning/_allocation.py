@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gym_fed.config.train.tuning import AdaLoraSettings
-from gym_fed.training.tuning._checks import adalora_schedule
+from gym_fed.training.tuning.adalora import adalora_schedule
 
 _STATE = "adalora.safetensors"
 

@@ -51,11 +51,7 @@ def go_on(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
 
 
 def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
-    """Refuse an adapter on single tokens of tied embeddings: PEFT wraps the output head too, and TRL cannot read that.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse an adapter on single tokens of tied embeddings: PEFT wraps the output head too, which TRL cannot read."""
     head = adapted.get_base_model().get_output_embeddings()
     if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
         raise GymError(

@@ -120,11 +120,7 @@ def _leave_out_converted_routers(model: Any, peft_config: Any) -> None:
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse names that no module of the model has; PEFT would omit them, or refuse them after wrapping.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse names that no module of the model has; PEFT would omit them, or refuse them after wrapping."""
     modules = [name for name, _ in model.named_modules()]
     parameters = [
         name for name, _ in model.named_parameters()
@@ -150,11 +146,7 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
 
 
 def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
-    """Refuse an adapter on the output head, which TRL's losses multiply by without it.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse an adapter on the output head, which TRL's losses multiply by without it."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     head = model.get_output_embeddings() if hasattr(model, "peft_config") else None

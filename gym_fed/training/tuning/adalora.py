@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.config.train.tuning import AdaLoraSettings
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.training.tuning._checks import adalora_schedule
 from gym_fed.training.tuning.base import Tuning
 
 _UNKNOWN_YET = 10**9
@@ -23,12 +23,13 @@ class AdaLora(Tuning):
     untried = "algorithms whose loss is not the model's own (refused)"
 
     def check(self, config: TrainingConfig) -> None:
-        if not ALGORITHMS.type_of(config.algorithm).uses_model_loss:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        refuse_first(
+            (
+                not ALGORITHMS.type_of(config.algorithm).uses_model_loss,
                 f"finetuning: adalora adds its penalty to the model's own loss, which {config.algorithm} does not use",
                 "use finetuning: lora",
             )
+        )
         if config.max_steps is not None:
             assert config.adalora is not None  # filled in by the config
             adalora_schedule(config.adalora, config.max_steps)
@@ -39,15 +40,35 @@ class AdaLora(Tuning):
         from gym_fed.training.tuning._peft import peft_arguments, wrap_for
 
         arguments = peft_arguments(config)
-        for of_the_run in ("warmup_fraction", "final_fraction"):
-            del arguments[of_the_run]
+        del arguments["warmup_fraction"], arguments["final_fraction"]
         delta_t = arguments.pop("delta_t")
         # The run's length is known when it begins.
-        wanted = AdaLoraConfig(**arguments, deltaT=delta_t, total_step=_UNKNOWN_YET)
-        return wrap_for(model, wanted, config)
+        peft_config = AdaLoraConfig(**arguments, deltaT=delta_t, total_step=_UNKNOWN_YET)
+        return wrap_for(model, peft_config, config)
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
         from gym_fed.training.tuning._allocation import Allocation
 
         assert config.adalora is not None  # filled in by the config
         return [Allocation(model, config.adalora)]
+
+
+def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:
+    """Return PEFT's ``tinit`` and ``tfinal`` for a run of ``steps`` optimiser steps.
+
+    Ranks are fixed at step ``steps - tfinal``, by an importance that is measured in the steps before it.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when no step is left to measure the importance, or to lower the ranks.
+    """
+    first, final = int(settings.warmup_fraction * steps), int(settings.final_fraction * steps)
+    refuse_first(
+        (
+            first + final >= steps or steps - final < 2,
+            f"adalora: a run of {steps} optimiser {'step' if steps == 1 else 'steps'} leaves none in which ranks fall",
+            "train longer, or lower adalora.warmup_fraction and final_fraction"
+            if steps > 1
+            else "train for two steps or more",
+        )
+    )
+    return first, final

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.refusals import refuse_first
 
 
 class Tuning(ABC):
@@ -94,3 +95,14 @@ class Tuning(ABC):
         from gym_fed.training.tuning._peft import save_adapter
 
         save_adapter(model, folder, base_name)
+
+
+def refuse_quantization(config: TrainingConfig, why: str) -> None:
+    """Refuse the ``quantization`` section."""
+    refuse_first(
+        (
+            config.quantization,
+            f"quantization: finetuning {config.finetuning} cannot use it: {why}",
+            "remove the section, or train with finetuning: lora",
+        )
+    )

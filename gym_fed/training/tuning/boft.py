@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.run.requirements import require_cuda, require_package
-from gym_fed.training.tuning.base import Tuning
+from gym_fed.training.tuning.base import Tuning, refuse_quantization
 
 
 class Boft(Tuning):
@@ -22,8 +22,6 @@ class Boft(Tuning):
     on_quantized = False
 
     def check(self, config: TrainingConfig) -> None:
-        from gym_fed.training.tuning._checks import refuse_quantization
-
         refuse_quantization(config, "PEFT has no BOFT layers for quantised weights")
         assert config.boft is not None  # filled in by the config
         if config.boft.boft_n_butterfly_factor > 1:

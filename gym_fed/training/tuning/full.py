@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.tuning.base import Tuning
+from gym_fed.training.tuning.base import Tuning, refuse_quantization
 
 
 class Full(Tuning):
@@ -23,8 +23,6 @@ class Full(Tuning):
     federates = True
 
     def check(self, config: TrainingConfig) -> None:
-        from gym_fed.training.tuning._checks import refuse_quantization
-
         refuse_quantization(config, "weights in few bits cannot be trained")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:

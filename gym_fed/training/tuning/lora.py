@@ -17,7 +17,7 @@ from gym_fed.core.registries import OPTIMIZERS
 from gym_fed.delta.factors import lora_factors
 from gym_fed.training.model.quantization import require_quantised
 from gym_fed.training.tuning._peft import save_adapter, task_type, wrap
-from gym_fed.training.tuning.base import Tuning
+from gym_fed.training.tuning.base import Tuning, refuse_quantization
 from gym_fed.training.vision.parts import frozen_parts
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ class LoraTuning(Tuning):
         return "lora.lora_fa: its optimiser projects the gradients of adapters alone"
 
     def check(self, config: TrainingConfig) -> None:
-        from gym_fed.training.tuning._checks import refuse_quantization
-
         settings = config.lora
         assert settings is not None  # filled in by the config
         start = settings.init_lora_weights

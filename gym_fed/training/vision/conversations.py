@@ -101,11 +101,7 @@ def require_model_of_text(config: TrainingConfig) -> None:
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
-    """Refuse sizes of images where none are read.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse sizes of images where none are read."""
     for key in ("image_max_pixels", "image_min_pixels"):
         if getattr(config, key) is not None and not reads_images:
             raise GymError(

@@ -15,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.evaluation import heldout_loss
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.tuning._checks import adalora_schedule
+from gym_fed.training.tuning.adalora import adalora_schedule
 from gym_fed.training.tuning.lora import lora_factors
 from tests.support.tuning_cases import CASES, METHODS, ROWS, config, train, weights
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import OPTIMIZERS, TUNING
 from gym_fed.training.algorithms.grpo._rewarded import Rewarded, prompts_per_generation
 from gym_fed.training.run.job import Job
@@ -33,26 +33,35 @@ class Ppo(Rewarded):
     def check(self, config: TrainingConfig) -> None:
         super().check(config)
         settings = self.settings(config)
-        if config.quantization is not None and settings.critic is None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        strategy = "ddp" if config.distributed is None else config.distributed.strategy
+        # The critic's weights are a group of the policy's optimiser, so one that knows the layers of one model fails.
+        optimizer = OPTIMIZERS.new(config.optimizer)
+        conflict = TUNING.type_of(config.finetuning).own_optimizer(config)
+        if optimizer.of_one_model:
+            conflict = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
+        answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
+        refuse_first(
+            (
+                config.quantization and settings.critic is None,
                 "ppo.critic: not given, and a quantised policy's body cannot be copied for it",
                 "name a model with the same tokenizer",
-            )
-        _require_a_place_for_the_critic(config)
-        if config.distributed is not None and config.distributed.strategy != "ddp":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"distributed.strategy: {config.distributed.strategy} splits one model, and ppo trains two",
+            ),
+            (
+                conflict is not None,
+                f"{conflict}, and ppo trains a critic beside the policy",
+                "use optimizer: adamw without lora.lora_fa, or grpo, which needs no critic",
+            ),
+            (
+                strategy != "ddp",
+                f"distributed.strategy: {strategy} splits one model, and ppo trains two",
                 "use ddp, or grpo, which needs no critic",
-            )
-        answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
-        if answers < 2:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                answers < 2,
                 "per_device_train_batch_size: one answer in a generation has nothing to be compared with",
                 "raise it, or gradient_accumulation_steps or ppo.steps_per_generation",
-            )
+            ),
+        )
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
@@ -90,21 +99,3 @@ class Ppo(Rewarded):
     def save(self, trainer: Any, folder: Path) -> None:
         """The critic goes into the folder ``critic``, which ``ppo.critic`` of a later run may name."""
         trainer.accelerator.unwrap_model(trainer.critic).save_pretrained(folder / "critic")
-
-
-def _require_a_place_for_the_critic(config: TrainingConfig) -> None:
-    """Refuse optimisers that know the layers of one model: the critic's weights are a group of the policy's optimiser.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
-    optimizer = OPTIMIZERS.new(config.optimizer)
-    problem = TUNING.type_of(config.finetuning).own_optimizer(config)
-    if optimizer.of_one_model:
-        problem = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
-    if problem is not None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{problem}, and ppo trains a critic beside the policy",
-            "use optimizer: adamw without lora.lora_fa, or grpo, which needs no critic",
-        )

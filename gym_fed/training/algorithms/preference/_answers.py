@@ -41,11 +41,7 @@ class Pairs(Algorithm):
 
 
 def check_preference(config: TrainingConfig) -> None:
-    """Refuse keys that only texts and conversations have, and dropout that TRL would switch off.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``.
-    """
+    """Refuse keys that only texts and conversations have, and dropout that TRL would switch off."""
     for key in ("packing", "train_on_prompt", "assistant_only_loss", "mask_history"):
         if getattr(config, key) not in (None, type(config).model_fields[key].default):
             raise GymError(

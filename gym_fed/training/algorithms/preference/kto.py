@@ -16,6 +16,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.data.formats.kto import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
@@ -55,18 +56,18 @@ class Kto(Algorithm):
         check_preference(config)
         if not _estimates_kl(config):
             return
-        if _step_rows(config) < 2:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+        refuse_first(
+            (
+                _step_rows(config) < 2,
                 "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it",
                 "set it or gradient_accumulation_steps to 2 or more, or take kto.loss_type: apo_zero_unpaired",
-            )
-        if config.group_by_length:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            ),
+            (
+                config.group_by_length,
                 "group_by_length: kto takes its rows in a fixed order",
                 "remove it, or take kto.loss_type: apo_zero_unpaired",
-            )
+            ),
+        )
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
         """Tokens of each prompt with its answer."""
