@@ -112,7 +112,7 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
         GymError: ``CONFIG_INVALID`` where the tuning method would not train them.
     """
     largest = _largest_id(tokenizer)
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = _num_embeddings(model)
     added = range(known, largest + 1)
     if config.chat_template_tokens == "add" and (added or largest >= rows):
         _require_trained_embeddings(config)
@@ -133,7 +133,7 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
     Raises:
         GymError: ``CONFIG_INVALID`` naming the row and the token.
     """
-    size = model.get_input_embeddings().weight.shape[0]
+    size = _num_embeddings(model)
     for rows in encoded:
         for number, row in enumerate(rows or (), start=1):
             columns = () if "prompt" in row else (row[key] for key in _TOKEN_COLUMNS if key in row)
@@ -152,7 +152,7 @@ def _grow(model: Any, known: int, size: int) -> None:
     """Rows of ``known`` to ``size`` become the mean of those before, in embeddings and output head."""
     import torch
 
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = _num_embeddings(model)
     if size > rows:
         model.resize_token_embeddings(size, mean_resizing=False)
     with torch.no_grad():
@@ -162,6 +162,12 @@ def _grow(model: Any, known: int, size: int) -> None:
             layer.weight[known:size] = layer.weight[:known].float().mean(dim=0).to(layer.weight.dtype)
             if getattr(layer, "bias", None) is not None:
                 layer.bias[known:size] = layer.bias[:known].float().mean().to(layer.bias.dtype)
+
+
+def _num_embeddings(model: Any) -> int:
+    """Rows of the embeddings; ZeRO-3 leaves an empty tensor in place, with the whole one's shape in ``ds_shape``."""
+    weight = model.get_input_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
 def _largest_id(tokenizer: Any) -> int:

@@ -252,3 +252,13 @@ def test_columns_for_rewards_whose_names_end_in_ids_are_no_tokens(plain_base: Pa
     assert Trainer(settings, graders=[grader]).train(rows).steps == 1
     assert grader.rows
     assert all(row == own for row in grader.rows)
+
+
+def test_embeddings_that_zero_3_has_split_count_with_their_whole_shape(plain_base: Path) -> None:
+    model = load_model(str(plain_base)).model
+    weight = model.get_input_embeddings().weight
+    weight.ds_shape, weight.data = weight.shape, torch.empty(0)  # as DeepSpeed leaves it
+
+    require_embedded(model, [{"input_ids": [257]}])
+    with pytest.raises(GymError, match="rows 0 to 257"):
+        require_embedded(model, [{"input_ids": [258]}])
