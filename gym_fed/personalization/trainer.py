@@ -33,11 +33,11 @@ class PersonalizedTrainer:
     """Create variants of one base in one store.
 
     Args:
-        base_model: ``gym-nano``, a model folder, or a name in the local cache. variants: Folder of the variant store,
-        made when it is first written to; by default that of `gym variant`. method: ``lora``, or ``full`` for all
-        weights. codec: Codec of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method;
-        or any other,
-            ours or of an installed package.
+        base_model: ``gym-nano``, a model folder, or a name in the local cache.
+        variants: Folder of the variant store, created when first written to; defaults to that of `gym variant`.
+        method: ``lora``, or ``full`` for all weights.
+        codec: Codec of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method; or any
+            other, ours or of an installed package.
         training: Keys of ``TrainingConfig`` that differ from the defaults of ``recipe.training_config``.
         encoding: Keys of ``CodecPolicy`` that differ from what ``codec`` stands for.
         key: Signs the variants; by default a key of the store's own, made on first use.

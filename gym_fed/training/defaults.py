@@ -196,7 +196,7 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
         return sum(value.numel() for value in model.parameters())
     if config.model is None:
         return 0
-    from gym_fed.base.modeling.tensor_files import count_stored_weights
+    from gym_fed.base.modeling.weight_count import count_stored_weights
     from gym_fed.planning.sizes import count_model
 
     if (count := count_stored_weights(config.model)) is not None and not _is_adapter(config.model):

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from gym_fed.base.downloads.offer import offer_model
-from gym_fed.base.modeling.tensor_files import count_stored_weights
+from gym_fed.base.modeling.weight_count import count_stored_weights
 from gym_fed.config.recipes import get_recipe, recipes, relocated
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.defaults import LARGE, ROW_KEYS, method_defaults

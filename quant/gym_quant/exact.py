@@ -43,6 +43,9 @@ class Sliced:
         """Slice ``[n, k]`` finite floats into at most ``most`` parts.
 
         Bits too small for the last slice are lost, as are last bits of magnitudes below 2**-480.
+
+        Raises:
+            CodecError: For magnitudes above 2**480.
         """
         rest = rows.to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         n, k = rest.shape

@@ -9,22 +9,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gym_quant.bitstream import Bytes
+from gym_quant.bitstream import Bytes, Floats
 from gym_quant.kernels import dispatch
 from gym_quant.kernels.level_tiles import LevelPlanes, ResidentTiles
 from gym_quant.resident import Fields, Resident, ResidentLevels
 
-if TYPE_CHECKING:
-    from gym_quant.levels import LevelCodec
-
 _COMPARED = 16
 """Up to this many codes, one comparison per code is faster than a table."""
+
+
+class Grid(Protocol):
+    """The interface needed of a ``LevelCodec``, which imports this module."""
+
+    @property
+    def levels(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def fields(self, symmetric: bool) -> tuple[str, ...]: ...
+
+    def dequantise(self, codes: Bytes, shared: tuple[Floats, ...], symmetric: bool) -> Floats: ...
 
 
 class ResidentCodes(ResidentLevels):
@@ -42,7 +52,7 @@ class ResidentCodes(ResidentLevels):
 
     def __init__(
         self,
-        codec: LevelCodec,
+        codec: Grid,
         fields: Fields,
         shape: tuple[int, int],
         symmetric: bool,
@@ -74,9 +84,7 @@ class ResidentCodes(ResidentLevels):
         return ResidentTiles(tiled, self.largest())
 
 
-def _decoded(
-    codec: LevelCodec, fields: dict[str, Tensor], cols: int, symmetric: bool, group: int | None
-) -> Tensor:
+def _decoded(codec: Grid, fields: dict[str, Tensor], cols: int, symmetric: bool, group: int | None) -> Tensor:
     """Decode rows of codes in planes, bit-identical to the codec: ``[n, cols]`` float32 on their device."""
     codes = from_planes(fields["codes"], codec.levels, cols)
     tables = _coefficients(codec, symmetric)
@@ -101,7 +109,7 @@ def _is_constant(table: tuple[float, ...]) -> bool:
 
 
 @functools.cache
-def _coefficients(codec: LevelCodec, symmetric: bool) -> tuple[tuple[float, ...], ...]:
+def _coefficients(codec: Grid, symmetric: bool) -> tuple[tuple[float, ...], ...]:
     """The factor of each shared number per code."""
     codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
     units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.portable import O_BINARY, read_at
 from gym_fed.trust.identity.canonical import canonical_json
@@ -144,21 +143,3 @@ def folder_digest(folder: Path) -> str | None:
     tied = file.is_file() and read_object(file).get("tie_word_embeddings", False)
     names = sorted(name for name in tensors if not (tied and name == "lm_head.weight"))
     return float32_digest(tensors, names)
-
-
-def count_stored_weights(name: str) -> int | None:
-    """Count the weights in a model folder's safetensors files.
-
-    Args:
-        name: As for ``load_model``.
-
-    Returns:
-        None where the model is not on this machine, or its weights are in other files or in few bits.
-    """
-    from gym_fed.base.models import resolve
-
-    try:
-        shapes = tensor_shapes(Path(resolve(name)))
-    except GymError:
-        return None
-    return None if shapes is None else sum(map(math.prod, shapes.values()))

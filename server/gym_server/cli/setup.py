@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gym_fed.base.modeling.tensor_files import count_stored_weights
+from gym_fed.base.modeling.weight_count import count_stored_weights
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.train.defaults import LARGE, in_words, method_defaults
