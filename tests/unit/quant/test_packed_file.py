@@ -128,8 +128,8 @@ def test_a_failed_write_leaves_what_was_there(file: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("tensors", "metadata", "words"),
     [
-        ({"": torch.ones(1)}, {}, "'' is no name"),
-        ({"__metadata__": torch.ones(1)}, {}, "'__metadata__' is no name"),
+        ({"": torch.ones(1)}, {}, "'' is not a valid tensor name"),
+        ({"__metadata__": torch.ones(1)}, {}, "'__metadata__' is not a valid tensor name"),
         ({"a": torch.ones(1, dtype=torch.complex64)}, {}, r"tensor 'a' is \[1\] torch\.complex64"),
         ({"a": torch.ones(1)}, {"linears": "x"}, "metadata 'linears'"),
         ({"a": torch.ones(1)}, {"sha256": "x"}, "metadata 'sha256'"),
