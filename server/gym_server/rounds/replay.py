@@ -190,7 +190,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     recorded = _version_entry(state.ledger, "server_round", server_round)
     merged = recorded["merged"]
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
-    root = recorded.get("root")  # entries of before there was a root name none
+    root = recorded["root"]
     weights = recorded.get("weights")  # as reputations were then
     ingredients = Ingredients(
         server_round=server_round,

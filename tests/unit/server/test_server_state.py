@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,18 +198,6 @@ def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
         for entry in entries:
             keep = {k: v for k, v in entry.body.items() if entry.kind != "version" or k not in dropped}
             writer.append(tx, entry.kind, json.loads(canonical_json(keep)))
-
-
-def test_an_entry_of_before_merged_root_and_state_were_recorded_is_replayed_from_its_verdicts(
-    hub: Federation, model: HubModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    numbers = [merge_next(hub, model), merge_next(hub, model)]
-    before = [replay(hub.state, number) for number in numbers]
-    rewrite_ledger(hub, {"merged", "root", "state"})
-    assert not {"merged", "root", "state"} & set(version_entries(hub)[0])
-    with caplog.at_level(logging.WARNING, logger="gym_server"):
-        assert [replay(hub.state, number) for number in numbers] == before
-    assert "no digest of the state that round 1 left" in caplog.text
 
 
 def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
