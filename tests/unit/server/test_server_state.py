@@ -14,13 +14,12 @@ import torch
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
-from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.rounds.hub_model import HubModel, write_version
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import MERGING, Round
-from gym_server.store.tables import ledger, ledger_heads, ledger_subjects, rounds, updates
+from gym_server.store.tables import rounds, updates
 from sqlalchemy import select, update
 
 from gym_fed.base.models import load_model
@@ -30,9 +29,7 @@ from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.trust.identity.canonical import canonical_json
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
-from gym_fed.trust.ledger.entries import GENESIS_HASH
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
@@ -184,20 +181,6 @@ def test_state_that_is_missing_changed_or_made_up_is_reported_by_name(
     (hub.folder / "residuals" / "none.safetensors").write_bytes(kept)
     with pytest.raises(GymError, match=r"after round 0, .*; the ledger says that there is none"):
         replay(hub.state, 1)
-
-
-def rewrite_ledger(hub: Federation, dropped: set[str]) -> None:
-    """The ledger as an earlier release would have signed it, without some keys of its version entries."""
-    entries = list(hub.ledger.entries())
-    assert entries[0].previous_hash == GENESIS_HASH
-    writer = Ledger(hub.database, hub.key)
-    (hub.folder / "keys" / "newest-head.json").unlink()
-    with hub.database.transaction() as tx:
-        for table in (ledger, ledger_heads, ledger_subjects):
-            tx.execute(table.delete())
-        for entry in entries:
-            keep = {k: v for k, v in entry.body.items() if entry.kind != "version" or k not in dropped}
-            writer.append(tx, entry.kind, json.loads(canonical_json(keep)))
 
 
 def test_a_round_that_is_rolled_back_leaves_no_soup_and_no_state(
