@@ -17,7 +17,7 @@ _OFF = (None, False, "no", "auto")
 
 
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
-    """The features whose keys are on, by name, in alphabetical order.
+    """Return the features whose keys are on, by name, in alphabetical order.
 
     A warning names one of another package whose key means something else already; nothing can turn it on.
 
@@ -33,13 +33,13 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
 
 
 def feature_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """What the active features add to the arguments of every trainer."""
+    """Return the trainer arguments of the active features."""
     active = active_features(config).values()
     return {key: value for one in active for key, value in one.arguments(config).items()}
 
 
 def apply_features(model: Any, config: TrainingConfig) -> Any:
-    """The model with the changes that stay; it is changed in place.
+    """Apply the features' lasting changes to the model, in place, and return it.
 
     Raises:
         GymError: ``MODEL_INVALID`` when the model cannot have a feature; ``CONFIG_INVALID`` for an algorithm that does
@@ -57,7 +57,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
 @contextmanager
 def featured(model: Any, config: TrainingConfig) -> Iterator[None]:
-    """The model with the changes that last as long as the run."""
+    """Apply the features' changes that last as long as the run, as a context."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     with ExitStack() as stack:
         for feature in active_features(config).values():

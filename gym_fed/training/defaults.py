@@ -1,4 +1,4 @@
-"""Chooses a run's open keys by the model, the rows and the memory at hand; ``config.train.defaults`` has the rules.
+"""Chooses a run's unset keys by model, rows and memory; ``config.train.defaults`` has the rules.
 
 A run that was stopped keeps what it chose: its ``config.yaml`` wins over a new choice, so that more memory or a newer
 release does not change a run half way.
@@ -53,11 +53,11 @@ class Defaults:
 
     @property
     def is_large(self) -> bool:
-        """True if values are chosen for a large pre-trained model, instead of the schema's own."""
+        """True if values are chosen for a large pre-trained model, instead of the schema's."""
         return self.num_weights > LARGE
 
     def for_method(self, config: TrainingConfig) -> TrainingConfig:
-        """``config`` with a tuning method, rate and schedule; called before anything is loaded."""
+        """Return ``config`` with a tuning method, rate and schedule; called before anything is loaded."""
         from gym_fed.training.model.quantization import prequantised
 
         is_quantized = config.quantization is not None or (
@@ -70,7 +70,7 @@ class Defaults:
         )
 
     def splitting(self, config: TrainingConfig, num_rows: int) -> TrainingConfig:
-        """``config`` with rows held out, where the run is checked and nothing says which rows judge it."""
+        """Return ``config`` with held-out rows if the run is checked and the config names none."""
 
         def choose() -> list[Default]:
             split = split_default(config, num_rows) if self._check else None
@@ -81,7 +81,7 @@ class Defaults:
     def for_rows(
         self, config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
     ) -> TrainingConfig:
-        """``config`` with row length, batch and epochs, and a report of all that was chosen.
+        """Return ``config`` with row length, batch and epochs, and report everything that was chosen.
 
         Called before the model is loaded.
 
@@ -99,7 +99,7 @@ class Defaults:
     def _chosen(
         self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
     ) -> TrainingConfig:
-        """``config`` with what ``choose`` gives for ``keys``, or with what the unfinished run has chosen for them."""
+        """Return ``config`` with the values of ``choose`` for ``keys``, or those that the unfinished run has chosen."""
         found = choose() if self._stored is None else self._as_stored(config, keys, self._stored)
         self.chosen += found
         return applied(config, found)
@@ -119,7 +119,7 @@ class Defaults:
 
 
 def with_defaults(config: TrainingConfig) -> TrainingConfig:
-    """``config`` with what a run of it would choose, for a plan.
+    """Return ``config`` with the values that a run of it would choose, for a plan.
 
     Values that follow from the rows are left open where rows or tokenizer are not on this machine.
     """
@@ -175,7 +175,7 @@ def _of_rows(
 
 
 def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
-    """The run's tokenizer with its chat template; None for a processor."""
+    """Return the run's tokenizer with its chat template; None for a processor."""
     from gym_fed.base.modeling.processors import is_processor
     from gym_fed.base.models import load_tokenizer
     from gym_fed.data.chat_templates.choice import use_chat_template
@@ -191,7 +191,7 @@ def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
 
 
 def _num_weights(config: TrainingConfig, model: Any) -> int:
-    """Weights of the pre-trained model; 0 where there is none, or where loading will report why."""
+    """Return the number of weights of the pre-trained model; 0 without one, or where loading will report why."""
     if model is not None:
         return sum(value.numel() for value in model.parameters())
     if config.model is None:
@@ -208,14 +208,14 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
 
 
 def _is_adapter(name: str) -> bool:
-    """True if a model folder holds an adapter, whose files do not count its base."""
+    """Return True if a model folder holds an adapter, whose files do not count its base."""
     from gym_fed.base.models import resolve
 
     return (Path(resolve(name)) / "adapter_config.json").is_file()
 
 
 def _stored(config: TrainingConfig) -> dict[str, Any] | None:
-    """The config of the unfinished run in ``output_dir`` that ``config`` continues; None where there is none.
+    """Return the config of the unfinished run in ``output_dir`` that ``config`` resumes; None without one.
 
     A run of another model, algorithm or other rows is none: opening the folder will refuse it.
     """
@@ -235,7 +235,7 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Tokens of the longest row, and tokens that 95% of the rows have at most; 0 where rows are joined.
+    """Return the tokens of the longest row, and those that 95% of the rows have at most; 0 where rows are joined.
 
     The rows with the most characters are tokenised; the others are estimated by their characters.
     """
@@ -256,7 +256,7 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
 
 
 def _context(config: TrainingConfig) -> int | None:
-    """Most tokens that the model reads, by its config."""
+    """Return the model's context length by its config."""
     from gym_fed.planning.sizes import empty_config
 
     text = empty_config(config).get_text_config()

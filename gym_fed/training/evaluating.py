@@ -1,4 +1,4 @@
-"""``evaluate_only``: the figures of ``eval_data`` under a model as it is; nothing is trained."""
+"""``evaluate_only``: measures an untrained model on ``eval_data``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TIMED = re.compile(r"runtime|per_second|_time$|num_tokens$")
 
 
 def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
-    """Evaluate a model on ``eval_data`` and write the figures into ``output_dir``.
+    """Evaluate a model on ``eval_data`` and write the metrics into ``output_dir``.
 
     Returns:
         What ``eval_results.json`` holds: the figures that a run of this config logs at an evaluation (``eval_loss``,

@@ -1,4 +1,4 @@
-"""Losses of ``sft`` beside the plain one: DFT is TRL's own, EAFT and ASFT are this page."""
+"""The losses of ``sft``: DFT is TRL's; EAFT and ASFT are defined here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TOP = 20
 
 
 def check_token_loss(config: TrainingConfig) -> None:
-    """Refuse another loss than the plain one where it would not be computed."""
+    """Refuse a loss other than the plain one where it would not be computed."""
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed = "" if config.sft is None else _changed(config)
     strategy = "ddp" if config.distributed is None else config.distributed.strategy
@@ -49,7 +49,7 @@ def check_token_loss(config: TrainingConfig) -> None:
 
 
 def require_plain_loss(config: TrainingConfig) -> None:
-    """Refuse another loss than the plain one of a model that reads images."""
+    """Refuse a loss other than the plain one for a model that reads images."""
     if config.sft is not None and (key := _changed(config)):
         raise GymError(
             ErrorCode.CONFIG_INVALID, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"
@@ -57,7 +57,7 @@ def require_plain_loss(config: TrainingConfig) -> None:
 
 
 def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:
-    """Keyword arguments of ``trl.SFTConfig``, and the ``compute_loss_func`` of its trainer."""
+    """Return keyword arguments of ``trl.SFTConfig``, and the ``compute_loss_func`` of its trainer."""
     settings = config.sft
     if settings is None:
         return {}, None
@@ -128,12 +128,12 @@ def anchored_loss(
 
 
 def is_anchored(config: TrainingConfig) -> bool:
-    """Whether the loss compares the model with one that is not trained."""
+    """Return True if the loss compares the model with a frozen one."""
     return config.sft is not None and config.sft.loss_type == "asft"
 
 
 class _Anchored(_Trainer):  # type: ignore[misc]
-    """Mix-in, placed before a TRL trainer: its ``compute_loss_func`` is handed the logits of ``anchor``."""
+    """A mix-in, placed before a TRL trainer, that passes the logits of ``anchor`` to ``compute_loss_func``."""
 
     anchor: Any
     compute_loss_func: Any
@@ -153,7 +153,7 @@ class _Anchored(_Trainer):  # type: ignore[misc]
 
 
 class _Routed(_Trainer):  # type: ignore[misc]
-    """Mix-in, placed before a TRL trainer: a loss of its own keeps the routers' of a mixture of experts.
+    """A mix-in, placed before a TRL trainer, that adds the routers' loss of a mixture of experts to a custom loss.
 
     TRL adds ``router_aux_loss_coef`` times that loss to those that it computes itself, and to no other.
     """
@@ -185,13 +185,13 @@ class _Routed(_Trainer):  # type: ignore[misc]
 
 @cache
 def routed(trainer: type) -> type:
-    """A TRL trainer whose losses of our own count the routers' loss of a mixture of experts."""
+    """Return a TRL trainer class whose custom losses include the routers' loss of a mixture of experts."""
     return type(trainer.__name__, (_Routed, trainer), {"__doc__": trainer.__doc__})
 
 
 @cache
 def anchored(trainer: type) -> type:
-    """A TRL trainer whose loss compares the model with ``anchor``, a model that is not trained."""
+    """Return a TRL trainer class whose loss compares the model with ``anchor``, a frozen model."""
     return type(trainer.__name__, (_Anchored, trainer), {"__doc__": trainer.__doc__})
 
 

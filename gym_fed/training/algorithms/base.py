@@ -1,4 +1,4 @@
-"""What an algorithm is: which rows it learns from, how it encodes them, and which TRL trainer it builds.
+"""The base class of training algorithms: their rows, how rows are encoded, and the TRL trainer that they build.
 
 The facts about an algorithm are attributes of its class. Configs and checks read the attribute, never compare the name.
 """
@@ -23,7 +23,7 @@ from gym_fed.training.run.job import Job
 
 
 class Algorithm(ABC):
-    """One way to train. It has no state: its methods receive everything they need."""
+    """A training algorithm. It has no state: its methods receive everything they need."""
 
     row_kind: ClassVar[RowKind] = "supervised"
     """What the rows handed to ``encode`` are; see ``gym_fed.data.rows``. Other rows are converted or refused before."""
@@ -103,7 +103,7 @@ class Algorithm(ABC):
 
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:
-        """Whether the trained model generates answers that it learns from."""
+        """Return True if the trained model generates answers that it learns from."""
         return cls.generates
 
     @classmethod
@@ -114,12 +114,12 @@ class Algorithm(ABC):
         return "whole" if reads_whole_logits(config) else "tiled"
 
     def packing(self, config: TrainingConfig) -> bool | Literal["bfd"]:
-        """The effective value of ``packing``: how rows share a sequence, if they do."""
+        """Return the effective value of ``packing``."""
         return config.packing or False
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """Copies of the model beside the trained one: how many are frozen, and how many are trained.
+        """Return how many frozen and how many trained copies of the model a run holds besides the trained model.
 
         Args:
             config: The run's.
@@ -132,26 +132,26 @@ class Algorithm(ABC):
 
     @classmethod
     def models_beside(cls, config: TrainingConfig) -> tuple[str, ...]:
-        """Names of further models that are loaded and stay as they are, such as a teacher."""
+        """Return the names of further models that are loaded and stay frozen, such as a teacher."""
         teacher = getattr(config.chosen_sections().get(config.algorithm), "teacher", None)
         return () if teacher is None else (teacher,)
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:
-        """How many rows a batch holds at least, with its section as it is."""
+        """Return the least number of rows in a batch under the given section."""
         return 1
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        """The next command for the trained model in ``folder``, or how it is used: a line for the user."""
+        """Return a line for the user: the next command for the trained model in ``folder``, or how it is used."""
         return shlex.join(("gym", "chat", folder))
 
     def settings(self, config: TrainingConfig) -> Any:
-        """The section of this algorithm, of the type in the config or in ``Settings``."""
+        """Return the section of this algorithm, of the type in the config or in ``Settings``."""
         return config.chosen_sections()[config.algorithm]
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
-        """Whether the loss of a step measures how well its rows are known, so that a spike is caused by those rows.
+        """Return True if the loss of a step measures how well its rows are known, so that they can cause a spike.
 
         Not where the model learns from its own answers, nor where a loss is meant to rise.
         """
@@ -165,7 +165,7 @@ class Algorithm(ABC):
         """
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Tokens of each row, uncut; by default of supervised rows.
+        """Return the number of tokens of each row, uncut; by default of supervised rows.
 
         Raises:
             GymError: As ``encode``.
@@ -175,7 +175,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Rows to the columns that the trainer takes; their digest decides whether a run may resume.
+        """Encode rows to the columns of the trainer; their digest decides whether a run may resume.
 
         Where a row may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` hold what became of each.
 
@@ -184,7 +184,7 @@ class Algorithm(ABC):
         """
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """The model that is tuned, made from the loaded causal LM: itself, or one with another head on it.
+        """Return the model to tune, made from the loaded causal LM: the same, or with another head on its body.
 
         Called before the tuning method prepares the model. The model returned is the result's model, too.
         """
@@ -192,7 +192,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def build(self, job: Job) -> Any:
-        """The ``transformers.Trainer`` that will run: a TRL trainer made by ``trl_glue.local``."""
+        """Build the ``transformers.Trainer`` of the run: a TRL trainer made by ``trl_glue.local``."""
 
     def save(self, trainer: Any, folder: Path) -> None:  # noqa: B027 - most have nothing beside the model
-        """Write what belongs to the result beside the model (a critic, a head) into ``folder``."""
+        """Write what belongs to the result besides the model (a critic, a head) into ``folder``."""

@@ -52,13 +52,13 @@ class RewardModel(Algorithm):
         check_preference(config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Tokens of the longer conversation of each pair."""
+        """Return the number of tokens of the longer conversation of each pair."""
         return answer_lengths(
             encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
         )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Pairs of which one conversation has more than ``max_length`` tokens are left out, as in TRL.
+        """Encode pairs; those with a conversation of more than ``max_length`` tokens are left out, as in TRL.
 
         Half an answer has no reward. ``length`` is that of the longer conversation.
         """
@@ -74,7 +74,7 @@ class RewardModel(Algorithm):
         return EncodedRows(encoded, counts)
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """The same body (not a copy) under a head of one output, drawn by ``seed``.
+        """Return the same body (not a copy) under a head of one output, drawn from ``seed``.
 
         Raises:
             GymError: ``MODEL_INVALID`` for an architecture without sequence classification.

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: next-token loss on the assistant's words (conversations) or on all words (texts).
+"""Supervised fine-tuning: next-token loss on the assistant's messages (conversations) or on all tokens (texts).
 
 Models that read images learn conversations with pictures; see ``gym_fed.training.vision.conversations``.
 """
@@ -34,7 +34,7 @@ from gym_fed.training.vision.conversations import (
 
 
 class Sft(Algorithm):
-    """TRL's ``SFTTrainer`` on rows that are tokenised here, so that nothing is cached or mapped by processes."""
+    """SFT by TRL's ``SFTTrainer`` on rows that are tokenised here, so that nothing is cached or mapped by processes."""
 
     packs = True
     per_example = True
@@ -135,7 +135,7 @@ class Sft(Algorithm):
         return default if config.packing is None else config.packing
 
     def assistant_only(self, config: TrainingConfig) -> bool:
-        """Whether prompts are left out of what is learned."""
+        """Return True if prompts are not learned."""
         return _or(config.assistant_only_loss, self.assistant_only_default and config.packing is not True)
 
 
@@ -152,7 +152,8 @@ def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
 
 
 def _warn_of_learned_prompts(rows: list[Row]) -> None:
-    """``packing: true`` alone reverses the default of ``assistant_only_loss``, so prompts are learned unasked."""
+    """Warn that ``packing: true`` alone reverses the default of ``assistant_only_loss``, so that prompts are
+    learned."""
     count = sum("text" not in row for row in rows)
     if count:
         console.err.print(

@@ -1,4 +1,4 @@
-"""The forward passes of a run beside its training steps, in which features of training alone must be the same."""
+"""The forward passes of a run besides its training steps, in which training-only features must agree."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gym_fed.core.registries import ALGORITHMS, TUNING
 
 
 def writes_answers(config: TrainingConfig) -> bool:
-    """Whether the model that is trained writes answers that it learns from."""
+    """Return True if the trained model writes answers that it learns from."""
     writes: bool = ALGORITHMS.type_of(config.algorithm).writes_answers(config)
     return writes
 
 
 def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", "either"] | None:
-    """The mode of the model that computes the reference's log-probabilities; None without a reference.
+    """Return the mode of the model that computes the reference's log-probabilities; None without a reference.
 
     A frozen copy or another model is in evaluation mode; so is every model before the first step. A model whose adapter
     is switched off for the moment is in the policy's mode. Whether an adapter that does not start at zero is computed

@@ -1,4 +1,4 @@
-"""Which implementation of attention runs while training: torch's, one written out, or a GPU's own kernels."""
+"""The attention implementation during training: torch's, an explicit one, or GPU kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 
 
 class Attention(Feature):
-    """transformers' attention interface; the model gets its former implementation back at the end."""
+    """Sets transformers' attention implementation; the model gets its former one back at the end."""
 
     tried = "eager and sdpa; refusal of the others, which need CUDA"
 
@@ -43,7 +43,7 @@ class Attention(Feature):
 
 @contextmanager
 def attention_of(model: Any, name: str) -> Iterator[None]:
-    """The model with another implementation of attention, for a while.
+    """Give the model another attention implementation within a context.
 
     Raises:
         GymError: ``MODEL_INVALID`` when the model's code cannot be given one.

@@ -1,4 +1,4 @@
-"""The base class of features: a key of the config that changes how the model is computed, not what is learnt from."""
+"""The base class of features: a key of the config that changes how the model is computed, not what it learns from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.config.train.training import TrainingConfig
 
 
 class Feature:
-    """One key of the top level. Stateless; called only when the key is on."""
+    """A key of the top level. Stateless; called only if the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """What the key holds, for a feature of another package; None is true or false. Those of ours are keys of the
@@ -32,11 +32,11 @@ class Feature:
         """
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        """Keyword arguments for ``transformers.TrainingArguments``."""
+        """Return keyword arguments for ``transformers.TrainingArguments``."""
         return {}
 
     def apply(self, model: Any, config: TrainingConfig) -> None:
-        """Change the loaded model in place, for good: the result has the change, too.
+        """Change the loaded model in place, for good: the result has the change too.
 
         Raises:
             GymError: ``MODEL_INVALID`` for a model that cannot be changed so.
@@ -44,5 +44,5 @@ class Feature:
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Change the model for as long as the run lasts; afterwards it is as before."""
+        """Change the model for the duration of the run; afterwards it is as before."""
         yield

@@ -1,4 +1,4 @@
-"""Frozen weights in 16 bits under an adapter in float32: half the memory of the base, and full steps of what learns."""
+"""Frozen weights in 16 bits under an adapter in float32: half the memory of the base, and full-precision updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.training.features.base import Feature
 
 
 class BaseDtype(Feature):
-    """The model is read in ``base_dtype``; every weight that is trained is held in float32."""
+    """Loads the model in ``base_dtype``, and holds every trained weight in float32."""
 
     tried = "bfloat16 under every adapter, with modules_to_save, bases in 4 bits, sft, dpo, ppo and a reward model"
 
@@ -47,7 +47,7 @@ class BaseDtype(Feature):
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Trained weights in float32, for good: they are saved so."""
+        """Convert trained weights to float32, for good: they are saved so."""
         import torch
 
         dtype = getattr(torch, config.loaded_dtype)
@@ -63,7 +63,7 @@ class BaseDtype(Feature):
 
 
 def _convert_around(module: Any, dtype: Any) -> None:
-    """Let a module in float32 take values of 16 bits, and return them in ``dtype``; None leaves them in float32."""
+    """Let a float32 module take 16-bit values, and return them in ``dtype``; None leaves them in float32."""
     import torch
 
     def widen(_: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:

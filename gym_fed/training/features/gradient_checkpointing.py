@@ -1,4 +1,4 @@
-"""Gradient checkpointing, Chen et al. 2016: activations of a block are computed again when its gradient is due."""
+"""Gradient checkpointing, Chen et al. 2016: a block's activations are recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.features.base import Feature
 
 
 class GradientCheckpointing(Feature):
-    """transformers' own, in the form that also works when the embeddings are frozen."""
+    """Uses transformers' implementation, in the form that also works with frozen embeddings."""
 
     tried = "yes"
 

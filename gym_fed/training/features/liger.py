@@ -10,7 +10,7 @@ from gym_fed.training.run.requirements import require_cuda, require_package
 
 
 class Liger(Feature):
-    """transformers' ``use_liger_kernel``."""
+    """Sets transformers' ``use_liger_kernel``."""
 
     tried = "refusal only: needs CUDA"
 

@@ -12,7 +12,7 @@ from gym_fed.training.features.base import Feature
 
 
 class MixtureOfDepths(Feature):
-    """Own code; see ``gym_fed.base.modeling.mixture_of_depths``."""
+    """Converts the model by ``gym_fed.base.modeling.mixture_of_depths``."""
 
     tried = "yes"
 
@@ -37,7 +37,7 @@ class MixtureOfDepths(Feature):
 
 
 def check_routed(model: Any, config: TrainingConfig) -> None:
-    """Refuse what routers do not go with for a model that has had them before this run, too."""
+    """Refuse settings that conflict with routers, for a model that had routers before this run."""
     if getattr(model.config, "mixture_of_depths", None) is None:
         return
     conflict = _conflict_of_algorithm(config)

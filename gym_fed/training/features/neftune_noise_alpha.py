@@ -1,4 +1,4 @@
-"""NEFTune, Jain et al. 2023: uniform noise of ``alpha / sqrt(length * width)`` on the embeddings while training."""
+"""NEFTune, Jain et al. 2023: uniform noise of ``alpha / sqrt(length * width)`` on the embeddings during training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.features.base import Feature
 
 
 class NeftuneNoiseAlpha(Feature):
-    """transformers' hook on the embedding, taken off at the end."""
+    """Uses transformers' hook on the embedding, removed at the end."""
 
     tried = "yes"
 

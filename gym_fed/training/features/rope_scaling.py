@@ -1,4 +1,4 @@
-"""Longer rows than the model was trained on: its rotary frequencies are scaled before training."""
+"""Scaling of rotary frequencies before training, for rows longer than the model was trained on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.training.features.base import Feature
 
 
 class RopeScaling(Feature):
-    """Stays in the result: a model folder has it in its config, an adapter's folder in ``base_changes.json``."""
+    """Scales the model; a model folder has the change in its config, an adapter's in ``base_changes.json``."""
 
     tried = "yes"
 

@@ -1,4 +1,4 @@
-"""LongLoRA's shifted sparse attention while training; the trained model attends to everything, as before."""
+"""LongLoRA's shifted sparse attention during training; the trained model uses full attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.training.features.base import Feature
 
 
 class ShiftAttention(Feature):
-    """Own code on transformers' attention interface; see ``gym_fed.base.modeling.shift_attention``."""
+    """Registers ``gym_fed.base.modeling.shift_attention`` at transformers' attention interface."""
 
     tried = "yes"
 

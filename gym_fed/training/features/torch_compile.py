@@ -15,7 +15,7 @@ _NEEDS_NO_COMPILER = ("eager", "aot_eager")
 
 
 class TorchCompile(Feature):
-    """The trained model is compiled by accelerate; what is saved is the model as it was."""
+    """Compiles the trained model by accelerate; the saved model is the uncompiled one."""
 
     tried = "yes; needs a compiler"
 

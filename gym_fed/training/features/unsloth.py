@@ -1,4 +1,4 @@
-"""Unsloth's faster kernels. It wants versions of its own of most libraries, so an environment of its own."""
+"""Unsloth's faster kernels. It pins its own versions of most libraries, so it needs its own environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.run.requirements import require_cuda, require_package
 
 
 class Unsloth(Feature):
-    """The model is loaded by ``FastLanguageModel`` instead of transformers; adapters are PEFT's all the same."""
+    """Loads the model by ``FastLanguageModel`` instead of transformers; adapters are still PEFT's."""
 
     tried = "refusal only: needs CUDA"
 
@@ -31,7 +31,7 @@ class Unsloth(Feature):
 
 
 def load_by_unsloth(config: TrainingConfig) -> tuple[Any, Any]:
-    """Model and tokenizer through ``unsloth.FastLanguageModel``."""
+    """Load model and tokenizer through ``unsloth.FastLanguageModel``."""
     import torch
     from unsloth import FastLanguageModel  # type: ignore[import-not-found,unused-ignore]
 

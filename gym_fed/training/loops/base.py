@@ -1,4 +1,4 @@
-"""What the loops share: threads become rows, arguments become a config, and the trainer does the rest."""
+"""The base class of loops: converts threads to rows and arguments to a config, and runs the trainer."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ class Loop(ABC):
 
     @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
-        """The data set as rows of ``gym_fed.data``."""
+        """Return the data set as rows of ``gym_fed.data``."""
 
     def section(self) -> dict[str, Any]:
-        """The algorithm's section of the config."""
+        """Return the algorithm's section of the config."""
         return {}
 
     def graders(self) -> list[Grader]:
-        """What rewards answers."""
+        """Return the graders that reward answers."""
         return []
 
     def config(self) -> TrainingConfig:
-        """The run, as a file of `gym train` would say it.
+        """Return the config of the run, as a file of `gym train` would hold it.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming a value that cannot be.
@@ -145,7 +145,7 @@ class Loop(ABC):
         return self.result
 
     def _track(self, report: StepReport) -> None:
-        """A step's figures, to the context's tracker under the loop's name."""
+        """Log a step's metrics to the context's tracker under the loop's name."""
         if self.context is None or report.evaluation:
             return
         name = type(self).__name__.lower()
@@ -188,7 +188,7 @@ class Graded(Loop):
 
 
 class _OfThreads(Grader):
-    """A function of an answered thread as a grader; its ``setup`` and ``teardown`` are called where it has them."""
+    """Wraps a function of an answered thread as a grader; its ``setup`` and ``teardown`` are called if it has them."""
 
     def __init__(self, function: ThreadGrader) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def _device(context: RecipeContext) -> str:
 
 
 def answered(threads: Sequence[StringThread]) -> list[StringThread]:
-    """``threads``, all of which end with the assistant.
+    """Return ``threads``, all of which must end with the assistant.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first that does not.

@@ -89,7 +89,7 @@ class PPO(Graded):
         return self.output_dir.parent / f"{self.output_dir.name}-critic-at-start"
 
     def run(self) -> TrainResult:
-        """See ``Loop.run``; the value model is then the trained critic."""
+        """Train as in ``Loop.run``; the value model is then the trained critic."""
         if self.value_model is None:
             return super().run()
         from gym_fed.training.algorithms.ppo._critic import Critic, load_critic

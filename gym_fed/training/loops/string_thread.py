@@ -1,4 +1,4 @@
-"""A conversation as text: turns of who speaks and what, and beside them what a grader needs to know."""
+"""A conversation as text: turns with a role and content, and metadata for graders."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class StringThread:
     def of_messages(
         cls, messages: Iterable[Mapping[str, Any]], metadata: Mapping[str, Any] | None = None
     ) -> StringThread:
-        """The thread of messages with ``role`` and ``content``."""
+        """Create a thread from messages with ``role`` and ``content``."""
         return cls([(str(m.get("role")), m.get("content")) for m in messages], dict(metadata or {}))  # type: ignore[misc]
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> StringThread:
-        """The thread of a row of ``gym_fed.data``: its conversation or prompt, and its other columns as metadata.
+        """Create a thread from a row of ``gym_fed.data``: its conversation or prompt, with other columns as metadata.
 
         Raises:
             GymError: ``DATA_INVALID`` for a row that is neither.
@@ -67,15 +67,15 @@ class StringThread:
         )
 
     def system(self, text: str) -> StringThread:
-        """With a turn of the system."""
+        """Return the thread with a system turn added."""
         return self._with("system", text)
 
     def user(self, text: str) -> StringThread:
-        """With a turn of the user."""
+        """Return the thread with a user turn added."""
         return self._with("user", text)
 
     def assistant(self, text: str) -> StringThread:
-        """With a turn of the assistant."""
+        """Return the thread with an assistant turn added."""
         return self._with("assistant", text)
 
     def last_content(self) -> str:
@@ -83,16 +83,16 @@ class StringThread:
         return self.turns[-1][1] if self.turns else ""
 
     def messages(self) -> list[dict[str, str]]:
-        """The turns as chat templates take them."""
+        """The turns in the form of chat templates."""
         return [{"role": role, "content": text} for role, text in self.turns]
 
     def prompt(self) -> StringThread:
-        """Without an answer of the assistant at its end."""
+        """Return the thread without a final answer of the assistant."""
         return replace(self, turns=self.turns[:-1]) if self.answered else self
 
     @property
     def answered(self) -> bool:
-        """Whether the assistant has the last word."""
+        """True if the last turn is the assistant's."""
         return bool(self.turns) and self.turns[-1][0] == "assistant"
 
     def _with(self, role: str, text: str) -> StringThread:

@@ -1,1 +1,1 @@
-"""The model of a run: loaded, made from nothing, held in few bits, saved."""
+"""The model of a run: loading, random initialisation, quantisation and saving."""

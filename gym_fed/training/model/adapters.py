@@ -1,4 +1,4 @@
-"""Adapters that a run starts from: which are merged into its base, which one it trains on, and what is refused."""
+"""The adapters that a run starts from: which are merged into its base, which one is trained, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HEADS = ("score", "classifier")
 
 
 def starting_adapters(config: TrainingConfig) -> list[Adapter]:
-    """Every adapter that goes onto the base before the first step, in order; those that they stand on included.
+    """Return all adapters that are applied to the base before the first step, in order, with those they depend on.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for one that is not there or cannot be read;
@@ -40,31 +40,31 @@ def starting_adapters(config: TrainingConfig) -> list[Adapter]:
 
 
 def trained_on(config: TrainingConfig) -> Adapter | None:
-    """The adapter that the run goes on training; None where it trains something new. See ``starting_adapters``."""
+    """Return the adapter that the run resumes training; None if it trains a new one. See ``starting_adapters``."""
     if not config.adapter or config.new_adapter or not TUNING.type_of(config.finetuning).is_adapter:
         return None
     return starting_adapters(config)[-1]
 
 
 def merged_first(config: TrainingConfig) -> list[Adapter]:
-    """Those that are merged into the base before the first step. See ``starting_adapters``."""
+    """Return the adapters that are merged into the base before the first step. See ``starting_adapters``."""
     adapters = starting_adapters(config)
     return adapters[:-1] if trained_on(config) is not None else adapters
 
 
 def on_its_adapters(model: Any, config: TrainingConfig) -> Any:
-    """The loaded base with those of ``merged_first`` in its weights."""
+    """Merge the adapters of ``merged_first`` into the loaded base."""
     return merge_adapters(model, merged_first(config))
 
 
 def adapter_digests(config: TrainingConfig) -> list[str]:
-    """sha256 of the weights of every adapter that the run starts from or compares with, in order."""
+    """Return the SHA-256 of every adapter that the run starts from or compares with, in order."""
     named = [read_adapter(name, Path(resolve(name))) for name in config.reference_adapter]
     return [adapter.sha256 for adapter in (*starting_adapters(config), *named)]
 
 
 def require_none_merged(config: TrainingConfig) -> None:
-    """Refuse to merge anything into a model in memory, which is not this run's own.
+    """Refuse to merge an adapter into a model in memory, which does not belong to this run.
 
     Raises:
         GymError: ``USAGE``.
@@ -78,7 +78,7 @@ def require_none_merged(config: TrainingConfig) -> None:
 
 
 def settled(config: TrainingConfig) -> TrainingConfig:
-    """The config with the settings of the adapter that is trained on, where its own section leaves them open.
+    """Fill open settings of the tuning section from the adapter that is trained on.
 
     So the run's ``config.yaml`` holds what was trained.
 
@@ -118,7 +118,7 @@ def settled(config: TrainingConfig) -> TrainingConfig:
 
 
 def _plain(value: Any, like: Any) -> Any:
-    """PEFT writes an empty list as null, and a set in any order; ``like`` is what stands there otherwise."""
+    """Convert a value of PEFT's: an empty list is written as null, and a set in any order. ``like`` has its type."""
     if value is None and isinstance(like, list | dict):
         return type(like)()
     if isinstance(value, list | tuple | set):
@@ -127,7 +127,7 @@ def _plain(value: Any, like: Any) -> Any:
 
 
 def check_adapters(config: TrainingConfig) -> None:
-    """Refuse adapters that do not go with the base, with the method or with each other, before anything is loaded.
+    """Refuse adapters that do not fit the base, the method or each other, before anything is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.

@@ -17,7 +17,7 @@ _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Recu
 
 
 def known_architecture(config: TrainingConfig) -> Any | None:
-    """The ``transformers`` config of the model that a run names; of an adapter, its base's.
+    """Return the ``transformers`` config of the model that a run names; for an adapter, of its base.
 
     Returns:
         None where there is no model on this machine, or its config cannot be read: loading the model reports that.

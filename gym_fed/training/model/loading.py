@@ -1,4 +1,4 @@
-"""The model that a config names, ready to be prepared for training."""
+"""Loads the model that a config names for training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_fed.training.vision.conversations import is_vision_model, load_vision_m
 
 
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
-    """The model and tokenizer (or processor, where images are read) of ``config.model`` or ``config.model_init``.
+    """Load the model and tokenizer (or processor, for images) of ``config.model`` or ``config.model_init``.
 
     Adapters that the run starts from are in the model's weights, but for one that is trained on.
 
@@ -52,7 +52,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose weights are not of the type in the config; it is trained as it is.
+    """Refuse a model in memory whose weights do not have the config's ``dtype``; it is trained unconverted.
 
     Raises:
         GymError: ``USAGE``.

@@ -1,4 +1,4 @@
-"""Per-token log-probabilities without logits (TRL's fused head), for architectures where it is the model's own head.
+"""Log-probabilities of tokens without logits (TRL's fused head), for models with a plain output head.
 
 TRL's ``add_fused_lm_head`` repeats what a model does after its last layer: it multiplies by the head's weights, and
 scales and caps the logits by keys of the config that it knows by name. Where an architecture does something else (MPT's
@@ -58,12 +58,12 @@ FUSED = frozenset(
 
 
 def is_fused(model_config: Any) -> bool:
-    """Whether TRL's fused head computes what the model of a ``transformers`` config does."""
+    """Return True if TRL's fused head computes the same as a model with this ``transformers`` config."""
     return str(model_config.model_type) in FUSED
 
 
 def reads_whole_logits(config: TrainingConfig) -> bool:
-    """Whether a run's model is known to be one whose own forward pass computes the logits of a batch at once."""
+    """Return True if a run's model is known to compute the logits of a whole batch in its forward pass."""
     found = known_architecture(config)
     return found is not None and not is_fused(found)
 
@@ -117,7 +117,7 @@ def add_output_head(
 
 @contextmanager
 def own_heads(trainer: type) -> Iterator[None]:
-    """Let a TRL trainer that is made in the block add heads by ``add_output_head``."""
+    """Let TRL trainers that are created in this context add heads by ``add_output_head``."""
     name = "add_fused_lm_head"
     modules = {sys.modules[base.__module__] for base in trainer.__mro__ if base.__module__.startswith("trl.")}
     before = {module: getattr(module, name) for module in modules if hasattr(module, name)}
@@ -131,7 +131,7 @@ def own_heads(trainer: type) -> Iterator[None]:
 
 
 def _router_loss(found: Any, text_config: Any, named: dict[str, Any]) -> tuple[Tensor, float] | None:
-    """The load-balancing loss of a mixture of experts as the model computes it, and its weight; None if unasked."""
+    """Return the load-balancing loss of a mixture of experts, and its weight; None if not requested."""
     if not named.get("output_router_logits", getattr(text_config, "output_router_logits", False)):
         return None
     loss = getattr(found, "aux_loss", None)
@@ -147,7 +147,7 @@ def _scored(
     num_items: Any,
     router: tuple[Tensor, float] | None,
 ) -> Any:
-    """TRL's output from ``[n, t, v]`` logits and the ``[n, t]`` labels of the same positions."""
+    """Return TRL's output for ``[n, t, v]`` logits and the ``[n, t]`` labels of the same positions."""
     import torch
     from trl.trainer.utils import FusedCausalLMOutput
 

@@ -1,4 +1,4 @@
-"""Bases whose weights are held in few bits: quantised while they are read (QLoRA), or before and elsewhere.
+"""Quantised bases: quantised while they are loaded (QLoRA), or stored quantised by other tools.
 
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; bitsandbytes does it on CPU, too.
 """
@@ -71,7 +71,7 @@ def check_quantization(config: TrainingConfig) -> None:
 
 
 def prequantised(model: str | None) -> str | None:
-    """The method that ``config.json`` of the model names; None for plain models and those not on this machine."""
+    """Return the method that the model's ``config.json`` names; None for plain models and those not on this machine."""
     if model is None:
         return None
     try:
@@ -88,7 +88,8 @@ def prequantised(model: str | None) -> str | None:
 
 
 def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Keyword arguments for ``from_pretrained`` that quantise the base while it is read; empty without the section."""
+    """Return keyword arguments of ``from_pretrained`` that quantise the base while loading; empty without the
+    section."""
     settings = config.quantization
     if settings is None:
         return {}
@@ -108,7 +109,7 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def require_quantised(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory that is not in few bits although the config has ``quantization``.
+    """Refuse an unquantised model in memory although the config has ``quantization``.
 
     Raises:
         GymError: ``USAGE``.
@@ -122,7 +123,7 @@ def require_quantised(model: Any, config: TrainingConfig) -> None:
 
 
 def settle(model: Any) -> None:
-    """Keep 4-bit weights on a CPU as they are.
+    """Keep 4-bit weights on a CPU in their layout.
 
     bitsandbytes would repack them in evaluation; some sizes do not do for that, and training cannot go on from it.
     """
@@ -133,8 +134,7 @@ def settle(model: Any) -> None:
 
 @contextmanager
 def adapters_keep_their_type(model: Any) -> Iterator[None]:
-    """TRL casts adapters on quantised bases to bfloat16 unless the base does not declare that it is one; here ``dtype``
-    alone decides."""
+    """Keep TRL from casting adapters on quantised bases to bfloat16, as ``dtype`` alone decides their type."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]
     for name in flags:

@@ -1,4 +1,5 @@
-"""The model that a loss compares the policy with: a copy of it as it starts, or another one that the config names."""
+"""The reference that a loss compares the policy with: a copy of it before training, or a model that the config
+names."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from gym_fed.training.model.quantization import quantization_arguments
 
 
 def check_reference(config: TrainingConfig) -> None:
-    """Refuse ``reference_model`` and ``reference_adapter`` where nothing would be compared with them.
+    """Refuse ``reference_model`` and ``reference_adapter`` if nothing would be compared with them.
 
     Raises:
         GymError: ``CONFIG_INVALID``; ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for what is not there.
@@ -65,12 +66,12 @@ def check_reference(config: TrainingConfig) -> None:
 
 
 def has_named_reference(config: TrainingConfig) -> bool:
-    """Whether the config names what the policy is compared with."""
+    """Return True if the config names a reference."""
     return config.reference_model is not None or bool(config.reference_adapter)
 
 
 def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
-    """The reference that the config names, frozen and on the policy's device; None where it names none.
+    """Load the reference that the config names, frozen and on the policy's device; None if it names none.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when its vocabulary is not the policy's; see ``load_model`` for the others.
@@ -100,7 +101,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
 
 
 def copy_at_start(policy: Any) -> Any:
-    """A frozen copy of ``policy`` as it is now; of a PEFT model it shares the weights that are not trained."""
+    """Return a frozen copy of ``policy``; a PEFT model's copy shares the untrained weights."""
     if not hasattr(policy, "peft_config"):
         return copy.deepcopy(policy).requires_grad_(False).eval()
     shared = {id(weight): weight for weight in policy.parameters() if not weight.requires_grad}

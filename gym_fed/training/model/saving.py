@@ -1,4 +1,4 @@
-"""Writes the end of a run: a model folder, or a PEFT adapter with the name of its base."""
+"""Writes the result of a run: a model folder, or a PEFT adapter with the name of its base."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gym_fed.training.tuning._peft import name_base
 def save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
 ) -> None:
-    """Save next to the run's other files; a kill half-way leaves the run unfinished, never half a model.
+    """Save the result next to the run's other files; after a kill the run is unfinished, never half a model.
 
     Args:
         trainer: What has run.
@@ -64,7 +64,7 @@ def _save_final(
 
 
 def _move_into(part: Path, folder: Path) -> None:
-    """Everything in ``part`` takes the place of what a save that was killed half-way has left in ``folder``."""
+    """Move everything in ``part`` into ``folder``, replacing what a killed save has left there."""
     for entry in part.iterdir():
         if (folder / entry.name).is_dir():
             shutil.rmtree(folder / entry.name)  # a folder is not replaced by another that is not empty
@@ -73,7 +73,7 @@ def _move_into(part: Path, folder: Path) -> None:
 
 
 def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Write what was tuned, whole in this process: a model folder, or an adapter with what its base needs.
+    """Write the tuned weights, whole in this process: a model folder, or an adapter with what its base needs.
 
     Args:
         model: The trained model or PEFT model; it is not changed.
@@ -85,7 +85,7 @@ def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
 
 
 def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """What PEFT does not do: ``save_dtype``, and a note of what the base on disk has not."""
+    """Apply ``save_dtype`` to an adapter, and write the changes of its base, which PEFT does not."""
     if not TUNING.new(config.finetuning).is_adapter:
         return
     if config.save_dtype is not None:
@@ -96,12 +96,12 @@ def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
 
 
 def _scaled_before(config: TrainingConfig) -> bool:
-    """Whether an adapter that the run started from has brought other rotary positions."""
+    """Return True if an adapter that the run started from has changed the rotary positions."""
     return any((adapter.folder / BASE_CHANGES).is_file() for adapter in starting_adapters(config))
 
 
 def cast_adapter(folder: Path, dtype: str) -> None:
-    """Another type for the floating-point tensors of an adapter."""
+    """Convert the floating-point tensors of an adapter to another type."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -117,7 +117,7 @@ def _fresh(part: Path) -> None:
 
 
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
-    """The parts of a model that is split over the processes, put together by the trainer; all of them take part."""
+    """Gather a model that is split over the processes, by the trainer; every process takes part."""
     is_adapter = TUNING.new(config.finetuning).is_adapter
     # By default PEFT reads the base's config again, to find whether its vocabulary was changed.
     options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}
@@ -139,7 +139,7 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
 
 
 def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
-    """Weights that share memory are gathered twice: once is enough; and all of them get the type they are saved in."""
+    """Drop gathered duplicates of weights that share memory, and convert all weights to the saved type."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -155,7 +155,7 @@ def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
 
 
 def portable_name(name: str | None) -> str | None:
-    """Paths made absolute, so that the adapter finds its base from anywhere; names as they are."""
+    """Return an absolute path, so that the adapter finds its base from anywhere; a name as it is."""
     if name is None or name == NANO or not Path(name).expanduser().exists():
         return name
     return str(Path(name).expanduser().resolve())

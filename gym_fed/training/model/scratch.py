@@ -37,7 +37,7 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
 
 
 def scratch_config(settings: ModelInit) -> Any:
-    """The ``transformers`` config of the model that ``init_model`` builds."""
+    """Return the ``transformers`` config of the model that ``init_model`` builds."""
     return _config(settings, load_tokenizer(settings.tokenizer))
 
 
@@ -67,7 +67,7 @@ def _config(settings: ModelInit, tokenizer: Any) -> Any:
 
 
 def _classes(architecture: str) -> tuple[Any, Any]:
-    """transformers' config and model of an architecture."""
+    """Return transformers' config and model classes of an architecture."""
     import transformers
 
     config, model = {

@@ -1,4 +1,4 @@
-"""Special tokens of the chat template: refused where the tokenizer lacks them, or added with rows of embeddings.
+"""Special tokens of the chat template: refused if the tokenizer lacks them, or added with embedding rows.
 
 A template ends an answer with a token such as ``<|im_end|>``. A tokenizer that lacks it writes many plain tokens
 instead, and a model trained so never stops: no single token of its answers is the end.
@@ -100,7 +100,7 @@ def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
 
 
 def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: int) -> None:
-    """Give the model a row of embeddings for each token, with ``chat_template_tokens: add``.
+    """Give the model an embedding row for each token, with ``chat_template_tokens: add``.
 
     Args:
         model: The loaded model; its embeddings grow in place. New rows begin as the mean of the others.
@@ -120,7 +120,7 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
 
 
 def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> None:
-    """Refuse rows with a token that has no row of embeddings, before anything is written.
+    """Refuse rows with a token that has no embedding row, before anything is written.
 
     A tokenizer may know more tokens than its model has rows (Gemma 3's has one for pictures): those that no row uses do
     no harm. Rows with a ``prompt`` are the user's own, because GRPO and its like tokenise prompts when they generate
@@ -149,7 +149,7 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
 
 
 def _grow(model: Any, known: int, size: int) -> None:
-    """Rows of ``known`` to ``size`` become the mean of those before, in embeddings and output head."""
+    """Set rows ``known`` to ``size`` of the embeddings and the output head to the mean of those before."""
     import torch
 
     rows = _num_embeddings(model)

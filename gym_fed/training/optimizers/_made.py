@@ -1,4 +1,4 @@
-"""Optimisers that are a class of some library: which class, what it needs, and which of its arguments are the user's.
+"""Optimisers that are classes of a library: the class, its requirements, and which of its arguments users may set.
 
 Nothing heavy is imported before one is checked or made, so that the registry can list them.
 """
@@ -27,7 +27,7 @@ _OURS = {"self", "params", "model", "lr", "betas", "weight_decay", "kwargs", "ar
 
 @dataclass(frozen=True)
 class MadeOptimizer(OptimizerChoice):
-    """An optimiser that is made by calling its class on groups of weights, with and without decay.
+    """An optimiser that is created by calling its class on groups of weights, with and without decay.
 
     Attributes:
         source: ``module:Class``.
@@ -77,15 +77,15 @@ class MadeOptimizer(OptimizerChoice):
         self.try_arguments(config)
 
     def check_loraplus(self, config: TrainingConfig) -> None:
-        """Refuse ``lora.loraplus_lr_ratio`` where the weights are grouped otherwise. Most take any groups."""
+        """Refuse ``lora.loraplus_lr_ratio`` if the optimiser groups weights differently. Most accept any groups."""
 
     def known(self) -> list[str]:
-        """The names that ``optimizer_args`` may hold."""
+        """Return the names that ``optimizer_args`` may hold."""
         parameters = inspect.signature(self.type().__init__).parameters
         return [name for name in parameters if name not in _OURS and name not in self.fixed]
 
     def try_arguments(self, config: TrainingConfig) -> None:
-        """Make one for a weight of four numbers, so that a wrong value is refused before a model is loaded."""
+        """Create an optimiser of four numbers, so that a wrong value is refused before a model is loaded."""
         import torch
 
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]}], config)
@@ -94,7 +94,7 @@ class MadeOptimizer(OptimizerChoice):
         return self.construct(grouped(model, config), config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
-        """The optimiser of ``groups``.
+        """Create the optimiser of ``groups``.
 
         Raises:
             GymError: ``CONFIG_INVALID`` when the class refuses its arguments.
@@ -105,12 +105,12 @@ class MadeOptimizer(OptimizerChoice):
         return called(config, lambda: self.type()(groups, **taken))
 
     def type(self) -> Any:
-        """The class."""
+        """Return the optimiser's class."""
         return imported(self.source)
 
 
 def imported(source: str) -> Any:
-    """What ``module:name`` names; its library's advice on import is not shown."""
+    """Import ``module:name`` without its library's warnings."""
     module, _, name = source.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -118,7 +118,7 @@ def imported(source: str) -> Any:
 
 
 def called(config: TrainingConfig, make: Any) -> Any:
-    """``make()``, whose complaints about values become ours.
+    """Return ``make()``; complaints about values become a ``GymError``.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -136,7 +136,7 @@ def called(config: TrainingConfig, make: Any) -> Any:
 
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:
-    """Refuse an optimiser that only makes sense where whole weights are trained."""
+    """Refuse an optimiser that only makes sense if whole weights are trained."""
     if TUNING.type_of(config.finetuning).is_adapter:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -146,7 +146,7 @@ def refuse_adapters(config: TrainingConfig, why: str) -> None:
 
 
 def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
-    """Trainable weights of ``model``: name, parameter, and its decay (norms and biases have none)."""
+    """Return trainable weights of ``model``: name, parameter, and decay (norms and biases have none)."""
     from torch import nn
     from transformers.trainer_pt_utils import get_parameter_names
 
@@ -166,7 +166,7 @@ def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
 
 
 def hidden_matrices(model: Any) -> set[int]:
-    """Ids (``id``) of the weights of linear layers, but for the output head."""
+    """Return the ids (``id``) of the weights of linear layers, except the output head."""
     from torch import nn
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -175,7 +175,7 @@ def hidden_matrices(model: Any) -> set[int]:
 
 
 def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
-    """Groups of trainable weights by decay; under LoRA+ by their learning rate, too."""
+    """Group trainable weights by decay, and under LoRA+ by learning rate."""
     if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
         return _loraplus(model, config, config.lora.loraplus_lr_ratio)
     weights = split(model, config)
@@ -187,7 +187,7 @@ def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
 
 
 class _Groups:
-    """Stands in for an optimiser's class where PEFT builds the groups and calls it at once."""
+    """A replacement of an optimiser's class where PEFT builds the groups and calls it at once."""
 
     def __init__(self, groups: list[dict[str, Any]], **_: Any) -> None:
         self.groups = [group for group in groups if group["params"]]

@@ -1,4 +1,4 @@
-"""The common part of GaLore and APOLLO: gradients of linear layers are projected to a low rank, and so is the state."""
+"""The common part of GaLore and APOLLO: gradients of linear layers, and so the state, are projected to a low rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHOICES = {
 
 
 def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
-    """Refuse an argument of the projection that is not of its kind."""
+    """Refuse an argument of the projection with a wrong type or value."""
     if name in _CHOICES:
         fits, wanted = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
     elif name == "scale":
@@ -58,7 +58,7 @@ class ProjectedOptimizer(MadeOptimizer):
     whole_weights: bool = True
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
-        """Of a projected matrix ``[m, n]`` that of a matrix ``[rank, max(m, n)]``, and the projection."""
+        """Return the state's bytes: for a projected ``[m, n]`` that of ``[rank, max(m, n)]``, and the projection."""
         if not weight.hidden:
             return self._moments(weight, config)
         wide, narrow = max(weight.shape), min(weight.shape)
@@ -110,7 +110,7 @@ class ProjectedOptimizer(MadeOptimizer):
 
 @cache
 def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
-    """A subclass whose state holds tensors and numbers only.
+    """Return a subclass whose state holds only tensors and numbers.
 
     The libraries keep projector objects in it, and a checkpoint with objects is not loaded (``weights_only``).
     """
@@ -143,7 +143,7 @@ def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
 
 
 def _moved(fields: dict[str, Any], device: Any) -> dict[str, Any]:
-    """Tensors of a projector, alone or in a list, on the device of its weight."""
+    """Move tensors of a projector, alone or in a list, to the device of its weight."""
 
     def on_device(value: Any) -> Any:
         if isinstance(value, list):

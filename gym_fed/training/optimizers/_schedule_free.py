@@ -18,7 +18,7 @@ from gym_fed.training.optimizers._made import MadeOptimizer
 
 @dataclass(frozen=True)
 class ScheduleFree(MadeOptimizer):
-    """One of ``schedulefree``'s.
+    """An optimiser of the package ``schedulefree``.
 
     Attributes:
         warms_up: Whether it takes ``warmup_steps``.
@@ -58,7 +58,7 @@ class ScheduleFree(MadeOptimizer):
 
 
 class _Exchange(TrainerCallback):
-    """After the last step, and before its checkpoint, the weights become the average."""
+    """A callback that replaces the weights by the average after the last step, before its checkpoint."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step >= state.max_steps:

@@ -1,4 +1,4 @@
-"""Optimisers whose state is no fixed number of values for each weight: factors of a matrix, or more than the matrix."""
+"""Optimisers whose state is not a fixed number of values per weight."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from gym_fed.training.optimizers.base import TrainedWeight, factored_bytes
 
 
 class Factored(MadeOptimizer):
-    """Second moments as a row and a column of each matrix; Shazeer and Stern 2018, algorithm 4."""
+    """An optimiser whose second moments are a row and a column per matrix; Shazeer and Stern 2018, algorithm 4."""
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         return factored_bytes(weight)
 
 
 class Soap(MadeOptimizer):
-    """Adam's two moments, and of each side of a matrix a preconditioner and its eigenvectors; Vyas et al. 2024."""
+    """An optimiser with Adam's moments, and a preconditioner and eigenvectors per side of a matrix; Vyas et al.
+    2024."""
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         largest = int(config.optimizer_args.get("max_precondition_dim", 10000))

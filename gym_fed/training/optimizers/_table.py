@@ -1,4 +1,4 @@
-"""Optimisers that need nothing but their class's name; the others have a file each."""
+"""Optimisers that need only their class's name; the others have a file each."""
 
 from __future__ import annotations
 

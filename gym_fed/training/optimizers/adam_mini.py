@@ -1,4 +1,4 @@
-"""Adam-mini: one second moment for a block of weights (a head, a row of embeddings, a whole MLP) instead of each.
+"""Adam-mini: one second moment per block of weights (a head, a row of embeddings, an MLP) instead of per weight.
 
 Zhang et al. 2024, "Adam-mini: Use Fewer Learning Rates To Gain More"; pytorch-optimizer's.
 """

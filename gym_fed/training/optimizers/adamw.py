@@ -10,7 +10,7 @@ from gym_fed.training.optimizers.base import OptimizerChoice, check_known
 
 
 class AdamW(OptimizerChoice):
-    """What transformers takes by default; under LoRA+ and LoRA-FA what PEFT builds."""
+    """transformers' default AdamW; under LoRA+ and LoRA-FA the one that PEFT builds."""
 
     shards = True
     per_example = True
@@ -42,7 +42,7 @@ class AdamW(OptimizerChoice):
 
 
 def _lora_fa(model: Any, config: TrainingConfig) -> Any:
-    """PEFT's LoRA-FA (Zhang et al. 2023), which fixes the betas, with ours."""
+    """Create PEFT's LoRA-FA (Zhang et al. 2023), with our betas instead of its fixed ones."""
     from peft.optimizers import create_lorafa_optimizer
 
     assert config.lora is not None

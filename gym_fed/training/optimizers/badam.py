@@ -74,7 +74,7 @@ class BAdam(MadeOptimizer):
         self.try_arguments(config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
-        """The AdamW inside, which reads what is not BAdam's own."""
+        """Create the inner AdamW from the arguments that are not BAdam's."""
         import torch
 
         rest = {name: value for name, value in config.optimizer_args.items() if name not in _OWN}
@@ -117,7 +117,7 @@ class BAdam(MadeOptimizer):
 
 @cache
 def _resumable(block_optimizer: Any) -> Any:
-    """A subclass that prints nothing on stdout and whose state holds the block and its float32 weights."""
+    """Return a subclass that prints nothing on stdout and whose state holds the block and its float32 weights."""
     import torch
 
     class Resumable(block_optimizer):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from gym_fed.core.refusals import refuse_first
 
 @dataclass(frozen=True)
 class TrainedWeight:
-    """One tensor that is trained, as far as its state's size depends on it.
+    """A trained tensor, with the facts that decide the size of its state.
 
     Attributes:
         shape: Its shape.
@@ -26,12 +26,12 @@ class TrainedWeight:
 
     @property
     def numel(self) -> int:
-        """How many values it has."""
+        """The number of values."""
         return math.prod(self.shape)
 
 
 def factored_bytes(weight: TrainedWeight) -> float:
-    """Bytes of second moments that are a row and a column of each matrix, in float32 (Shazeer and Stern 2018)."""
+    """Return the bytes of float32 second moments as a row and a column per matrix (Shazeer and Stern 2018)."""
     shape = weight.shape
     if len(shape) < 2:
         return 4.0 * weight.numel
@@ -82,19 +82,19 @@ class OptimizerChoice:
         refuse_loraplus(config)
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        """Keyword arguments for ``transformers.TrainingArguments`` (``optim``, ``optim_args``, ...)."""
+        """Return keyword arguments for ``transformers.TrainingArguments`` (``optim``, ``optim_args``, ...)."""
         return {}
 
     def make(self, model: Any, config: TrainingConfig) -> Any | None:
-        """The ``torch.optim.Optimizer`` of the model's trainable weights; None when transformers makes it."""
+        """Create the ``torch.optim.Optimizer`` of the model's trainable weights; None if transformers creates it."""
         return None
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
-        """Bytes of state that it keeps for one trained tensor, after its first step."""
+        """Return the bytes of state for one trained tensor after the first step."""
         return self.state_values * weight.numel * weight.itemsize
 
     def callbacks(self, config: TrainingConfig) -> list[Any]:
-        """``transformers.TrainerCallback`` objects that the optimiser needs."""
+        """Return ``transformers.TrainerCallback`` objects that the optimiser needs."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""Muon: the momentum of each hidden matrix is made orthogonal before it is applied; AdamW moves the other weights.
+"""Muon: the momentum of each hidden matrix is orthogonalised before it is applied; AdamW updates the other weights.
 
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; pytorch-optimizer's.
 """

@@ -1,4 +1,4 @@
-"""Answers that a teacher writes to prompts, kept in a file as they come, so that none is generated twice.
+"""Answers of a teacher to prompts, stored in a file as they arrive, so that none is generated twice.
 
 Until the run folder is opened they lie beside it, in ``.NAME.teacher.jsonl``; then in it, as ``teacher.jsonl``: a line
 for each distinct prompt, ``{"key", "prompt", "answer", "finished"}``. The key names teacher, settings and prompt.
@@ -43,7 +43,7 @@ class TeacherAnswers:
         self._writes = os.environ.get("RANK", "0") == "0"
 
     def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """``{"answer", "finished"}`` for each row's ``prompt``; what no file holds is generated.
+        """Return ``{"answer", "finished"}`` for each row's ``prompt``; answers that no file holds are generated.
 
         Every answer follows from settings, seed and rows alone, whatever was in the files before.
         """
@@ -60,7 +60,7 @@ class TeacherAnswers:
         return [known[key] for key in keys]
 
     def keep(self) -> None:
-        """Move what was generated into the run folder, which is open by now."""
+        """Move the generated answers into the run folder, which is open by now."""
         if self._writes and self._part.exists():
             lines = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
             _append(self._kept.with_suffix(".part"), lines.values(), "w")
@@ -145,7 +145,7 @@ def _end_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may have been torn by a kill."""
+    """Return the complete lines of a file whose last line a kill may have cut."""
     if not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off

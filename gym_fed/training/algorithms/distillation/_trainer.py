@@ -1,4 +1,4 @@
-"""TRL's ``GKDTrainer`` with rows that are tokenised already, and with the temperature in the divergence.
+"""TRL's ``GKDTrainer`` for rows that are tokenised already, with the temperature in the divergence.
 
 TRL 1.16 uses ``temperature`` for sampling alone, and divides an on-policy batch by the number of tokens of the rows
 that the student's answers replaced. Here the student answers all batches of a step before the first is learnt from, so
@@ -24,14 +24,14 @@ _Gkd: Any = GKDTrainer  # its annotations are not relied on
 
 
 class _Unanswered(_Gkd):  # type: ignore[misc]
-    """TRL's trainer, whose step only learns."""
+    """A subclass of TRL's trainer whose step only trains; it generates no answers."""
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
         return super(_Gkd, self).training_step(model, inputs, num_items_in_batch)
 
 
 class DistillationTrainer(GlobalBatch, _Unanswered):
-    """Loss: the divergence from the teacher, in nats per labelled token of the whole step.
+    """A trainer whose loss is the divergence from the teacher, in nats per labelled token of the whole step.
 
     Args:
         args: As for ``GKDTrainer``.
@@ -60,7 +60,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         return {"tokens": (batch["labels"][:, 1:] != IGNORED).sum()}
 
     def count(self, batches: list[Any]) -> None:
-        """The student's own answers take the place of the data's first, in a share of ``lmbda`` of the batches."""
+        """Replace the data's answers by the student's in a share ``lmbda`` of the batches, then count tokens."""
         for batch in batches:
             if random.random() <= self.lmbda:
                 self._answer(batch)
@@ -80,7 +80,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The mean over labelled tokens."""
+        """Return the mean divergence over labelled tokens."""
         given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
         outputs = model(**given, use_cache=False)
         self.teacher_model.eval()
@@ -99,7 +99,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
 
 
 class PromptedRows:
-    """Pads ``input_ids`` and ``labels`` on the right, and the prompt of the last answer on the left."""
+    """A collator that pads ``input_ids`` and ``labels`` on the right, and the prompt of the last answer on the left."""
 
     def __init__(self, pad_token_id: int) -> None:
         self._pad = pad_token_id

@@ -116,7 +116,7 @@ class Distillation(Algorithm):
 
 
 def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: float) -> Tensor:
-    """The generalised Jensen-Shannon divergence of GKD's equation 1, summed over positions.
+    """Return the generalised Jensen-Shannon divergence of GKD's equation 1, summed over positions.
 
     ``D_beta(p || q) = beta * KL(p || m) + (1 - beta) * KL(q || m)`` with ``m = beta * p + (1 - beta) * q``; ``p`` is
     the teacher's distribution, ``q`` the student's. ``beta`` 0 is ``KL(p || q)``, 1 is ``KL(q || p)`` (section 2).
@@ -147,7 +147,7 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _prompt_length(labels: list[int]) -> int:
-    """Tokens before the last run of labels, that is before the last answer."""
+    """Return the number of tokens before the last run of labels, that is before the last answer."""
     end = max(i for i, label in enumerate(labels) if label != IGNORED)
     while end >= 0 and labels[end] != IGNORED:
         end -= 1
@@ -155,7 +155,7 @@ def _prompt_length(labels: list[int]) -> int:
 
 
 def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
-    """The frozen teacher, and how many rows of embeddings both models have."""
+    """Return the frozen teacher, and the number of embedding rows that both models have."""
     from gym_fed.base.models import load_model
 
     teacher = load_model(
@@ -179,7 +179,7 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
 
 
 def token_columns(tokenizer: Any, rows: int) -> slice | list[int]:
-    """The columns of logits that are tokens of the tokenizer and have a row in both models.
+    """Return the columns of the logits that are tokens of the tokenizer and have a row in both models.
 
     Models of one family pad their embeddings to different sizes (Qwen2.5 has 151,665 tokens, and 151,936 rows at 0.5B
     and 152,064 at 7B). The logits of padding rows belong to no token and are never trained, so they are left out of

@@ -20,7 +20,7 @@ from gym_fed.training.run.job import Job
 
 
 class SequenceDistillation(Algorithm):
-    """``sft`` on what the teacher wrote. The answers are in the run folder, in ``teacher.jsonl``."""
+    """``sft`` on the teacher's answers, which the run folder holds in ``teacher.jsonl``."""
 
     tried = "full; greedy and sampled"
     untried = "adapters"
@@ -34,7 +34,7 @@ class SequenceDistillation(Algorithm):
         resolve(self.settings(config).teacher)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Tokens of each prompt with the longest answer that the teacher may write."""
+        """Return the number of tokens of each prompt with the longest answer that the teacher may write."""
         longest = self.settings(config).max_completion_length
         return [len(prompt_ids(tokenizer, row["prompt"])) + longest for row in rows]
 
@@ -65,7 +65,7 @@ class SequenceDistillation(Algorithm):
 
 
 def _taught(row: Row, answer: str) -> Row:
-    """What the student learns: the prompt with the teacher's answer in place of the row's own."""
+    """Return the row with the teacher's answer in place of its own."""
     others = {key: value for key, value in row.items() if key not in ("prompt", "answer")}
     if isinstance(row["prompt"], str):
         return {**others, "text": row["prompt"] + answer}

@@ -1,4 +1,4 @@
-"""What the algorithms that learn from rewards share: their checks, their rows, and arguments of TRL's trainers."""
+"""The common part of algorithms that learn from rewards: checks, rows, and arguments of TRL's trainers."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Rewarded(Algorithm):
         prompts_per_generation(self.name, self.settings(config), config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Tokens of each prompt."""
+        """Return the number of tokens of each prompt."""
         return [len(prompt_ids(tokenizer, row["prompt"])) for row in rows]
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """The rows as they are: TRL tokenises prompts when it generates answers."""
+        """Return the rows unchanged: TRL tokenises prompts when it generates answers."""
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
             raise GymError(
@@ -64,7 +64,7 @@ class Rewarded(Algorithm):
         return rows
 
     def arguments(self, job: Job, *names: str) -> dict[str, Any]:
-        """Keyword arguments that the configs of GRPO and RLOO share, and those settings that ``names`` lists."""
+        """Return keyword arguments that the configs of GRPO and RLOO share, and the settings that ``names`` lists."""
         settings: RolloutSettings = self.settings(job.config)
         self._warn_of_left_out(job)
         shared = (
@@ -91,11 +91,11 @@ class Rewarded(Algorithm):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """A reference where the divergence from it counts."""
+        """Count a reference if the loss has a divergence from it."""
         return (int(config.chosen_sections()[config.algorithm].beta > 0 and not adapted), 0)
 
     def _warn_of_left_out(self, job: Job) -> None:
-        """Prompts that do not fill a generation are left out of an epoch, by TRL's sampler; other ones in the next."""
+        """Warn of prompts that do not fill a generation: TRL's sampler leaves out others in each epoch."""
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if left_out := len(job.encoded) % needed:
             warnings.warn(
@@ -107,7 +107,7 @@ class Rewarded(Algorithm):
 
 
 def prompts_per_generation(name: str, settings: RolloutSettings, config: TrainingConfig) -> int:
-    """How many prompts are answered at once.
+    """Return the number of prompts that are answered at once.
 
     Raises:
         GymError: ``CONFIG_INVALID`` with the numbers, when a generation cannot hold all answers to its prompts.
@@ -131,7 +131,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
 
 
 def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
-    """All prompts are conversations, or all are texts: TRL looks at the first one of a batch."""
+    """Refuse a mix of conversations and texts: TRL looks only at the first prompt of a batch."""
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
         if isinstance(row["prompt"], str) != first_is_text:

@@ -1,4 +1,5 @@
-"""TRL's trainers that generate answers, with our graders, a reference made of the model in memory, and exact resume."""
+"""TRL's trainers that generate answers, with our graders, a reference made from the model in memory, and exact
+resume."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _Rloo: Any = RLOOTrainer
 
 
 class Rollouts(_Trainer):  # type: ignore[misc]
-    """Mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
+    """A mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
 
     A checkpoint may fall between two uses of the same answers. They are saved with it, so that a resumed run goes on
     learning from them instead of generating others, and ends with the same weights.
@@ -50,7 +51,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Called before the trainer's state is written, whose presence marks a checkpoint as complete."""
+        """Save the random state before the trainer's state, whose presence marks a checkpoint as complete."""
         super()._save_rng_state(output_dir)
         every = self.args.steps_per_generation * self.num_iterations
         batches = self._buffered_inputs if self._step % every else []
@@ -76,7 +77,8 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         self._buffered_inputs = batches or None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Tokens since this process began, as TRL's other trainers count them; no clock times, which never repeat."""
+        """Log tokens since this process began, as TRL's other trainers count them; no clock times, which never
+        repeat."""
         if self.model.training:
             metrics = self._metrics["train"]
             metrics.pop("step_time", None)
@@ -90,12 +92,12 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return generated
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """TRL's own, with one BOS where a text prompt was templated beforehand."""
+        """Tokenise as TRL does, with one BOS where a text prompt was templated before."""
         prompt_ids, *rest = super()._tokenize_prompts(prompts)
         return [without_second_bos(self.processing_class, ids) for ids in prompt_ids], *rest
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's own, on the prompts as they are: the dataset's Arrow table would give all messages the same keys."""
+        """Generate as TRL does, from the original prompts: an Arrow table would give all messages the same keys."""
         prompted = [{**row, "prompt": self.prompts[row["row"]]} for row in inputs]
         batch: dict[str, Any] = super()._generate_and_score_completions(prompted)
         return batch
@@ -112,7 +114,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
 
 class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
-    """GRPO and GSPO, and the generation of answers for PPO.
+    """The trainer of GRPO and GSPO, and the generation of answers for PPO.
 
     TRL's losses are means over the step, but for two: ``bnpo``, which is one over the tokens of a batch by definition,
     and the entropy bonus, whose mean over a batch is weighed here by the batch's tokens.
@@ -126,12 +128,12 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
     _rewards_by_grader: torch.Tensor
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> torch.Tensor:
-        """TRL's own, ``[answers of all processes, graders]``; kept for the advantages."""
+        """Return TRL's rewards, ``[answers of all processes, graders]``, and store them for the advantages."""
         self._rewards_by_grader = super()._calculate_rewards(*arguments, **named)
         return self._rewards_by_grader
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Answers as TRL generates them, with the advantages of ``advantages``, ``[B]``."""
+        """Return TRL's generated answers with the advantages of ``advantages``, ``[B]``."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.advantages is not None and self.model.training:
             rewards = self._rewards_by_grader.sum(dim=1).view(-1, self.num_generations)
@@ -139,7 +141,7 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
         return batch
 
     def _own_rows(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Of values for the answers of all processes, the ``count`` of this one."""
+        """Return this process's ``count`` values out of those of all processes."""
         start = self.accelerator.process_index * count
         return values[start : start + count]
 
@@ -161,11 +163,11 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
 
 
 class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
-    """RLOO."""
+    """The trainer of RLOO."""
 
 
 class EpochSampler(RepeatSampler):
-    """TRL's order of prompts, drawn by seed and epoch, so that a run resumed in a later epoch finds its order again."""
+    """TRL's order of prompts, drawn from seed and epoch, so that a run resumed in a later epoch has the same order."""
 
     def __init__(self, of: RepeatSampler) -> None:
         super().__init__(
@@ -178,12 +180,12 @@ class EpochSampler(RepeatSampler):
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by accelerate's dataloader before each epoch."""
+        """Set the epoch; accelerate's dataloader calls it before each one."""
         self.generator.manual_seed((self.seed or 0) + epoch)
 
 
 def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **more: Any) -> Any:
-    """A trainer of ``job`` that calls its graders.
+    """Build a trainer of ``job`` that calls its graders.
 
     Args:
         trainer_class: A subclass of ``Rollouts``.
@@ -210,7 +212,7 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
 
 
 def reference_of(job: Job) -> Any | None:
-    """The model that the config names, or a copy of the policy as it is now; None switches its adapter off instead.
+    """Return the model that the config names, or a copy of the policy; None means the policy with its adapter off.
 
     That is so for an adapter that changes nothing yet. Most begin so; PiSSA, OLoRA and one that is trained on do not,
     which the model's answers show.
@@ -224,7 +226,7 @@ def reference_of(job: Job) -> Any | None:
 
 
 def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[..., list[float]]:
-    """A grader as TRL calls it.
+    """Wrap a grader as a reward function of TRL.
 
     Two figures are logged: ``rewards/NAME/mean`` is what the grader adds to the reward, ``graders/NAME`` its value
     before ``weight`` and ``clip`` (for each part of a ``CombinedGrader``).

@@ -1,4 +1,4 @@
-"""The critic of PPO: a transformer's body with a scalar head, which estimates at every token the reward to come.
+"""The critic of PPO: a transformer's body with a scalar head that estimates the future reward at every token.
 
 The body is separate from the policy's. Shared, the critic's loss would move the policy, and under an adapter or a
 quantised base there would be no body to train. It starts as a copy of the policy's (it reads text already), or from
@@ -23,7 +23,7 @@ _HEAD = "value_head.safetensors"
 
 
 class Critic(torch.nn.Module):
-    """A value for every token of an answer.
+    """A model that returns a value for every token of an answer.
 
     Args:
         body: A ``transformers`` model without a head.
@@ -40,21 +40,21 @@ class Critic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.bias)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """The value before each of the last ``num_tokens`` tokens, ``[B, num_tokens]`` float32."""
+        """Return the value before each of the last ``num_tokens`` tokens, ``[B, num_tokens]`` float32."""
         body: Any = self.body
         hidden = body(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
         values: torch.Tensor = self.head(hidden[:, -num_tokens - 1 : -1])
         return values.squeeze(-1).float()
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a folder that ``ppo.critic`` takes: the body as transformers does, and the head beside it."""
+        """Write a folder that ``ppo.critic`` accepts: the body as transformers does, and the head."""
         body: Any = self.body
         body.save_pretrained(str(folder))
         save_file(dict(self.head.state_dict()), folder / _HEAD)
 
 
 def critic_like(policy: Any, *, train_body: bool) -> Critic:
-    """A critic whose body is a copy of the policy's, adapters merged.
+    """Build a critic whose body is a copy of the policy's, adapters merged.
 
     Args:
         policy: A causal LM or a PEFT model around one; it stays as it is.
@@ -65,7 +65,7 @@ def critic_like(policy: Any, *, train_body: bool) -> Critic:
 
 
 def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Critic:
-    """A critic on the body of the model that ``ppo.critic`` names, with its value head if it has one.
+    """Load a critic from the model that ``ppo.critic`` names, with its value head if it has one.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` when its vocabulary is not the policy's.

@@ -8,7 +8,7 @@ import torch
 def generalised_advantages(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How much better each token was than the critic expected, and what it should have expected.
+    """Return the advantage and the return of each token.
 
     ``A[t] = delta[t] + gamma * lambda * A[t + 1]`` with ``delta[t] = rewards[t] + gamma * values[t + 1] -
     values[t]``; after the last token all are 0. Schulman et al. 2016, "High-Dimensional Continuous Control Using
@@ -39,7 +39,7 @@ def generalised_advantages(
 def token_rewards(
     scores: torch.Tensor, log_ratios: torch.Tensor, mask: torch.Tensor, *, beta: float
 ) -> torch.Tensor:
-    """``-beta * log(pi / pi_ref)`` at every token, and the answer's score at its last token besides.
+    """Return ``-beta * log(pi / pi_ref)`` at every token, plus the answer's score at its last token.
 
     Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences", equation 2, token by token.
 

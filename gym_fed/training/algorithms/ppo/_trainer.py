@@ -21,7 +21,7 @@ _FILE = "critic.safetensors"
 
 
 class PpoTrainer(GrpoRollouts):
-    """Policy and critic learn in one step, by the loss of ``_compute_loss``.
+    """A trainer whose policy and critic learn in one step, by the loss of ``_compute_loss``.
 
     Args:
         critic: Trained in the same step as the policy, in a parameter group of its own.
@@ -37,12 +37,12 @@ class PpoTrainer(GrpoRollouts):
         self.add_callback(_CriticSteps(self))
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
-        """Kept for the rewards, which hold the penalty; TRL computes no divergence for a loss."""
+        """Store the reference for the rewards, which hold the penalty; TRL computes no divergence for a loss."""
         super().use_reference(beta, reference)
         self.kl_weight, self.beta = beta, 0.0
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The policy's optimiser, with the critic's weights in it."""
+        """Create the policy's optimiser with the critic's weights in it."""
         optimizer = super().create_optimizer(model)
         weights = [p for p in self.critic.parameters() if p.requires_grad]
         if not any(p is weights[0] for existing in optimizer.param_groups for p in existing["params"]):
@@ -59,7 +59,7 @@ class PpoTrainer(GrpoRollouts):
         return optimizer
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Answers with, for every token, its advantage, its return and the critic's value; each ``[B, T]``."""
+        """Return answers with each token's advantage, return and critic's value; each ``[B, T]``."""
         self.beta = self.kl_weight  # so that TRL scores the answers by the reference, too
         try:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -113,7 +113,8 @@ class PpoTrainer(GrpoRollouts):
     def _policy(
         self, model: Any, batch: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Log-probabilities and entropies of the answers' tokens, each ``[B, T]``; the loss of routed experts' load."""
+        """Return log-probabilities and entropies of the answers' tokens, each ``[B, T]``, and the load loss of
+        experts."""
         ids, mask = _whole(batch)
         found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = (
             self._get_per_token_logps_and_entropies(
@@ -128,7 +129,7 @@ class PpoTrainer(GrpoRollouts):
         return found
 
     def _tokens_of_the_step(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """This process's share of the tokens that one optimiser step learns from."""
+        """Return this process's share of the tokens that one optimiser step learns from."""
         tokens: torch.Tensor = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
         if self.model.training:  # the count is of a whole generation: scaled as TRL's "dapo" does
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
@@ -146,7 +147,7 @@ class PpoTrainer(GrpoRollouts):
             self._log("entropy_coef", torch.tensor(self.entropy_coef))
 
     def _log_clipping(self, ratios: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> None:
-        """How many tokens the objective has clipped, under TRL's names."""
+        """Log how many tokens the objective has clipped, under TRL's names."""
         low = (ratios < 1 - self.epsilon_low) & (advantages < 0)
         high = (ratios > 1 + self.epsilon_high) & (advantages > 0)
         for name, clipped in (("low", low), ("high", high), ("region", low | high)):
@@ -163,7 +164,7 @@ class PpoTrainer(GrpoRollouts):
         return values
 
     def _old_log_probs(self, batch: dict[str, Any]) -> torch.Tensor:
-        """The policy's at the time of the answers; TRL leaves them out where its own loss can do without."""
+        """Return the policy's log-probabilities when it answered; TRL omits them where its own loss needs none."""
         if "old_per_token_logps" not in batch:
             ids, mask = _whole(batch)
             with torch.no_grad(), disable_gradient_checkpointing(self.model):
@@ -178,14 +179,14 @@ class PpoTrainer(GrpoRollouts):
         return log_probs
 
     def _scores(self, count: int) -> torch.Tensor:
-        """The clipped sum of all graders for this process's answers, ``[count]``."""
+        """Return the clipped sum of all graders for this process's answers, ``[count]``."""
         scores = self._rewards_by_grader.sum(dim=1)
         if self.settings.reward_clip_range is not None:
             scores = scores.clamp(*self.settings.reward_clip_range)
         return self._own_rows(scores, count)
 
     def _mean(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Over the tokens of all processes."""
+        """Return the mean over the tokens of all processes."""
         sums = torch.stack([(values * mask).sum(), mask.sum().to(values.dtype)])
         total, count = self.accelerator.reduce(sums, reduction="sum")
         mean: torch.Tensor = total / count.clamp(min=1)
@@ -208,13 +209,13 @@ class PpoTrainer(GrpoRollouts):
 
 
 def _whole(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids of prompts with their answers, and the mask of both."""
+    """Return the ids of prompts with their answers, and the mask of both."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
 
 
 class _CriticSteps(TrainerCallback):
-    """transformers clips and clears the policy's gradients alone."""
+    """A callback that clips and clears the critic's gradients; transformers does so only for the policy."""
 
     def __init__(self, trainer: PpoTrainer) -> None:
         self._trainer = trainer
@@ -225,5 +226,5 @@ class _CriticSteps(TrainerCallback):
             torch.nn.utils.clip_grad_norm_(self._trainer.critic.parameters(), args.max_grad_norm)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimiser has moved the critic."""
+        """Clear the critic's gradients after the optimiser's step."""
         self._trainer.critic.zero_grad(set_to_none=True)

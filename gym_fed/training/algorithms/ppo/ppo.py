@@ -65,7 +65,7 @@ class Ppo(Rewarded):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """The critic too, whose body is trained unless that is switched off."""
+        """Count the critic, whose body is trained unless that is switched off."""
         frozen, _ = super().beside(config, adapted=adapted)
         trained = config.chosen_sections()[config.algorithm].train_critic_body
         return (frozen, 1) if trained else (frozen + 1, 0)
@@ -97,5 +97,5 @@ class Ppo(Rewarded):
         return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)
 
     def save(self, trainer: Any, folder: Path) -> None:
-        """The critic goes into the folder ``critic``, which ``ppo.critic`` of a later run may name."""
+        """Save the critic in the folder ``critic``, which ``ppo.critic`` of a later run may name."""
         trainer.accelerator.unwrap_model(trainer.critic).save_pretrained(folder / "critic")

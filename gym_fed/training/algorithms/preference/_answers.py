@@ -1,4 +1,4 @@
-"""Rows of the preference algorithms: prompts and answers to token ids, cut to ``max_length``."""
+"""Encoding of the preference algorithms' rows: prompts and answers to token ids, cut to ``max_length``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Pairs(Algorithm):
         check_preference(config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Tokens of each prompt with its longer answer."""
+        """Return the number of tokens of each prompt with its longer answer."""
         return answer_lengths(
             encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
         )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
-        """Ids of prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
+        """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
         encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
         return cut_answers(encoded, config.max_length)
 
@@ -70,7 +70,7 @@ def check_preference(config: TrainingConfig) -> None:
 def encode_answers(
     tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...], *, reasoning: Reasoning = "learn"
 ) -> list[dict[str, Any]]:
-    """Token ids of prompts and answers, uncut.
+    """Encode prompts and answers to token ids, uncut.
 
     A conversation is rendered by the chat template, a plain text gets an end token. The answer begins where prompt and
     prompt with answer part, as in TRL; of a pair, where the first of the two does.
@@ -102,12 +102,12 @@ def encode_answers(
 
 
 def answer_lengths(encoded: list[dict[str, Any]]) -> list[int]:
-    """Tokens of the prompt with the longer answer, of each row of ``encode_answers``."""
+    """Return the number of tokens of the prompt with the longer answer, for each row of ``encode_answers``."""
     return [len(row["prompt_ids"]) + max(map(len, answers_of(row))) for row in encoded]
 
 
 def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
-    """Answers cut so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
+    """Cut answers so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
 
     Rows whose prompt leaves no room are dropped; the ``counts`` of the result are of rows and of their answers' tokens.
     ``length`` is added: that of the longer answer with its prompt.
@@ -133,7 +133,7 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
 
 
 def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> None:
-    """Refuse to learn from nothing.
+    """Refuse an empty set of rows.
 
     Raises:
         GymError: ``DATA_INVALID`` when none of the rows in ``counts`` is left.
@@ -147,7 +147,7 @@ def _answer_keys(row: dict[str, Any]) -> list[str]:
 
 
 def answers_of(row: dict[str, Any]) -> list[list[int]]:
-    """The ids of an encoded row's answers."""
+    """Return the ids of an encoded row's answers."""
     return [row[key] for key in _answer_keys(row)]
 
 
@@ -176,7 +176,8 @@ def _is_conversation(value: Any) -> bool:
 def _tokenise(
     tokenizer: Any, rows: Sequence[Row], answer: str | None, first: int, reasoning: Reasoning
 ) -> list[list[int]]:
-    """Ids of the prompts (``answer`` None) or of prompts with that answer; ``first`` is the first row's number."""
+    """Return ids of the prompts (``answer`` None) or of prompts with that answer; ``first`` is the first row's
+    number."""
     result: list[list[int]] = [[] for _ in rows]
     chats = [i for i, row in enumerate(rows) if not isinstance(row["prompt"], str)]
     texts = [i for i, row in enumerate(rows) if isinstance(row["prompt"], str)]

@@ -13,7 +13,7 @@ _Trainer: Any = object  # what the mix-ins are placed before
 
 
 class _OnIds(_Trainer):  # type: ignore[misc]
-    """Mix-in, placed before a TRL trainer: the rows are tokenised already, so there is nothing to prepare."""
+    """A mix-in, placed before a TRL trainer, for rows that are tokenised already."""
 
     _precompute_engine: Any
 
@@ -21,13 +21,13 @@ class _OnIds(_Trainer):  # type: ignore[misc]
         return dataset
 
     def _set_signature_columns_if_needed(self) -> None:
-        """``length`` is kept, for batches of rows of like length."""
+        """Keep ``length``, for batches of rows of similar length."""
         super()._set_signature_columns_if_needed()
         if "length" not in self._signature_columns:
             self._signature_columns.append("length")
 
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
-        """The data set with columns of the reference's log-probabilities, in memory.
+        """Return the data set with columns of the reference's log-probabilities, in memory.
 
         TRL's own hands them over in a file of the data set's cache, which for rows in memory is a folder of the
         main process alone: the other processes do not find it.
@@ -55,14 +55,14 @@ class _OnIds(_Trainer):  # type: ignore[misc]
         return dataset
 
     def _reference_columns(self) -> tuple[str, str]:
-        """The collator's names of the two tensors that ``compute_ref_log_probs`` returns."""
+        """Return the collator's names of the two tensors that ``compute_ref_log_probs`` returns."""
         if hasattr(self, "calculate_KL"):
             return "ref_logps", "ref_KL_logps"
         return "ref_chosen_logps", "ref_rejected_logps"
 
 
 class _AdapterOff(_Trainer):  # type: ignore[misc]
-    """Mix-in for PEFT models: the reference is the model with its adapter off, and no model beside it.
+    """A mix-in for PEFT models whose reference is the model with its adapter off, so that no copy is held.
 
     TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with it, cannot be made for
     AdaLoRA and subtracts PiSSA's factors from the base a second time. It does so only when no reference is given, so
@@ -78,7 +78,7 @@ class _AdapterOff(_Trainer):  # type: ignore[misc]
 
     @ref_model.setter
     def ref_model(self, value: Any) -> None:
-        """Not kept."""
+        """Discard the reference model."""
 
     def _precompute_ref_logps(self, *args: Any) -> Any:
         self._starting = True
@@ -95,7 +95,7 @@ def _on_ids(trainer: type, adapter: bool) -> type:
 
 
 def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) -> Any:
-    """A TRL trainer that takes the job's rows as they are.
+    """Build a TRL trainer that takes the job's rows unchanged.
 
     Args:
         job: The job.
@@ -132,7 +132,7 @@ def _precomputed(arguments: Any) -> bool:
 
 
 def precompute(job: Job, wanted: bool | None) -> bool:
-    """Whether reference log-probabilities are computed beforehand; see ``ReferenceSettings``."""
+    """Return True if reference log-probabilities are computed before training; see ``ReferenceSettings``."""
     if wanted is not None:
         return wanted
     if has_named_reference(job.config):
@@ -141,12 +141,12 @@ def precompute(job: Job, wanted: bool | None) -> bool:
 
 
 def is_adapted(model: Any) -> bool:
-    """Whether ``model`` is a PEFT model."""
+    """Return True if ``model`` is a PEFT model."""
     return hasattr(model, "peft_config")
 
 
 def starts_as_base(job: Job) -> bool:
-    """Whether a PEFT model answers as its base does: true for LoRA, not for PiSSA."""
+    """Return True if a PEFT model answers as its base does: for LoRA, not for PiSSA."""
     from gym_fed.training.trl_glue import adapter_is_idle
 
     return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or answers_of(job.encoded[0])[0])

@@ -14,7 +14,7 @@ _Dpo: Any = DPOTrainer  # its annotations are not relied on
 
 
 class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
-    """``answer_terms`` and ``pair_loss`` of ``tdpo.py`` are set after construction."""
+    """The trainer of TDPO; ``answer_terms`` and ``pair_loss`` of ``tdpo.py`` are set after construction."""
 
     answer_terms: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
     pair_loss: Callable[[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], torch.Tensor]
@@ -48,7 +48,7 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         return logits
 
     def _note(self, inputs: dict[str, Any], pairs: dict[str, tuple[torch.Tensor, ...]]) -> None:
-        """Metrics under TRL's names, averaged over processes; ``pairs`` are chosen and rejected ``[n]`` each."""
+        """Store metrics under TRL's names, averaged over processes; ``pairs`` are chosen and rejected ``[n]`` each."""
         model: Any = self.model
         metrics = self._metrics["train" if model.training else "eval"]
         gathered = {

@@ -18,11 +18,11 @@ _Reward: Any = RewardTrainer
 
 
 class RewardMeans(RowMeans, _Reward):  # type: ignore[misc]
-    """``RewardTrainer``, whose loss is a mean over pairs."""
+    """A ``RewardTrainer`` whose loss is a mean over pairs."""
 
 
 class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
-    """``DPOTrainer``, whose loss is a mean over pairs, but for ``sft``: that one is over the chosen answers' tokens.
+    """A ``DPOTrainer`` whose loss is a mean over pairs; the loss ``sft`` is one over the chosen answers' tokens.
 
     ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and ``use_weighting`` multiplies ``sft`` by a batch's mean
     weight: these remain functions of one batch.
@@ -53,7 +53,7 @@ def _chosen_tokens(batch: dict[str, Any]) -> Any:
 
 
 class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
-    """``KTOTrainer``, whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
+    """A ``KTOTrainer`` whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
 
     Ethayarajh et al. 2024, section 4.1, take the mean over a batch, and TRL that over the batches which the processes
     hold at one time. Here it is the mean over the whole step, computed before its first batch; the cost
@@ -111,7 +111,7 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
 
     @torch.no_grad()
     def _reference_kl(self, batch: dict[str, Any]) -> Any:
-        """Log-probabilities ``[n]`` of the neighbours' answers under the reference."""
+        """Return log-probabilities ``[n]`` of the neighbours' answers under the reference."""
         if self.precompute_ref_logps:
             return batch["ref_KL_logps"]
         model: Any = self.ref_model

@@ -1,4 +1,4 @@
-"""TRL's experimental ORPO and CPO trainers on rows that are tokenised here; they may change with any release."""
+"""TRL's experimental ORPO and CPO trainers for rows that are tokenised here; any release of TRL may change them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.training.rows.global_batch import GlobalBatch
 
 
 class WholePairs(Pairs):
-    """Pairs for these trainers' collator."""
+    """The encoding of pairs for these trainers' collator."""
 
     multiplies_by_head = False
 
@@ -23,7 +23,7 @@ class WholePairs(Pairs):
         return "whole"
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
-        """Whole sequences with masks and labels."""
+        """Encode whole sequences with masks and labels."""
         pairs = super().encode(config, tokenizer, rows)
         return EncodedRows(map(_whole, pairs), pairs.counts)
 
@@ -40,7 +40,7 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tokenised(GlobalBatch):
-    """Mix-in, placed before one of the two: rows are ready, and tokens are counted as elsewhere in TRL.
+    """A mix-in, placed before one of the two, for tokenised rows; it counts tokens as TRL's other trainers do.
 
     Their loss is a mean over pairs and, beside it, one over tokens: the chosen answer's next-token loss.
     """
@@ -52,20 +52,20 @@ class _Tokenised(GlobalBatch):
     _nll: Any = None
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Pairs, and the tokens of the next-token loss: ORPO's reads the prompt, too."""
+        """Count pairs, and the tokens of the next-token loss; ORPO's includes the prompt."""
         learned = (
             batch["chosen_labels"] != -100 if hasattr(self, "cpo_alpha") else batch["chosen_attention_mask"]
         )
         return {"pairs": len(learned), "tokens": (learned[:, 1:] == 1).sum()}
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
-        """TRL's own; its next-token loss is kept, because it is weighted separately."""
+        """Run TRL's forward pass and store its next-token loss, which is weighted separately."""
         found = super().concatenated_forward(*args, **named)
         self._nll = found[4]
         return found
 
     def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
-        """TRL's own, weighted: ``loss = nll_weight * mean over tokens + mean over pairs``."""
+        """Return TRL's loss, weighted: ``nll_weight * mean over tokens + mean over pairs``."""
         loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
         if self._nll is None:
             return loss * self.share("pairs", len(batch["chosen_labels"])), metrics
@@ -88,13 +88,14 @@ class _Tokenised(GlobalBatch):
 
 
 class OddsRatios(_Tokenised):
-    """Mix-in, placed before ``ORPOTrainer``: its odds-ratio loss is that of ``orpo.py``."""
+    """A mix-in, placed before ``ORPOTrainer``, that uses the odds-ratio loss of ``orpo.py``."""
 
     answer_nll = False
     """Set after construction: whether the next-token loss is the mean over pairs of the answer's own."""
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
-        """TRL's own; its next-token loss, which reads the prompt too, is replaced where that is not wanted."""
+        """Run TRL's forward pass; its next-token loss, which includes the prompt, is replaced where that is not
+        wanted."""
         found = super().concatenated_forward(*args, **named)
         if not self.answer_nll:
             return found
@@ -102,7 +103,8 @@ class OddsRatios(_Tokenised):
         return (*found[:4], -found[0].mean(), *found[5:])
 
     def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
-        """What TRL subtracts from the next-token loss, ``[n]``; rewards ``[n]``; two means that it logs."""
+        """Return the term that TRL subtracts from the next-token loss, ``[n]``, rewards ``[n]``, and two means to
+        log."""
         chosen, rejected = policy_chosen_logps.float(), policy_rejected_logps.float()
         loss, log_odds_ratio = self.pair_loss(chosen, rejected)
         rewards = self.beta * chosen.detach(), self.beta * rejected.detach()
@@ -110,15 +112,15 @@ class OddsRatios(_Tokenised):
 
 
 class Margins(_Tokenised):
-    """Mix-in, placed before ``CPOTrainer``: its loss of a pair is that of ``simpo.py``."""
+    """A mix-in, placed before ``CPOTrainer``, that uses the pair loss of ``simpo.py``."""
 
     def cpo_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
-        """Losses and the two rewards that TRL logs, each ``[n]``."""
+        """Return losses and the two rewards that TRL logs, each ``[n]``."""
         chosen, rejected = policy_chosen_logps, policy_rejected_logps
         return self.pair_loss(chosen, rejected), self.beta * chosen.detach(), self.beta * rejected.detach()
 
 
 @cache
 def whole_pairs(trainer: type, losses: type) -> type:
-    """``trainer`` for rows of ``WholePairs``, with the mix-in ``losses`` before it."""
+    """Return ``trainer`` for rows of ``WholePairs``, with the mix-in ``losses`` before it."""
     return type(trainer.__name__, (losses, trainer), {"__doc__": trainer.__doc__})

@@ -70,11 +70,11 @@ class Kto(Algorithm):
         )
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Tokens of each prompt with its answer."""
+        """Return the number of tokens of each prompt with its answer."""
         return answer_lengths(encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning))
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """See ``cut_answers`` for rows longer than ``max_length``.
+        """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``.
 
         Raises:
             GymError: ``DATA_INVALID`` for a label that is not true or false, and for a single row.
@@ -103,7 +103,7 @@ class Kto(Algorithm):
 
 
 def _labels(rows: list[Row]) -> list[bool]:
-    """Whether each row's answer was liked; warns where all labels are the same."""
+    """Return whether each row's answer was liked; warn if all labels are the same."""
     labels = []
     for number, row in enumerate(rows, 1):
         liked = label_of(row["label"])
@@ -128,12 +128,12 @@ def _estimates_kl(config: TrainingConfig) -> bool:
 
 
 def _step_rows(config: TrainingConfig) -> int:
-    """Rows of one optimiser step, on all processes."""
+    """Return the number of rows of one optimiser step, on all processes."""
     return config.per_device_train_batch_size * config.gradient_accumulation_steps * world_size()
 
 
 def _with_neighbours(rows: list[dict[str, Any]], config: TrainingConfig) -> list[dict[str, Any]]:
-    """Each row with the answer of the row before it in its step; a step of one takes that of the step before."""
+    """Add to each row the answer of the row before it in its step; a step of one takes that of the step before."""
     if len(rows) < 2:
         raise GymError(ErrorCode.DATA_INVALID, "kto needs at least two rows", "add rows")
     size = _step_rows(config)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Orpo(WholePairs):
-    """Learns the chosen answer with its prompt (next-token loss) and an odds ratio against the rejected one."""
+    """ORPO: learns the chosen answer with its prompt (next-token loss) and an odds ratio against the rejected one."""
 
     federates = True
     tried = "full, LoRA; two processes"

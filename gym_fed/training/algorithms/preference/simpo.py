@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Simpo(WholePairs):
-    """The reward is the mean log-probability itself: no reference model."""
+    """SimPO, whose reward is the mean log-probability itself: no reference model."""
 
     federates = True
     tried = "full, LoRA"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Tdpo(Pairs):
-    """TRL's ``DPOTrainer`` with the loss below. The reference's whole distributions are needed at every step."""
+    """TDPO over TRL's ``DPOTrainer``. The reference's whole distributions are needed at every step."""
 
     uses_reference = True
     takes_reference = True
@@ -55,7 +55,7 @@ class Tdpo(Pairs):
 def answer_terms(
     logits: torch.Tensor, reference: torch.Tensor, labels: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The two terms of TDPO's loss: log-ratios and sequential KLs of answers.
+    """Return the two terms of TDPO's loss: log-ratios and sequential KLs of answers.
 
     Args:
         logits: ``[n, length, vocabulary]`` of the policy.
@@ -86,7 +86,7 @@ def tdpo_loss(
     rejected: tuple[torch.Tensor, torch.Tensor],
     settings: TdpoSettings,
 ) -> torch.Tensor:
-    """TDPO1 or TDPO2 of pairs, ``[n]``.
+    """Return the loss TDPO1 or TDPO2 of pairs, ``[n]``.
 
     Args:
         chosen: Log-ratios to the reference and sequential KLs of the chosen answers, ``[n]`` each.

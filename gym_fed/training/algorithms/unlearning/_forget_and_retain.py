@@ -1,4 +1,4 @@
-"""What the unlearning algorithms share: rows in pairs, one to forget and one to keep, and their refusals.
+"""The common part of the unlearning algorithms: pairs of rows, one to forget and one to keep, and their refusals.
 
 Pairs are made once, by the seed: an epoch goes over the larger group, and the rows of the smaller one are repeated,
 each time in another order. So every batch holds both kinds, and a resumed run sees the same ones.
@@ -22,7 +22,7 @@ Encoded = dict[str, Any]
 
 
 class Unlearning(Algorithm):
-    """Rows with ``forget: true`` are forgotten, the others kept. ``per_device_train_batch_size`` counts pairs."""
+    """An algorithm that forgets rows with ``forget: true``. ``per_device_train_batch_size`` counts pairs."""
 
     forgets = True
     learning_rate_scale = 0.5
@@ -33,7 +33,7 @@ class Unlearning(Algorithm):
 
     @abstractmethod
     def trainer(self, settings: Any) -> tuple[type, dict[str, Any]]:
-        """The trainer's class, and keyword arguments of its own."""
+        """Return the trainer's class, and its own keyword arguments."""
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[Encoded]:
         forget = [row for row in rows if row.get("forget")]
@@ -84,7 +84,7 @@ class Unlearning(Algorithm):
 
 
 def _paired(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
-    """``{"forget": row, "retain": row}``; only ``forget`` where there is nothing to keep."""
+    """Return ``{"forget": row, "retain": row}``; only ``forget`` if no row is kept."""
     if not retain:
         return [{"forget": row, "length": row["length"]} for row in forget]
     number = max(len(forget), len(retain))
@@ -96,7 +96,7 @@ def _paired(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[
 
 
 def _stretched(rows: list[Encoded], number: int, seed: int) -> list[Encoded]:
-    """``number`` rows: all of them, then all again in another order, and so on."""
+    """Return ``number`` rows: all of them, then all in another order, and so on."""
     drawn, order = list(rows), random.Random(seed)
     while len(drawn) < number:
         drawn += order.sample(rows, len(rows))

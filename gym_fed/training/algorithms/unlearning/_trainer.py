@@ -17,7 +17,7 @@ _Sft: Any = SFTTrainer  # its annotations are not relied on
 
 
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
-    """Loss: ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
+    """A trainer of ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
 
     ``L_retain`` is in nats per token. What is logged beside the loss: ``forget_nll`` and ``retain_nll``, the plain
     losses of the two halves in nats per token.
@@ -46,13 +46,13 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
         return {"forget_rows": len(forget), "forget_tokens": forget.sum(), "retain_tokens": retain.sum()}
 
     def forget_loss(self, log_probs: Tensor, labelled: Tensor, reference: Tensor | None) -> Tensor:
-        """The part of the rows to forget."""
+        """Return the loss of the rows to forget."""
         return self._forget_loss(log_probs, labelled)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Both halves in one forward pass."""
+        """Compute the loss of both halves in one forward pass."""
         counts = self.items(inputs)
         number, reference = inputs.pop("num_forget"), inputs.pop("reference", None)
         outputs = model(**inputs, use_cache=False, fused_lm_head=True)
@@ -77,7 +77,7 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
 
 
 class ReferenceTrainer(UnlearningTrainer):
-    """``forget_loss`` takes the ``[n]`` log-ratios of whole answers to the model as it is when training begins."""
+    """A trainer whose ``forget_loss`` takes ``[n]`` log-ratios of whole answers to the model before training."""
 
     train_dataset: Any
     eval_dataset: Any
@@ -96,7 +96,7 @@ class ReferenceTrainer(UnlearningTrainer):
 
     @torch.no_grad()
     def _with_reference(self, dataset: Any) -> Any:
-        """The data set with a column of the reference's log-probabilities of the rows to forget."""
+        """Return the data set with the reference's log-probabilities of the rows to forget as a column."""
         was_training = self.model.training
         self.model.eval()
         found: list[float] = []
@@ -112,7 +112,7 @@ class ReferenceTrainer(UnlearningTrainer):
 
 
 class ForgetAndRetain:
-    """Lays pairs out as one batch: first all rows to forget, then all rows to keep; padded on the right."""
+    """A collator of pairs: first all rows to forget, then all rows to keep, padded on the right."""
 
     def __init__(self, pad_token_id: int) -> None:
         self._pad = pad_token_id

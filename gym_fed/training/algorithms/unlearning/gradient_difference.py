@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GradientDifference(_Unlearning):
-    """Own loss over TRL's ``SFTTrainer``."""
+    """Gradient difference by a custom loss over TRL's ``SFTTrainer``."""
 
     tried = "full, LoRA; two processes"
 
@@ -29,7 +29,7 @@ class GradientDifference(_Unlearning):
 
 
 def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None) -> Tensor:
-    """``-L_forget`` of Liu et al. 2022, section 4: the mean over tokens; with a cap, over tokens of rows below it.
+    """Return ``-L_forget`` of Liu et al. 2022, section 4, a mean over tokens; with a cap, over tokens of rows below it.
 
     Args:
         log_probs: ``[n, t]`` float32, 0 where not labelled.

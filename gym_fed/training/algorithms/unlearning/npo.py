@@ -1,4 +1,4 @@
-"""Negative preference optimisation: an answer to forget is a rejected one, without a chosen one beside it.
+"""Negative preference optimisation: an answer to forget is a rejected one without a chosen one.
 
 ``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``; ``npo_loss`` is the first part,
 ``L_retain`` the next-token loss. Zhang et al. 2024, "Negative
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Npo(_Unlearning):
-    """Own loss over TRL's ``SFTTrainer``; the reference is the model at the start, which scores the rows once."""
+    """NPO by a custom loss over TRL's ``SFTTrainer``; the reference, the model before training, scores the rows
+    once."""
 
     tried = "full, LoRA; two processes"
 
