@@ -1,4 +1,4 @@
-"""Going on from adapters that were trained before, and what the policy is compared with."""
+"""Settings of the adapters that a run starts from, and of the reference that its policy is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _listed(value: Any) -> Any:
 
 
 Folders = Annotated[list[str], BeforeValidator(_listed)]
-"""One folder of a PEFT adapter, or several in a row."""
+"""One or more folders of PEFT adapters, in the order in which they are applied."""
 
 
 class AdapterSections(StrictModel):
@@ -25,16 +25,16 @@ class AdapterSections(StrictModel):
     model, and the last is trained on. Under ``full`` and ``freeze`` all are merged."""
 
     new_adapter: bool = False
-    """Merge every one of ``adapter`` and train a new one beside the result."""
+    """Merge all of ``adapter`` into the model and train a new adapter on the result."""
 
     reference_model: str | None = None
-    """The model that the policy is compared with, where an algorithm compares; by default the model at the start."""
+    """The model that the algorithm compares the policy with; by default the model before training."""
 
     reference_adapter: Folders = Field(default_factory=list)
     """Adapters of the reference, merged into ``reference_model``, or into ``model`` where that is not given."""
 
     @model_validator(mode="after")
-    def _something_to_merge(self) -> AdapterSections:
+    def _validate_adapters(self) -> AdapterSections:
         if self.new_adapter and not self.adapter:
             raise ValueError(
                 "new_adapter: adapter names nothing to start from; every run trains a new one then"

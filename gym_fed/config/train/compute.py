@@ -1,4 +1,4 @@
-"""What a run computes on and in which numbers: device, types, memory savers, and features of the model's code.
+"""Settings of a run's device, number types, memory savers, and features of the model's code.
 
 A key that this machine or installation cannot honour is refused before a model is loaded; see
 ``gym_fed/training/features``, where each feature has a file.
@@ -16,7 +16,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class RopeScalingConfig(StrictModel):
-    """Rotary positions beyond the length that the model was trained on; words are transformers'."""
+    """Scaling of rotary positions to rows longer than the model was trained on; names are transformers'."""
 
     type: Literal["linear", "dynamic", "yarn", "llama3", "longrope"]
     """linear: Chen et al. 2023; dynamic: NTK by length; yarn: Peng et al. 2023; llama3: Llama 3.1's; longrope: Ding et
@@ -29,7 +29,7 @@ class RopeScalingConfig(StrictModel):
     """Length the model was trained on; by default that of its config."""
 
     attention_factor: float | None = Field(default=None, gt=0)
-    """yarn and longrope: scale of the attention's logits; by default the paper's, which follows from ``factor``."""
+    """yarn and longrope: scale of the attention logits; by default computed from ``factor`` as in the paper."""
 
     beta_fast: float | None = Field(default=None, gt=0)
     beta_slow: float | None = Field(default=None, gt=0)
@@ -42,7 +42,7 @@ class RopeScalingConfig(StrictModel):
     """longrope: the same in longer rows."""
 
     @model_validator(mode="after")
-    def _words_of_the_type(self) -> RopeScalingConfig:
+    def _validate_type(self) -> RopeScalingConfig:
         may: dict[str, set[str]] = {
             "yarn": {"attention_factor", "beta_fast", "beta_slow"},
             "llama3": {"low_freq_factor", "high_freq_factor"},
@@ -66,16 +66,16 @@ class ShiftAttentionConfig(StrictModel):
 
 
 class MixtureOfDepthsConfig(StrictModel):
-    """Raposo et al. 2024: a router in every so many blocks lets few tokens through; the others pass by unchanged."""
+    """Mixture of depths (Raposo et al. 2024): routers of some blocks let few tokens through; others skip the block."""
 
     capacity: float = Field(default=0.125, gt=0, le=1)
     """Share of a row's tokens that a routed block computes."""
 
     every: int = Field(default=2, ge=1)
-    """Every so many blocks one is routed: with 2, the second, the fourth, and so on."""
+    """Distance between routed blocks: 2 routes the second, the fourth, and so on."""
 
     router_loss_weight: float = Field(default=0.01, ge=0)
-    """Weight of the loss that teaches the router to foresee, without looking ahead, which tokens it lets through."""
+    """Weight of the loss that trains the router to choose tokens without seeing later ones, as generation needs."""
 
 
 class ComputeSections(StrictModel):
@@ -85,49 +85,49 @@ class ComputeSections(StrictModel):
     """``auto`` takes CUDA, then MPS, then the CPU."""
 
     num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads; by default torch's own choice. Another number may change the last bits of a result."""
+    """CPU threads; by default torch's choice. Another number may change the last bits of a result."""
 
     dtype: Dtype = "float32"
-    """Type of the weights while training."""
+    """Type of the weights during training."""
 
     base_dtype: Literal["bfloat16", "float16"] | None = None
     """Type of the frozen weights under an adapter, which is trained in float32; by default ``dtype``."""
 
     mixed_precision: Literal["no", "bf16", "fp16"] = "no"
-    """Compute in 16 bits while the weights stay in float32. ``fp16`` needs a CUDA GPU."""
+    """Compute in 16 bits and keep the weights in float32. ``fp16`` needs a CUDA GPU."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again on the way back instead of keeping them: less memory, about a third more time."""
+    """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
 
     torch_compile: bool = False
-    """Compile the model; pays off on long runs only."""
+    """Compile the model; worth it for long runs only."""
 
     torch_compile_backend: str | None = None
-    """A backend of torch.compile (``inductor`` by default); goes with ``torch_compile``."""
+    """Backend of torch.compile, ``inductor`` by default; needs ``torch_compile``."""
 
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
-    """Implementation of attention while training. ``auto`` is torch's own (sdpa)."""
+    """Implementation of attention during training. ``auto`` is torch's (sdpa)."""
 
     neftune_noise_alpha: float | None = Field(default=None, gt=0)
-    """Uniform noise on the embeddings while training, Jain et al. 2023; 5 is usual."""
+    """Scale of uniform noise on the embeddings during training (NEFTune, Jain et al. 2023); 5 is usual."""
 
     rope_scaling: RopeScalingConfig | None = None
     shift_attention: ShiftAttentionConfig | None = None
     mixture_of_depths: MixtureOfDepthsConfig | None = None
 
     liger: bool = False
-    """Liger's fused kernels; need a CUDA GPU."""
+    """Use Liger's fused kernels; needs a CUDA GPU."""
 
     unsloth: bool = False
     """Load and train through Unsloth; needs a CUDA GPU."""
 
     @property
     def loaded_dtype(self) -> Dtype:
-        """The type that a model's weights are read in."""
+        """The type in which a model's weights are loaded."""
         return self.base_dtype or self.dtype
 
     @model_validator(mode="after")
-    def _features_agree(self) -> ComputeSections:
+    def _validate_features(self) -> ComputeSections:
         if self.torch_compile_backend is not None and not self.torch_compile:
             raise ValueError("torch_compile_backend: is given, but torch_compile is off")
         if self.mixed_precision != "no" and self.dtype != "float32":

@@ -1,4 +1,4 @@
-"""Where rows come from: the ``data`` list of a config, and how rows are cut, joined and labelled."""
+"""Settings of the rows of a run: the ``data`` list, and how rows are cut, joined and labelled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ONLY_WITH = {
 
 
 class DataConfig(StrictModel):
-    """One source of rows: ``path``, ``tasks``, ``name``, ``hub`` or ``dataset``, exactly one of them."""
+    """A source of rows: exactly one of ``path``, ``tasks``, ``name``, ``hub`` or ``dataset``."""
 
     path: (
         Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
@@ -50,31 +50,31 @@ class DataConfig(StrictModel):
     """For ``hub``: the configuration of the dataset."""
 
     split: str | None = None
-    """For ``hub`` and ``name``: the split; ``train``, or the one of the catalogue, where none is given."""
+    """For ``hub`` and ``name``: the split; by default ``train``, or the catalogue's."""
 
     format: DataFormat = "auto"
-    """How rows of a file are laid out; ``auto`` looks at the first row."""
+    """Layout of a file's rows; ``auto`` detects it from the first row."""
 
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of columns in the files, by the name that the format expects: ``{prompt: question}``."""
 
     num_examples: int | None = Field(default=None, ge=1)
-    """For tasks: how many rows to generate. For the others: use the first so many rows (by default all)."""
+    """For tasks: rows to generate. For other sources: use the first N rows; by default all."""
 
     max_turns: int = Field(default=1, ge=1)
-    """For tasks: above 1, one row in five is a conversation of up to so many questions."""
+    """For tasks: above 1, one row in five is a conversation of up to this many questions."""
 
     weight: float = Field(default=1.0, gt=0)
-    """Share of this source: its rows are repeated ``weight`` times; the fraction is drawn by the seed."""
+    """How often the rows of this source are repeated; the rows for a fraction are drawn by the seed."""
 
     seed: int = 0
     """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` sets."""
 
     role: Literal["learn", "forget"] = "learn"
-    """``forget`` marks rows that ``gradient_difference`` and ``npo`` unlearn; they keep the others."""
+    """``forget`` marks rows that ``gradient_difference`` and ``npo`` unlearn."""
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataConfig:
+    def _validate_source(self) -> DataConfig:
         given = [key for key in ("path", "tasks", "name", "hub", "dataset") if getattr(self, key) is not None]
         if len(given) != 1:
             raise ValueError("give either path or tasks or name or hub or dataset")
@@ -109,48 +109,48 @@ class DataSections(StrictModel):
     """The training rows. May be empty only when rows are handed to ``Trainer.train`` directly."""
 
     eval_data: list[DataConfig] = Field(default_factory=list)
-    """Rows that are never trained on; the loss on them is measured every ``eval_steps``."""
+    """Held-out rows, never trained on; the loss on them is measured every ``eval_steps``."""
 
     group_by_length: bool = False
-    """Batch rows of like length together: less padding, and a slightly less random order."""
+    """Batch rows of similar length together: less padding, and a slightly less random order."""
 
     shuffle: bool = True
-    """Draw the rows of every epoch in another order; false takes them as they stand in ``data``."""
+    """Shuffle the rows of every epoch; false keeps the order of ``data``."""
 
     max_length: int = Field(default=256, ge=2)
     """Longest row in tokens. Longer rows are cut (sft), or continued in the next row (packing)."""
 
     eval_split: float = Field(default=0.0, ge=0)
-    """Instead of ``eval_data``: so many rows of ``data`` (below 1: this share), drawn by ``seed``, are held out."""
+    """Instead of ``eval_data``: hold out this many rows of ``data`` (below 1: this share), drawn by ``seed``."""
 
     tokenized_path: str | None = Field(default=None, min_length=1)
-    """A folder of encoded rows. Where it holds none, the run encodes its rows into it; later runs of the same tokenizer
-    and keys read them, and need no ``data``."""
+    """A folder of encoded rows. A run writes its rows into an empty one; later runs with the same tokenizer and keys
+    read them and need no ``data``."""
 
     preprocess_only: bool = False
-    """Stop when the rows are encoded into ``tokenized_path``: no model is loaded, and nothing is trained."""
+    """Encode the rows into ``tokenized_path`` and stop: no model is loaded, and nothing is trained."""
 
     packing: bool | Literal["bfd"] | None = None
-    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` cuts
-    none: whole rows share a row of ``max_length`` (best fit, decreasing), and do not see each other."""
+    """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` (best
+    fit, decreasing) packs whole rows into rows of ``max_length``; they do not attend to each other."""
 
     assistant_only_loss: bool | None = None
-    """In conversations, learn from the assistant's words only. Default: on for ``sft``, off for ``pretrain``."""
+    """Learn only the assistant's messages of conversations. Default: on for ``sft``, off for ``pretrain``."""
 
     train_on_prompt: bool = False
-    """Learn the prompts, too: the same as ``assistant_only_loss: false``."""
+    """Learn the prompts too; the same as ``assistant_only_loss: false``."""
 
     mask_history: bool = False
-    """Of a conversation's answers, learn the last one alone."""
+    """Learn only the last answer of a conversation."""
 
     default_system: str | None = Field(default=None, min_length=1)
-    """The system message of conversations that have none."""
+    """System message for conversations that have none."""
 
     reasoning: Literal["learn", "drop", "off"] = "learn"
-    """What becomes of ``reasoning_content`` (or ``thinking``) of the assistant's messages: it is learned with the
-    answer, or left out. ``off`` leaves it out, and does not learn the empty thought that some templates write in its
-    place (Qwen3's): so the model is prompted where thinking is switched off. It is for ``sft`` and ``pretrain``. A row
-    whose reasoning the chat template cannot show is refused unless it is dropped."""
+    """Whether to learn or drop ``reasoning_content`` (or ``thinking``) of the assistant's messages.
+    ``off`` (``sft`` and ``pretrain``) drops it, and does not learn the empty thought that some templates (Qwen3's)
+    write in its place, as in prompts with thinking switched off. With ``learn``, a row whose reasoning the chat
+    template cannot show is refused."""
 
     chat_template: Literal["none"] | Annotated[str, Field(min_length=1)] | None = None
     """Instead of the tokenizer's chat template: the path of a Jinja file, Jinja itself, or a name such as ``chatml``
@@ -158,14 +158,13 @@ class DataSections(StrictModel):
     then trained as bare text, and else as chat turns. It is saved with the result."""
 
     chat_template_tokens: Literal["require", "add"] = "require"
-    """What happens where the template ends an answer with a token that the tokenizer lacks, so that the model would
-    never stop: ``require`` refuses the run, ``add`` adds the template's tokens to the tokenizer and rows to the
-    embeddings, which begin as the mean of the others. Both are saved with the result. ``add`` needs
-    ``finetuning: full``."""
+    """What to do if the template ends an answer with a token that the tokenizer lacks, so that the model would never
+    stop: ``require`` refuses the run; ``add`` adds the template's tokens to the tokenizer and rows to the embeddings,
+    which start as the mean of the others. Both are saved with the result. ``add`` needs ``finetuning: full``."""
 
     @model_validator(mode="before")
     @classmethod
-    def _prompts_are_learned(cls, values: Any) -> Any:
+    def _resolve_train_on_prompt(cls, values: Any) -> Any:
         if (
             isinstance(values, dict)
             and values.get("train_on_prompt") is True
@@ -175,19 +174,19 @@ class DataSections(StrictModel):
         return values
 
     @model_validator(mode="after")
-    def _preprocessed_rows_have_a_place(self) -> DataSections:
+    def _validate_preprocess_only(self) -> DataSections:
         if self.preprocess_only and self.tokenized_path is None:
             raise ValueError("preprocess_only: needs tokenized_path, the folder for the encoded rows")
         return self
 
     @model_validator(mode="after")
-    def _one_order(self) -> DataSections:
+    def _validate_shuffle(self) -> DataSections:
         if self.group_by_length and not self.shuffle:
             raise ValueError("group_by_length orders the rows by itself; remove shuffle: false")
         return self
 
     @model_validator(mode="after")
-    def _one_wish(self) -> DataSections:
+    def _validate_loss_keys(self) -> DataSections:
         if self.train_on_prompt and self.assistant_only_loss:
             raise ValueError("train_on_prompt and assistant_only_loss exclude each other")
         if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):

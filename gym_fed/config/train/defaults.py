@@ -25,7 +25,7 @@ from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 LARGE = 10_000_000
-"""Weights above which a pre-trained model is not fully tuned unless that is requested."""
+"""Number of weights above which a pre-trained model is tuned by an adapter unless the user asks otherwise."""
 
 ADAPTER = "lora"
 _SCHEDULE = "cosine"
@@ -33,8 +33,6 @@ _WARMUP_RATIO = 0.1
 _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MOST_ROWS_PER_STEP = 8
 """Small data sets use fewer rows per step: (most rows, rows per step)."""
-
-"""Keeps the schema's values: DPO and SimPO at 1e-3 raise its loss on its own tasks by less than 0.02."""
 
 _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
@@ -113,7 +111,7 @@ def as_given(config: ConfigT) -> ConfigT:
 
 def applied(config: TrainingConfig, defaults: Iterable[Default]) -> TrainingConfig:
     """``config`` with the chosen values; the section of a chosen adapter is filled in."""
-    values = {one.key: one.value for one in defaults}
+    values = {default.key: default.value for default in defaults}
     if "finetuning" in values and values["finetuning"] != config.finetuning:
         values[ADAPTER] = LoraSettings()
     return config.model_copy(update=values) if values else config
@@ -137,28 +135,29 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
         return []
     if num_weights <= LARGE:
         return _small_model_defaults(config)
-    found, given = [], config.model_fields_set
+    defaults, given = [], config.model_fields_set
     method = config.finetuning
     if "finetuning" not in given and (why := _needs_full(config)) is None:
         method = ADAPTER
-        what = (
+        fact = (
             "comes in few bits" if is_quantized else f"is pre-trained and has {in_words(num_weights)} weights"
         )
-        found.append(Default("finetuning", ADAPTER, f"the model {what}; an adapter keeps what it knows"))
+        defaults.append(Default("finetuning", ADAPTER, f"the model {fact}; an adapter keeps what it knows"))
     elif "finetuning" not in given:
-        found.append(Default("finetuning", method, str(why)))
+        defaults.append(Default("finetuning", method, str(why)))
     if "learning_rate" not in given:
         rate, reason = learning_rate(config.algorithm, method, config.optimizer)
-        found.append(Default("learning_rate", rate, reason))
+        defaults.append(Default("learning_rate", rate, reason))
     if OPTIMIZERS.new(config.optimizer).replaces_schedule:
-        return found
+        return defaults
     if "lr_scheduler_type" not in given and "lr_scheduler_kwargs" not in given:
-        found.append(
+        defaults.append(
             Default("lr_scheduler_type", _SCHEDULE, "falls to 0, so that the last steps change little")
         )
     if not {"warmup_steps", "warmup_ratio"} & given and config.lr_scheduler_type != "constant":
-        found.append(Default("warmup_ratio", _WARMUP_RATIO, "Adam's estimates are noisy in the first steps"))
-    return found
+        reason = "Adam's estimates are noisy in the first steps"
+        defaults.append(Default("warmup_ratio", _WARMUP_RATIO, reason))
+    return defaults
 
 
 def _small_model_defaults(config: TrainingConfig) -> list[Default]:
@@ -196,7 +195,7 @@ def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> 
 
 
 def _needs_full(config: TrainingConfig) -> str | None:
-    """Why an adapter cannot be the default of this config; None if it can."""
+    """Return why an adapter cannot be the default of this config; None if it can."""
     if config.chat_template_tokens == "add":
         return "chat_template_tokens: add gives the embeddings new rows, which no adapter trains"
     if config.mixture_of_depths is not None:
@@ -220,13 +219,13 @@ def row_defaults(
         peak_bytes: Estimates the memory of a run of a config.
         memory_bytes: Of the device.
     """
-    found: list[Default] = []
+    defaults: list[Default] = []
     given = config.model_fields_set
     generates = ALGORITHMS.type_of(config.algorithm).generates
 
     def choose(key: str, value: Any, reason: str) -> None:
         nonlocal config
-        found.append(Default(key, value, reason))
+        defaults.append(Default(key, value, reason))
         config = config.model_copy(update={key: value})
 
     if "max_length" not in given:
@@ -262,7 +261,7 @@ def row_defaults(
         )
         for key, value in _batch(size or sizes[-1], per_step).items():
             choose(key, value, reason if key.startswith("per") else f"{per_step} rows per step")
-    return found
+    return defaults
 
 
 def rows_per_step(num_rows: int) -> int:
@@ -278,7 +277,7 @@ def _batch(size: int, per_step: int) -> dict[str, int]:
 
 
 def _length(rows: RowFacts, room: int) -> tuple[int, str]:
-    """Row length and reason; ``room`` tokens are kept free for an answer."""
+    """Return the row length and its reason; ``room`` tokens are kept free for an answer."""
     context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
     if not rows.longest:
         return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are joined, or hold pictures"
@@ -287,10 +286,10 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
         fitted = rows.usual
         reason = f"95% of {rows.num_rows:,} rows have at most {rows.usual:,} tokens"
         reason += f"; the longest, {rows.longest:,}, is cut"
-    wanted = max(_LEAST_LENGTH, -(-fitted // _LENGTH_STEP) * _LENGTH_STEP)
-    if context is not None and wanted > context:
+    length = max(_LEAST_LENGTH, -(-fitted // _LENGTH_STEP) * _LENGTH_STEP)
+    if context is not None and length > context:
         return context, f"{reason}; the model reads {rows.context:,}"
-    return wanted, reason
+    return length, reason
 
 
 def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
@@ -330,7 +329,7 @@ def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
 
 
 def in_words(count: int) -> str:
-    """A number of weights as people say it: ``135M``."""
+    """Format a number of weights, such as ``135M``."""
     for size, unit in ((10**9, "B"), (10**6, "M")):
         if count >= size:
             return f"{count / size:.3g}{unit}"

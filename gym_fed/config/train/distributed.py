@@ -10,9 +10,9 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class DistributedSettings(StrictModel):
-    """Read when several processes run: ``gym train --nproc N`` on one machine, or torchrun on several.
+    """Settings of a run in several processes: ``gym train --nproc N`` on one machine, or torchrun on several.
 
-    A batch is ``per_device_train_batch_size`` rows a process, times ``gradient_accumulation_steps``; under
+    A batch is ``per_device_train_batch_size`` rows per process, times ``gradient_accumulation_steps``; under
     ``tensor_parallel`` all processes work on the same rows.
     """
 
@@ -29,16 +29,16 @@ class DistributedSettings(StrictModel):
     under stage 3)."""
 
     world_size: int | None = Field(default=None, ge=1)
-    """Processes that the run is meant for, since its batch depends on them; any other number is refused."""
+    """Number of processes that the run is for; its batch depends on it. Any other number is refused."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """How processes talk: ``auto`` takes NCCL where the run is on CUDA, gloo otherwise."""
+    """Communication between processes: ``auto`` takes NCCL on CUDA, gloo otherwise."""
 
     timeout_seconds: float = Field(default=1800.0, gt=0)
     """How long a process waits for the others before the run fails."""
 
     @model_validator(mode="after")
-    def _belongs(self) -> DistributedSettings:
+    def _validate_strategy(self) -> DistributedSettings:
         if self.zero_stage is not None and self.strategy != "deepspeed":
             raise ValueError(f"zero_stage is for strategy deepspeed, not for {self.strategy}")
         if self.cpu_offload and self.strategy not in ("fsdp2", "deepspeed"):

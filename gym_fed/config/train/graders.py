@@ -14,7 +14,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class GraderConfig(ByMember):
-    """The keys that every entry has, besides those of its own grader."""
+    """The keys of every entry, besides those of its grader."""
 
     member_key: ClassVar[str] = "grader"
     member_kind: ClassVar[Kind[Any]] = GRADERS
@@ -30,7 +30,7 @@ class GraderConfig(ByMember):
     """Name of the reward in metrics; by default the grader's own name."""
 
     @model_validator(mode="after")
-    def _clip_is_a_range(self) -> GraderConfig:
+    def _validate_clip(self) -> GraderConfig:
         if self.clip is not None and not self.clip[0] < self.clip[1]:
             raise ValueError("clip: the first number must be below the second")
         return self
@@ -40,10 +40,10 @@ class GraderSections(StrictModel):
     """Keys of the YAML's top level."""
 
     graders: list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]] = Field(default_factory=list)
-    """What rewards an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; the rewards are summed by weight."""
+    """Graders that reward an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; rewards are summed by weight."""
 
     @model_validator(mode="after")
-    def _names_differ(self) -> GraderSections:
+    def _validate_graders(self) -> GraderSections:
         names = [entry.name or entry.grader for entry in self.graders]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -19,7 +19,7 @@ class ModelInit(StrictModel):
     """Where the tokenizer comes from: ``gym-nano`` (bytes), or a model folder."""
 
     vocab_size: int | None = Field(default=None, ge=1)
-    """Rows of the embeddings, no fewer than the tokenizer has tokens; by default as many."""
+    """Rows of the embeddings, at least as many as the tokenizer has tokens; by default as many."""
 
     hidden_size: int = Field(ge=8)
     num_hidden_layers: int = Field(ge=1)
@@ -32,7 +32,7 @@ class ModelInit(StrictModel):
     tie_word_embeddings: bool = True
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> ModelInit:
+    def _validate_heads(self) -> ModelInit:
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
         return self

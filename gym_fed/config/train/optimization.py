@@ -1,4 +1,4 @@
-"""How weights are updated: optimiser, learning rate and its schedule; words are TRL's."""
+"""Settings of the optimiser, the learning rate and its schedule; names are TRL's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.core.registries import OPTIMIZERS
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
-# What each schedule of transformers takes beside the numbers of steps, and what it cannot do without.
+# The arguments of each schedule of transformers besides the numbers of steps.
 _SCHEDULES: dict[str, tuple[str, ...]] = {
     "linear": (),
     "constant": (),
@@ -68,10 +68,10 @@ class OptimizationSections(StrictModel):
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Gradients are clipped to this norm; 0 leaves them alone."""
+    """Gradients are clipped to this norm; 0 = no clipping."""
 
     max_steps: int | None = Field(default=None, ge=1)
-    """Optimiser steps; wins over ``num_train_epochs``."""
+    """Number of optimiser steps; overrides ``num_train_epochs``."""
 
     num_train_epochs: float = Field(default=1.0, gt=0)
     per_device_train_batch_size: int = Field(default=8, ge=1)
@@ -79,14 +79,14 @@ class OptimizationSections(StrictModel):
 
     @field_validator("optimizer_args", "lr_scheduler_kwargs", mode="before")
     @classmethod
-    def _numbers_without_a_point(cls, values: Any) -> Any:
-        """YAML reads ``1e-4`` as text, and which arguments are numbers is not known here."""
+    def _parse_numbers(cls, values: Any) -> Any:
+        """Convert numbers such as ``1e-4``, which YAML reads as text."""
         if not isinstance(values, dict):
             return values
         return {name: _number(value) for name, value in values.items()}
 
     @model_validator(mode="after")
-    def _schedule_is_whole(self) -> OptimizationSections:
+    def _validate_schedule(self) -> OptimizationSections:
         kind, given = self.lr_scheduler_type, self.lr_scheduler_kwargs
         known = _SCHEDULES[kind]
         for name in given:
@@ -104,7 +104,7 @@ class OptimizationSections(StrictModel):
         for key in ("warmup_steps", "warmup_ratio"):
             if kind != "constant" or not getattr(self, key):
                 continue
-            # One that takes the place of a schedule wants this one and warms up by itself, or refuses the key.
+            # A schedule-free optimiser needs `constant`; it warms up by itself or refuses the key.
             if not OPTIMIZERS.new(self.optimizer).replaces_schedule:
                 raise ValueError(
                     f"{key}: lr_scheduler_type constant has no warm-up; use constant_with_warmup"

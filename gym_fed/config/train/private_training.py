@@ -1,4 +1,4 @@
-"""The section ``privacy`` of `gym train`: DP-SGD, with its noise given or found for a target epsilon."""
+"""The section ``privacy`` of `gym train`: DP-SGD, with its noise given or computed from a target epsilon."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class TrainingPrivacy(StrictModel):
     """Standard deviation of a step's noise over ``max_grad_norm``."""
 
     target_epsilon: Annotated[float, Field(gt=0)] | None = None
-    """Instead of ``noise_multiplier``: the least noise with which the whole run costs no more than this."""
+    """Instead of ``noise_multiplier``: the epsilon of the whole run; the least noise for it is computed."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """L2 norm to which the gradient of every example is clipped."""
 
     target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
-    """How gradients of single examples are had; ``ghost`` needs only their norms, and less memory."""
+    """How gradients of single examples are computed; ``ghost`` needs only their norms, and less memory."""
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> TrainingPrivacy:
+    def _validate_noise(self) -> TrainingPrivacy:
         if (self.noise_multiplier is None) == (self.target_epsilon is None):
             raise ValueError("give either noise_multiplier or target_epsilon")
         return self

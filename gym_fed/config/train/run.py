@@ -1,4 +1,4 @@
-"""Settings of a run: its folder, how often it is saved, logged and evaluated, and when it stops or goes back."""
+"""Settings of a run: its folder, how often it is saved, logged and evaluated, and when it stops or rolls back."""
 
 from __future__ import annotations
 
@@ -13,66 +13,66 @@ from gym_fed.config.train.compute import Dtype
 
 
 class Reproducibility(StrictModel):
-    """What makes a run repeatable, and what is written down about where it ran."""
+    """Settings that make a run repeatable and record its environment."""
 
     deterministic: Literal["warn"] | bool = False
-    """True: torch refuses operations without a deterministic form; ``warn`` logs them. A CPU run repeats anyway."""
+    """True: torch refuses operations without a deterministic form; ``warn`` logs them. CPU runs repeat without it."""
 
     cublas_workspace: Literal[":4096:8", ":16:8"] = ":4096:8"
-    """With ``deterministic``: cuBLAS's workspace, as in its ``CUBLAS_WORKSPACE_CONFIG``, where that is not set."""
+    """With ``deterministic``: the value of ``CUBLAS_WORKSPACE_CONFIG``, unless it is set."""
 
     record: bool = True
     """Write ``environment.json``: versions, hardware, git commit and digests; a resume reports what has changed."""
 
 
 class EarlyStopping(StrictModel):
-    """Stop when the figure on ``eval_data`` no longer gets better (Prechelt 1998)."""
+    """Stop when the metric on ``eval_data`` no longer improves (Prechelt 1998)."""
 
     metric: str = "eval_loss"
-    """A figure that evaluation logs."""
+    """A metric that evaluation logs."""
 
     direction: Literal["minimize", "maximize"] = "minimize"
     patience: int = Field(default=3, ge=1)
-    """So many evaluations in a row without an improvement end the run."""
+    """Stop after N evaluations in a row without an improvement."""
 
     min_delta: float = Field(default=0.0, ge=0)
-    """A smaller improvement is none."""
+    """The least change that counts as an improvement."""
 
     restore_best: bool = True
     """End with the weights of the best evaluation, not of the last step. Also when the run is not stopped early."""
 
 
 class LossSpikes(StrictModel):
-    """Go back to a checkpoint and skip the batches since, when the loss jumps; Chowdhery et al. 2022, 5.1 (PaLM)."""
+    """Roll back to a checkpoint and skip the batches since when the loss jumps (PaLM, Chowdhery et al. 2022, 5.1)."""
 
     factor: float = Field(default=3.0, gt=1)
     """A loss above ``factor`` times the median of the last ``window`` losses is a spike, and so is NaN."""
 
     grad_norm_factor: float | None = Field(default=None, gt=1)
-    """The same rule for the norm of the gradient before clipping; by default it is not looked at."""
+    """The same rule for the norm of the gradient before clipping; off by default."""
 
     window: int = Field(default=20, ge=2)
-    """Losses that are looked back on; nothing is a spike before there are so many (except what is not finite)."""
+    """Number of losses in the median. Before there are that many, only NaN and infinity are spikes."""
 
     rollback: bool = True
-    """False only writes spikes down, in ``spikes.json``."""
+    """False only records spikes, in ``spikes.json``."""
 
     max_rollbacks: int = Field(default=3, ge=1)
-    """One more spike ends the run with an error."""
+    """Maximum number of rollbacks; the next spike ends the run with an error."""
 
 
 class AutoBatchSize(StrictModel):
-    """Find the largest ``per_device_train_batch_size`` that fits, by trying; the global batch stays as configured."""
+    """Find the largest ``per_device_train_batch_size`` that fits by trying; the global batch stays as configured."""
 
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """How much of the memory that is free at the start may be used."""
+    """Share of the free memory at the start that may be used."""
 
     memory_gib: float | None = Field(default=None, gt=0)
-    """Instead of a share: so many GiB beyond what the loaded model takes."""
+    """Instead of a share: GiB beyond what the loaded model takes."""
 
 
 Cadence = Literal["no", "steps", "epoch"]
-"""How often something is done in a run; words are transformers'."""
+"""How often something is done in a run; values are transformers'."""
 
 
 class RunSections(StrictModel):
@@ -84,36 +84,35 @@ class RunSections(StrictModel):
     seed: int = 0
     logging_steps: int = Field(default=10, ge=1)
     save_steps: int = Field(default=0, ge=0)
-    """A checkpoint every so many steps; 0 saves one only when interrupted."""
+    """Save a checkpoint every N steps; 0 = only when interrupted."""
 
     save_strategy: Cadence | None = None
     """``epoch`` saves a checkpoint at the end of every epoch. By default ``steps`` where ``save_steps`` is set."""
 
     save_total_limit: int = Field(default=2, ge=1)
-    """How many checkpoints are kept. With two, a damaged newest one costs no more than the steps since the other."""
+    """Number of checkpoints to keep. With two, a damaged newest one costs no more than the steps since the other."""
 
     resume_from_checkpoint: bool | str | None = None
-    """By default a run goes on from the newest checkpoint in ``output_dir``, where there is one. ``true`` demands one,
-    ``false`` refuses an unfinished run. A folder is the checkpoint of another run of the same config and rows."""
+    """By default a run resumes from the newest checkpoint in ``output_dir``, if there is one. ``true`` requires one,
+    ``false`` refuses an unfinished run. A folder names a checkpoint of another run of the same config and rows."""
 
     save_final: bool = True
     """Write the trained model (or adapter) into ``output_dir`` at the end."""
 
     save_dtype: Dtype | None = None
-    """Type of the weights on disk at the end; by default the one they were trained in."""
+    """Type of the saved weights; by default the type of training."""
 
     save_delta: CodecPolicy | None = None
-    """At the end, write the fine-tune beside the model as well: ``tuned.gymdelta``, a delta of the base in this codec,
-    for a soup or a variant."""
+    """Also write the fine-tune as ``tuned.gymdelta``, a delta of the base in this codec, for a soup or a variant."""
 
     eval_steps: int = Field(default=0, ge=0)
-    """Where there is ``eval_data``: evaluate every so many steps; 0 does so after every epoch and at the end."""
+    """With ``eval_data``: evaluate every N steps; 0 = after every epoch and at the end."""
 
     eval_strategy: Cadence | None = None
-    """``no`` leaves ``eval_data`` unused while training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
+    """``no`` does not evaluate during training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
 
     evaluate_only: bool = False
-    """Train nothing: evaluate the model as it is on ``eval_data``, and write ``eval_results.json``."""
+    """Evaluate the model on ``eval_data`` and write ``eval_results.json``; nothing is trained."""
 
     reproducibility: Reproducibility = Field(default_factory=Reproducibility)
     early_stopping: EarlyStopping | None = None
@@ -122,14 +121,14 @@ class RunSections(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_delta_by_itself(cls, values: Any) -> Any:
-        """No round follows to which what the delta loses could be added."""
+    def _default_error_feedback(cls, values: Any) -> Any:
+        """Turn error feedback off: no later round could receive the error."""
         if isinstance(values, dict) and isinstance(policy := values.get("save_delta"), dict):
             return {**values, "save_delta": {"error_feedback": False, **policy}}
         return values
 
     @model_validator(mode="after")
-    def _a_delta_of_something(self) -> RunSections:
+    def _validate_save_delta(self) -> RunSections:
         if self.save_delta is not None and not self.save_final:
             raise ValueError("save_delta: nothing is written, because save_final is false")
         if self.save_delta is not None and self.save_delta.error_feedback:
@@ -137,21 +136,21 @@ class RunSections(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _strategies_and_steps_agree(self) -> RunSections:
-        for what in ("save", "eval"):
-            strategy, steps = getattr(self, f"{what}_strategy"), getattr(self, f"{what}_steps")
+    def _validate_strategies(self) -> RunSections:
+        for kind in ("save", "eval"):
+            strategy, steps = getattr(self, f"{kind}_strategy"), getattr(self, f"{kind}_steps")
             if strategy == "steps" and not steps:
-                raise ValueError(f"{what}_strategy: steps needs {what}_steps")
+                raise ValueError(f"{kind}_strategy: steps needs {kind}_steps")
             if strategy in ("no", "epoch") and steps:
                 raise ValueError(
-                    f"{what}_steps: {steps} is not read under {what}_strategy: {strategy}; remove one"
+                    f"{kind}_steps: {steps} is not read under {kind}_strategy: {strategy}; remove one"
                 )
         if self.early_stopping is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
         return self
 
     @model_validator(mode="after")
-    def _a_checkpoint_is_all_there_is(self) -> RunSections:
+    def _validate_resume_from_checkpoint(self) -> RunSections:
         if isinstance(self.resume_from_checkpoint, str):
             for key in ("early_stopping", "loss_spikes", "auto_batch_size"):
                 if getattr(self, key) is not None:
@@ -162,7 +161,7 @@ class RunSections(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _a_checkpoint_before_a_spike(self) -> RunSections:
+    def _validate_loss_spikes(self) -> RunSections:
         spikes = self.loss_spikes
         if spikes is not None and spikes.rollback and not 0 < self.save_steps <= spikes.window:
             raise ValueError(

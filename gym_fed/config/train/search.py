@@ -16,7 +16,7 @@ class SearchRange(StrictModel):
     low: float | None = None
     high: float | None = None
     log: bool = False
-    """Draw the logarithm evenly; for learning rates."""
+    """Draw on a logarithmic scale; for learning rates."""
 
     step: float | None = Field(default=None, gt=0)
     integer: bool = False
@@ -25,7 +25,7 @@ class SearchRange(StrictModel):
     choices: list[Any] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
-    def _one_kind(self) -> SearchRange:
+    def _validate_range(self) -> SearchRange:
         if self.choices is not None:
             if self.low is not None or self.high is not None or self.log or self.step or self.integer:
                 raise ValueError("give either choices or low and high")
@@ -40,11 +40,11 @@ class SearchRange(StrictModel):
 
 
 class PrunerSettings(StrictModel):
-    """When a trial that does worse than others at the same step is given up; the words are Optuna's."""
+    """When a trial that is worse than others at the same step is stopped; names are Optuna's."""
 
     name: Literal["median", "hyperband", "none"] = "median"
     n_startup_trials: int = Field(default=3, ge=0)
-    """``median``: so many trials run to their end first."""
+    """``median``: the first N trials run to their end."""
 
     n_warmup_steps: int = Field(default=0, ge=0)
     """``median``: no trial ends before this step."""
@@ -54,13 +54,13 @@ class PrunerSettings(StrictModel):
 
 
 class SearchSettings(StrictModel):
-    """What is searched, and by what it is judged."""
+    """The parameters of a search, its metric and its sampler."""
 
     parameters: dict[str, SearchRange] = Field(min_length=1)
-    """By key, as ``--set`` names them: ``learning_rate``, ``lora.r``."""
+    """Ranges by key, named as in ``--set``: ``learning_rate``, ``lora.r``."""
 
     metric: str = "eval_loss"
-    """A figure that a run logs; the last value counts. ``eval_*`` needs ``eval_data``."""
+    """A metric that a run logs; its last value counts. ``eval_*`` needs ``eval_data``."""
 
     direction: Literal["minimize", "maximize"] = "minimize"
     num_trials: int = Field(default=20, ge=1)
@@ -70,12 +70,12 @@ class SearchSettings(StrictModel):
 
 
 class SearchConfig(TrainingConfig):
-    """What every trial has in common, and what differs. ``output_dir`` is the search's folder."""
+    """A training config with a search over some of its keys. ``output_dir`` is the search's folder."""
 
     search: SearchSettings
 
     @model_validator(mode="after")
-    def _can_be_judged(self) -> SearchConfig:
+    def _validate_metric(self) -> SearchConfig:
         if self.search.metric.startswith("eval_") and not (self.eval_data or self.eval_split):
             raise ValueError(f"search.metric: {self.search.metric} needs eval_data or eval_split")
         if not self.save_final:

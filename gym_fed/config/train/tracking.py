@@ -1,4 +1,4 @@
-"""Where the figures of a run go beside its folder; names are those of ``gym_fed.core.registries.TRACKERS``."""
+"""Settings of the trackers that receive a run's metrics; names are those of ``gym_fed.core.registries.TRACKERS``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.registries import TRACKERS
 
 ALWAYS = ("jsonl", "tensorboard")
-"""Trackers of every run; both write into its folder and nowhere else."""
+"""Trackers of every run; both write only into its folder."""
 
 
 class TrackerSettings(StrictModel):
-    """What is sent to a tracking service about a run. Read only when ``tracking`` names one."""
+    """Settings of a tracking service. Read only when ``tracking`` names one."""
 
     project: str = "gym-fed"
     name: str | None = None
-    """The run's name there; by default that of ``output_dir``."""
+    """The run's name in the service; by default that of ``output_dir``."""
 
     tags: list[str] = Field(default_factory=list)
     mode: Literal["offline", "online"] = "offline"
@@ -35,11 +35,11 @@ class TrackingSections(StrictModel):
     tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
         default_factory=lambda: list(ALWAYS), validate_default=True
     )
-    """Where figures are logged. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
+    """Where metrics are logged. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
 
     tracker: TrackerSettings = Field(default_factory=TrackerSettings)
 
     @field_validator("tracking")
     @classmethod
-    def _always_there(cls, names: list[str]) -> list[str]:
+    def _validate_tracking(cls, names: list[str]) -> list[str]:
         return list(dict.fromkeys((*ALWAYS, *names)))

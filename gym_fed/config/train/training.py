@@ -1,8 +1,8 @@
-"""The YAML of `gym train`: which model, which data, which algorithm, how long. Names are TRL's and PEFT's.
+"""The schema of `gym train`'s YAML. Names are TRL's and PEFT's.
 
 Nothing here imports torch; the values are turned into TRL arguments by ``gym_fed.training``. Keys of the top level
 stand together by subject, a file of this folder each; an algorithm or tuning method has a section of its own name
-(``open_keys.py``). What is true of one is an attribute of its class, read where a value needs it.
+(``open_keys.py``). Facts about one are attributes of its class.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TrainingConfig(
     """Instead of ``model``: train from random weights."""
 
     @model_validator(mode="after")
-    def _rows_and_graders_are_read(self) -> TrainingConfig:
+    def _validate_graders_and_roles(self) -> TrainingConfig:
         if self.graders and not ALGORITHMS.type_of(self.algorithm).needs_graders:
             those = ", ".join(ALGORITHMS.own_with("needs_graders"))
             raise ValueError(f"graders: {self.algorithm} does not use them; {those} do")
@@ -74,7 +74,7 @@ class TrainingConfig(
         return self
 
     @model_validator(mode="after")
-    def _consistent(self) -> TrainingConfig:
+    def _validate_combinations(self) -> TrainingConfig:
         if self.model is not None and self.model_init is not None:
             raise ValueError("give either model or model_init, not both")
         if self.adapter and self.model_init is not None:
