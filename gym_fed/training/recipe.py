@@ -1,4 +1,4 @@
-"""Training written by hand: a recipe is a Python script; its context gives it devices, tracker, models and storage.
+"""Training scripts: a recipe is a Python script whose context provides devices, tracker, models and storage.
 
 docs/recipes.md has a whole one. Where a config is enough, use ``gym train``.
 """
@@ -24,7 +24,7 @@ Role = Literal["policy", "reference", "value"]
 
 
 class Tracks(Protocol):
-    """What a recipe needs of an experiment; ``gym_fed.Experiment`` is one."""
+    """The interface of an experiment that a recipe needs; ``gym_fed.Experiment`` is one."""
 
     def log_config(self, config: Mapping[str, Any]) -> None: ...
 
@@ -34,7 +34,7 @@ class Tracks(Protocol):
 
 
 class RecipeContext:
-    """What a recipe stands on.
+    """The devices, tracker, models and storage of a recipe.
 
     ::
 
@@ -89,12 +89,12 @@ class RecipeContext:
             self.experiment.close()  # type: ignore[attr-defined]  # our own can be closed
 
     def track(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log figures of one step, which counts from 1."""
+        """Log the metrics of one step, which counts from 1."""
         self.experiment.log_metrics(metrics, step)
 
     @property
     def world_size(self) -> int:
-        """How many processes share the recipe; 1 unless torchrun started it."""
+        """The number of processes that share the recipe; 1 unless torchrun started it."""
         from gym_fed.training.processes.ranks import world_size
 
         return world_size()
@@ -107,7 +107,7 @@ class RecipeContext:
         device: str | torch.device | None = None,
         dtype: str = "float32",
     ) -> LoadedModel:
-        """``spawn("policy", model)``: a model to be trained.
+        """Create a model to be trained: ``spawn_train("policy", model)``.
 
         Args:
             model: See ``spawn``.
@@ -134,7 +134,7 @@ class RecipeContext:
         device: str | torch.device | None = None,
         dtype: str = "float32",
     ) -> LoadedModel:
-        """A model of its own for a role; what it is made of stays as it is.
+        """Create a model for a role; its source stays unchanged.
 
         ========== =============================================================================================
         policy     to be trained: a causal LM in which every weight learns (of an adapter: the adapter)
@@ -176,7 +176,7 @@ class RecipeContext:
         return spawned
 
     def save_safely(self, name: str, what: Any) -> Path:
-        """Write to ``storage`` under ``name``, or ``NAME-2``, ``NAME-3``, ...: what is there is never overwritten.
+        """Write to ``storage`` under ``name``, or ``NAME-2``, ``NAME-3``, ...; nothing is overwritten.
 
         It is there as a whole or not at all, also after a kill, which may leave a hidden ``.NAME.*.partial`` behind.
 
@@ -212,7 +212,7 @@ class RecipeContext:
         return place
 
     def save_model_safely(self, name: str, model: LoadedModel) -> Path:
-        """``save_safely`` of a model with its tokenizer.
+        """Save a model with its tokenizer as in ``save_safely``.
 
         Raises:
             GymError: ``USAGE`` for what no context has spawned.
@@ -250,7 +250,7 @@ def _critic(loaded: LoadedModel) -> Any:
 
 
 def _writer(what: Any) -> Callable[[Path], Any]:
-    """How ``what`` is written to a path that does not exist yet."""
+    """Return a function that writes the value to a new path."""
     if isinstance(what, str):
         return lambda path: path.write_text(what, encoding="utf-8")
     if isinstance(what, bytes | bytearray | memoryview):
@@ -277,7 +277,7 @@ def _writer(what: Any) -> Callable[[Path], Any]:
 
 
 def _claim(part: Path, wanted: Path) -> Path:
-    """Give what was written the first name that is free; another process may be taking it at the same moment."""
+    """Rename what was written to the first free name; another process may be taking it at the same moment."""
     number = 1
     while True:
         place = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")

@@ -1,4 +1,4 @@
-"""Search for settings with Optuna: every trial a run folder, everything resumable, bad trials pruned.
+"""Search of settings with Optuna: every trial is a run folder, everything resumes, bad trials are pruned.
 
 Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. A trial that was interrupted is run
 again with the same settings in the same folder, where its training goes on from its last checkpoint.
@@ -35,7 +35,7 @@ _ENDED = "ended"  # user attribute: why it has no value
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One trial: its settings, its state (``complete``, ``pruned``, ``failed``), and its figure where it has one."""
+    """A trial: its settings, its state (``complete``, ``pruned``, ``failed``), and its metric if it has one."""
 
     number: int
     parameters: dict[str, Any]
@@ -46,14 +46,14 @@ class TrialResult:
 
 
 class _Stopped(BaseException):
-    """Ctrl-C. No ``Exception``, which would make the trial a failed one; so it counts as running, and is run again."""
+    """Raised on Ctrl-C. Not an ``Exception``, so that Optuna counts the trial as running and it runs again."""
 
 
 OnTrial = Callable[[TrialResult], None]
 
 
 class Search:
-    """One search in the folder ``config.output_dir``.
+    """A search in the folder ``config.output_dir``.
 
     Args:
         config: What to search.
@@ -87,7 +87,7 @@ class Search:
             check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
-        """Go on until the search has so many trials in all that ended by themselves.
+        """Run trials until the search has N that ended by themselves.
 
         Returns:
             Every trial that ended, by number. The best one's config is in ``best.yaml``.
@@ -158,7 +158,7 @@ class Search:
         return optuna.pruners.NopPruner()
 
     def _retry_unfinished(self, study: optuna.Study) -> None:
-        """Trials that a kill or Ctrl-C left are run again first, in their own folders."""
+        """Queue trials that a kill or Ctrl-C has interrupted, to run first in their own folders."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(states=(TrialState.RUNNING,)):
@@ -199,7 +199,7 @@ class Search:
         return value
 
     def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
-        """The figures that a run has logged: a finished one of an interrupted search is read, not run again."""
+        """Return the metrics of a trial's run; a finished one of an interrupted search is read, not run again."""
         from gym_fed.tracking.trackers.base import read_lines
         from gym_fed.training.trainer import Trainer
 
@@ -224,7 +224,7 @@ class Search:
         return values[-1]
 
     def _trial_config(self, values: dict[str, Any], folder: Path) -> TrainingConfig:
-        """The config of one trial.
+        """Return the config of a trial.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming the key that does not exist or refuses its value.
@@ -241,7 +241,7 @@ class Search:
         return validate(plain, TrainingConfig, f"search ({', '.join(f'{k}={v}' for k, v in values.items())})")
 
     def _claim_folder(self) -> None:
-        """A search goes on only with the same question; more trials, and where it lies, may change."""
+        """Refuse a folder of a different search; only the number of trials and the location may change."""
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
@@ -275,14 +275,14 @@ class Search:
             write_atomically(self.folder / "best.yaml", (head + dump_yaml(config)).encode())
 
     def best(self, results: list[TrialResult]) -> TrialResult | None:
-        """The complete trial with the best figure."""
+        """Return the complete trial with the best metric."""
         complete = [r for r in results if r.value is not None and r.state == "complete"]
         sign = 1 if self.config.search.direction == "minimize" else -1
         return min(complete, key=lambda r: (sign * (r.value or 0.0), r.number), default=None)
 
 
 def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:
-    """One value, drawn by the study's sampler. Choices travel as JSON, so that lists may be among them."""
+    """Draw one value by the study's sampler. Choices travel as JSON, so that they may be lists."""
     if values.choices is not None:
         return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in values.choices]))
     assert values.low is not None
@@ -313,7 +313,7 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
 
 
 def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
-    """Settings in which every choice and both ends of every range occur, beside the first of all others."""
+    """Return settings that cover every choice and both ends of every range, with the first value of the others."""
     values = {
         key: r.choices or [int(v or 0) if r.integer else v for v in (r.low, r.high)]
         for key, r in ranges.items()

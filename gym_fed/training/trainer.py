@@ -1,4 +1,4 @@
-"""The trainer: a config (and perhaps a model in memory) in, a trained model and a run folder out.
+"""The trainer: turns a config, and possibly a model in memory, into a trained model and a run folder.
 
 Algorithms live in ``algorithms/``; the loop itself is TRL's. A run that was stopped or killed is continued from
 its last checkpoint and ends with the same weights as one that was not.
@@ -26,7 +26,7 @@ from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.defaults import Defaults
-from gym_fed.training.model.adapters import require_none_merged, settled, trained_on
+from gym_fed.training.model.adapters import require_none_merged, resolve_adapters, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
@@ -46,8 +46,8 @@ from gym_fed.training.run.reproducibility import RunWarning, deterministic, reco
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
-from gym_fed.training.tuning._going_on import go_on
 from gym_fed.training.tuning._peft import require_head_without_adapter
+from gym_fed.training.tuning._resume import resume_adapter
 from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
@@ -100,7 +100,7 @@ class Trainer(ExpectedElsewhere):
         if model is None and config.model is None and config.model_init is None:
             raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
         self._defaults = Defaults(config, model, check=check)
-        config = self.config = settled(self._defaults.for_method(config))
+        config = self.config = resolve_adapters(self._defaults.for_method(config))
         self._check = check
         self._given = None if model is None else (model, tokenizer)
         check_config(config)
@@ -121,7 +121,7 @@ class Trainer(ExpectedElsewhere):
         eval_dataset: Sequence[dict[str, Any]] | str | None = None,
         resume: bool = True,
     ) -> TrainResult:
-        """Run to the end, from the last checkpoint if there is one.
+        """Train to the end, from the last checkpoint if there is one.
 
         Args:
             dataset: Rows (see ``gym_fed.data.rows``), or a name as for ``named_source``, instead of ``config.data``.
@@ -147,7 +147,7 @@ class Trainer(ExpectedElsewhere):
 
     @with_other_arguments
     def apply_deltasoup(self, others: Contributions, settings: DeltaSoupConfig | None = None) -> SoupResult:
-        """Merge what was trained with what others trained from the same base; the result is then base plus soup.
+        """Merge the trained weights with others' deltas of the same base; the result is then base plus soup.
 
         Args:
             others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
@@ -197,7 +197,7 @@ class Trainer(ExpectedElsewhere):
         eval_dataset: Sequence[dict[str, Any]] | str | None,
         resume: bool,
     ) -> TrainResult:
-        """The steps of a run, in order."""
+        """Run the steps of a training run, in order."""
         config = self.config = known_sizes(self.config) or self.config
         algorithm = ALGORITHMS.new(config.algorithm)
         tuning = TUNING.new(config.finetuning)
@@ -235,7 +235,7 @@ class Trainer(ExpectedElsewhere):
             return checked(result, check)
 
     def _start_processes(self, config: TrainingConfig) -> tuple[Any, RunFolder, str]:
-        """The device, the run folder, and the moment at which the run first began."""
+        """Return the device, the run folder, and when the run first began."""
         import torch
 
         device = pick_device(config.device)
@@ -247,12 +247,12 @@ class Trainer(ExpectedElsewhere):
         return device, folder, processes.on_main(lambda: folder.begun(config))
 
     def _split_of(self, num_rows: int) -> float:
-        """How many of the rows are held out where the config does not say it."""
+        """Return how many rows are held out if the config does not decide it."""
         self.config = self._defaults.splitting(self.config, num_rows)
         return self.config.eval_split
 
     def _load_model(self, config: TrainingConfig) -> tuple[Any, Any]:
-        """Model and tokenizer, with the features of the config and its chat template."""
+        """Load model and tokenizer, with the config's features and chat template."""
         if self._given is not None:
             require_dtype(self._given[0], config)
             require_none_merged(config)
@@ -262,7 +262,7 @@ class Trainer(ExpectedElsewhere):
         return apply_features(model, config), tokenizer
 
     def _report_rows(self, dataset: Sequence[dict[str, Any]] | str | None, rows: RunRows) -> None:
-        """Report the counts of rows to ``on_rows``, before the work."""
+        """Report the counts of rows to ``on_rows`` before training."""
         if isinstance(dataset, DataPipeline) and dataset.counts.rows:
             self._report_counts("pipeline", dataset.counts)
         self._report_counts("data", rows.counts)
@@ -298,7 +298,8 @@ class Trainer(ExpectedElsewhere):
         checkpoint: str | None,
         hooks: RunHooks,
     ) -> tuple[Any, int | None]:
-        """Build the algorithm's trainer and run its loop; the trainer, and the step whose weights were restored."""
+        """Build the algorithm's trainer and run its loop; return the trainer, and the step whose weights were
+        restored."""
         from transformers import PrinterCallback
 
         optimizer = OPTIMIZERS.new(config.optimizer)
@@ -344,7 +345,7 @@ class Trainer(ExpectedElsewhere):
         return trainer, best_step
 
     def _track(self, from_step: int) -> Experiment:
-        """The tracked run, going on after a step."""
+        """Return the tracked run, resumed after a step."""
         config, tracker = self.config, self.config.tracker
         experiment = Experiment(
             config.output_dir,
@@ -362,7 +363,7 @@ class Trainer(ExpectedElsewhere):
 
     @contextmanager
     def _ready_graders(self) -> Iterator[None]:
-        """Graders are set up for as long as the run lasts."""
+        """Set graders up for the duration of the run."""
         with ExitStack() as stack:
             for grader in self._graders:
                 stack.callback(grader.teardown)
@@ -373,7 +374,7 @@ class Trainer(ExpectedElsewhere):
 def _prepare_model(
     config: TrainingConfig, algorithm: Algorithm, tuning: Tuning, model: Any, tokenizer: Any, device: Any
 ) -> Any:
-    """The model with the algorithm's head and the tuning method's weights, on its device; fixed parts frozen."""
+    """Return the model with the algorithm's head and the method's weights, on its device; fixed parts frozen."""
     from transformers import set_seed
 
     set_seed(config.seed)
@@ -381,7 +382,7 @@ def _prepare_model(
     frozen = frozen_parts(model, config)
     model = model if is_placed(model, config) else model.to(device)
     adapter = trained_on(config)
-    model = tuning.prepare(model, config) if adapter is None else go_on(model, adapter, config)
+    model = tuning.prepare(model, config) if adapter is None else resume_adapter(model, adapter, config)
     if algorithm.multiplies_by_head:
         require_head_without_adapter(model, config)
     freeze_parts(model, config, frozen)
@@ -391,7 +392,7 @@ def _prepare_model(
 def _open_folder(
     folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool
 ) -> str | None:
-    """Open the run folder; the checkpoint to go on from, if there is one."""
+    """Open the run folder; return the checkpoint to resume from, if there is one."""
     counts = rows.counts, rows.eval_counts
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])

@@ -19,7 +19,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 
 
 class LocalOnly(_Trainer):  # type: ignore[misc]
-    """Mix-in, placed before a TRL trainer: it sends nothing anywhere and writes no README into checkpoints.
+    """A mix-in, placed before a TRL trainer, that sends nothing and writes no README into checkpoints.
 
     TRL reports each construction of a trainer to the hub by default. A method is overridden rather
     than an environment variable set, because the variable is read only when huggingface_hub is first imported.
@@ -37,19 +37,19 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
             super().__init__(*args, **named)
 
     def _send_telemetry(self) -> None:
-        """Nothing is sent."""
+        """Send nothing."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the run folder records what was trained."""
+        """Write nothing: the run folder records what was trained."""
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The optimiser of the config, when it is not one that transformers makes."""
+        """Create the optimiser of the config, unless transformers creates it."""
         if self.make_optimizer is not None and self.optimizer is None:
             self.optimizer = self.make_optimizer(self.model if model is None else model)
         return super().create_optimizer(model)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """The trainer's own; rows grouped by length come in an order of the epoch."""
+        """Return the trainer's sampler; rows grouped by length have an order per epoch."""
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
         from gym_fed.training.rows.length_groups import EpochLengthGroups
@@ -60,12 +60,12 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         return sampler
 
     def get_train_dataloader(self) -> Any:
-        """The trainer's own, passed through ``wrap_dataloader``."""
+        """Return the trainer's dataloader, passed through ``wrap_dataloader``."""
         loader = super().get_train_dataloader()
         return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """A checkpoint that does not fit is refused: transformers would warn, and train on from other weights.
+        """Refuse a checkpoint that does not fit: transformers would warn and train other weights.
 
         Raises:
             GymError: ``MODEL_INVALID`` naming weights that it lacks, or has and the model has not.
@@ -89,7 +89,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
             model.tie_weights()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """The trainer's own; of an adapter, which PEFT reads without complaint, the names are compared before.
+        """Load as the trainer does; an adapter's names are compared before, as PEFT ignores differences.
 
         Raises:
             GymError: ``MODEL_INVALID`` naming a weight of the adapter that the checkpoint lacks.
@@ -118,7 +118,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
 
 @cache
 def local(trainer: type) -> Any:
-    """A TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
+    """Return a TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
     from gym_fed.training.processes.sharded_checkpoints import ShardedCheckpoints
     from gym_fed.training.run.checkpoint_saving import SealedCheckpoints
 
@@ -128,7 +128,7 @@ def local(trainer: type) -> Any:
 
 @contextmanager
 def unpatched_afterwards(model: Any) -> Iterator[None]:
-    """Give ``model`` its own ``forward``, ``use_cache``, dropout and tags back: TRL changes them and leaves them so."""
+    """Restore ``forward``, ``use_cache``, dropout and tags of ``model`` on exit, which TRL changes."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = object()
     before = base.__dict__.get("forward", missing)
@@ -152,7 +152,7 @@ def unpatched_afterwards(model: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """No bars of ``datasets``; those of TRL's own passes over the rows only on a terminal."""
+    """Hide progress bars of ``datasets``; those of TRL's passes over the rows are shown on a terminal only."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")
@@ -171,7 +171,7 @@ def quiet_datasets() -> Iterator[None]:
 
 
 def adapter_is_idle(model: Any, ids: list[int]) -> bool:
-    """Whether a PEFT model answers the tokens ``ids`` as its base does, but for rounding."""
+    """Return True if a PEFT model answers the tokens ``ids`` as its base does, apart from rounding."""
     import torch
 
     batch, was_training = torch.tensor([ids], device=model.device), model.training

@@ -77,7 +77,7 @@ def require_none_merged(config: TrainingConfig) -> None:
         )
 
 
-def settled(config: TrainingConfig) -> TrainingConfig:
+def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     """Fill open settings of the tuning section from the adapter that is trained on.
 
     So the run's ``config.yaml`` holds what was trained.
@@ -163,7 +163,7 @@ def check_adapters(config: TrainingConfig) -> None:
                 else "set new_adapter: true to merge it and train another",
             )
     _require_mergeable(config, merged)
-    settled(config)
+    resolve_adapters(config)
 
 
 def _require_mergeable(config: TrainingConfig, merged: list[Adapter]) -> None:

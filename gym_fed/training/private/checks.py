@@ -10,7 +10,7 @@ from gym_fed.training.run.requirements import require_package
 
 
 def check_privacy(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse what is not accounted for, before anything is loaded. Without ``privacy`` everything passes.
+    """Refuse what is not accounted for, before anything is loaded. Without ``privacy`` nothing is refused.
 
     Raises:
         GymError: ``CONFIG_INVALID`` with the reason and the remedy; ``MISSING_DEPENDENCY``.

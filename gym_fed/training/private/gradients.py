@@ -1,4 +1,4 @@
-"""Clipped gradients of single examples, by Opacus, and a check on made-up rows that each is of one example.
+"""Clipped gradients of single examples, by Opacus, and a test on synthetic rows that each depends on one example.
 
 An example's loss is the mean over its own labelled tokens: a mean over the tokens of a batch would let the length of
 one example decide on the weight of the others.
@@ -23,7 +23,7 @@ Batch = dict[str, torch.Tensor]
 
 
 def example_losses(model: Any, batch: Batch) -> torch.Tensor:
-    """Next-token loss of every example, the mean over its labelled tokens, ``[n]`` float32.
+    """Return the next-token loss of every example, a mean over its labelled tokens, ``[n]`` float32.
 
     Args:
         model: A causal language model, or a PEFT model around one.
@@ -40,7 +40,7 @@ def example_losses(model: Any, batch: Batch) -> torch.Tensor:
 
 
 class ClippedGradients:
-    """Adds up gradients of examples, each clipped to ``max_grad_norm`` over all trained weights together.
+    """Sums gradients of examples, each clipped to ``max_grad_norm`` over all trained weights together.
 
     Attaches Opacus' hooks to ``model``; ``close`` takes them off again.
     """
@@ -63,7 +63,8 @@ class ClippedGradients:
             )
 
     def add(self, batch: Batch, optimizer: Any) -> torch.Tensor:
-        """Add a physical batch to ``summed_grad`` of the trained weights; its losses, ``[n]`` float32 without a graph.
+        """Add a physical batch to ``summed_grad`` of the trained weights; return its losses, ``[n]`` float32 without a
+        graph.
 
         An example whose gradient's norm is not finite adds nothing.
 
@@ -93,7 +94,7 @@ class ClippedGradients:
         return losses.detach()
 
     def close(self) -> None:
-        """Leave nothing on the model."""
+        """Remove all hooks and attributes from the model."""
         self.hooks.cleanup()
         for module in self.model.modules():
             for name in ("activations", "max_batch_len"):
@@ -106,7 +107,7 @@ class ClippedGradients:
 
 
 def require_exact(gradients: ClippedGradients) -> None:
-    """Hold the gradients of single examples against those that autograd gives for each alone, on made-up tokens.
+    """Compare the gradients of single examples with autograd's for each alone, on synthetic tokens.
 
     What couples examples (batch norm, routers of experts), what Opacus does not know (weights outside of modules), and
     what it counts twice (tied weights under ``ghost``) is found here, whatever it is called.
@@ -169,7 +170,7 @@ def _refused(mode: str, why: str) -> GymError:
 
 
 def _made_up(model: Any) -> Batch:
-    """Rows of different lengths, from no data."""
+    """Return synthetic rows of different lengths; no data is used."""
     device = next(model.parameters()).device
     vocabulary = int(model.get_input_embeddings().num_embeddings)
     chance = torch.Generator().manual_seed(0)
@@ -183,7 +184,7 @@ def _made_up(model: Any) -> Batch:
 
 @contextmanager
 def _without_chance(model: Any) -> Iterator[None]:
-    """No dropout, but hooks that listen: modules with trained weights of their own count as in training."""
+    """Disable dropout but keep hooks: modules with trained weights of their own count as in training."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     for module in model.modules():
@@ -197,7 +198,7 @@ def _without_chance(model: Any) -> Iterator[None]:
 
 
 def _forget_gradients(weights: Any) -> None:
-    """Gradients as autograd leaves them, of no example clipped, are never used."""
+    """Clear autograd's gradients, which are sums of unclipped examples and never used."""
     for weight in weights:
         weight.grad = None
         weight.grad_sample = None

@@ -1,4 +1,4 @@
-"""The training loop of DP-SGD in the place of transformers' own; its checkpoints, logs and evaluations are kept.
+"""The training loop of DP-SGD, which replaces transformers' loop and keeps its checkpoints, logs and evaluations.
 
 A step draws a Poisson batch, adds up clipped gradients in physical batches of ``per_device_train_batch_size``, noises
 the sum and divides it by the expected size of a batch. A batch may be empty: then the step is noise, as it has to be.
@@ -36,7 +36,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 
 
 class DpSgd(_Trainer):  # type: ignore[misc]
-    """Mixed into a TRL trainer for supervised rows."""
+    """A mix-in for a TRL trainer of supervised rows."""
 
     control: Any
     plan: Plan
@@ -84,7 +84,7 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         return self._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
 
     def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
-        """One step; the mean of its examples' finite losses, or the last one's where there are none."""
+        """Run one step; return the mean of its examples' finite losses, or the previous step's without any."""
         control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         self.control = control
         model.train()
@@ -124,7 +124,7 @@ class DpSgd(_Trainer):  # type: ignore[misc]
 def _physical_batches(
     rows: list[dict[str, Any]], size: int, max_length: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Rows of about one length at a time, each padded to a multiple of ``_PAD_TO`` that its own length decides.
+    """Yield rows of similar length, each padded to a multiple of ``_PAD_TO`` that its own length decides.
 
     What a batch's longest row decided for the others would couple them: padding is masked, but 0 times infinity is not.
     """
@@ -139,7 +139,8 @@ def _physical_batches(
 
 
 def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
-    """``input_ids``, ``labels`` and ``attention_mask``, each ``[n, length]`` int64; a row's last token fills it up."""
+    """Return ``input_ids``, ``labels`` and ``attention_mask``, each ``[n, length]`` int64, padded with a row's last
+    token."""
     missing = [length - len(row["input_ids"]) for row in rows]
     filled = {
         "input_ids": [
@@ -153,7 +154,7 @@ def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
 
 
 def _require_finite(weights: list[torch.Tensor], step: int) -> None:
-    """Whether the noised weights can be trained on; they alone decide, for they are what is published."""
+    """Refuse noised weights that are not finite. Nothing else is looked at, because only they are published."""
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         raise Diverged(
             ErrorCode.DATA_INVALID,
@@ -164,12 +165,12 @@ def _require_finite(weights: list[torch.Tensor], step: int) -> None:
 
 @cache
 def private(trainer: type) -> type:
-    """A TRL trainer class that trains by ``DpSgd``; hand what it makes to ``prepared``."""
+    """Return a TRL trainer class that trains by ``DpSgd``; pass its instances to ``prepared``."""
     return type(f"Private{trainer.__name__}", (DpSgd, trainer), {"__doc__": f"{trainer.__name__} by DP-SGD."})
 
 
 def prepared(trainer: Any, job: Job) -> Any:
-    """The trainer with its plan and its rows."""
+    """Return the trainer with its plan and its rows."""
     assert job.config.privacy is not None
     trainer.plan = make_plan(job.config, len(job.encoded))
     trainer.grad_sample_mode = job.config.privacy.grad_sample_mode

@@ -1,4 +1,4 @@
-"""Opacus' optimisers with noise of a cryptographic source, on a lattice.
+"""Opacus' optimisers with noise from a cryptographic source, on a lattice.
 
 Its own ``secure_mode`` needs torchcsprng, which gym-fed does without.
 
@@ -53,7 +53,7 @@ class LatticeNoise:
         self._source = NoiseSource(os.urandom(SEED_BYTES))
 
     def add(self, total: torch.Tensor) -> torch.Tensor:
-        """``total`` (float32, any shape) on the lattice and noised; a new tensor of the same type."""
+        """Return ``total`` (float32, any shape) rounded to the lattice with noise; a new tensor of the same type."""
         drawn = self._source.rounded_gaussian(_STEPS_PER_STD, total.numel(), "gradient")
         noise = torch.from_numpy(drawn).to(total.device).view_as(total)
         whole = torch.round(total.detach().double() / self._step) + noise
@@ -61,13 +61,13 @@ class LatticeNoise:
 
 
 class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
-    """Clips, divides by the expected size of the batch, and noises by ``LatticeNoise``."""
+    """Clips, divides by the expected batch size, and adds noise by ``LatticeNoise``."""
 
     lattice: LatticeNoise
 
     @property
     def accumulated_iterations(self) -> int:
-        """Physical batches are parts of one logical batch, whose expected size divides the sum once."""
+        """The number 1: physical batches are parts of one logical batch, whose expected size divides the sum once."""
         return 1
 
     def clip_and_accumulate(self) -> None:
@@ -103,7 +103,7 @@ class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc
 def noisy_optimizer(
     optimizer: Any, mode: str, *, noise_multiplier: float, max_grad_norm: float, expected_batch_size: int
 ) -> Any:
-    """``optimizer`` with gradients that are clipped (but for ``ghost``) and noised before every step."""
+    """Wrap ``optimizer`` so that gradients are clipped (except for ``ghost``) and noised before every step."""
     kind = NoisyGhostOptimizer if mode == "ghost" else NoisyOptimizer
     noisy = kind(
         optimizer,

@@ -1,4 +1,4 @@
-"""The privacy cost of a run, before its first step and after every one."""
+"""The privacy cost of a run, before its first step and after each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def noise_share(self) -> float:
-        """How the noise of the whole run compares with the largest sum of its examples' gradients in any direction.
+        """The noise of the whole run over the largest sum of its examples' gradients in any direction.
 
         Sums over all steps of the expected batch: the noise's standard deviation is ``noise_multiplier * C *
         sqrt(steps)``, and examples whose clipped gradients all agree add up to ``C * expected_batch_size * steps``.
@@ -48,11 +48,11 @@ class Plan:
 
     @property
     def sampling_probability(self) -> float:
-        """With which an example is in a step, whatever the others are."""
+        """The sampling probability per example."""
         return self.expected_batch_size / self.num_examples
 
     def event(self, steps: int | None = None) -> NoiseEvent:
-        """So many steps (by default all) for the accountant."""
+        """Return the accountant's event for N steps; by default all."""
         return NoiseEvent(
             noise_multiplier=self.noise_multiplier,
             sampling_probability=self.sampling_probability,
@@ -60,17 +60,17 @@ class Plan:
         )
 
     def epsilon(self, steps: int | None = None) -> float:
-        """Epsilon of so many steps, by default of all of them; at ``target_delta``."""
+        """Return epsilon at ``target_delta`` after N steps; by default all."""
         return epsilon([self.event(steps)], self.target_delta)
 
     def epsilon_at_most(self, step: int) -> float:
-        """An upper bound on ``epsilon(step)`` that is cheap to ask for after every step: it rises a few times a run."""
+        """Return an upper bound on ``epsilon(step)`` that is cheap after every step: it rises a few times per run."""
         every = max(_LEAST_STEPS, math.ceil(self.steps / _POINTS))
         return self.epsilon(min(self.steps, every * math.ceil(step / every)))
 
 
 def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
-    """The plan of a run whose config has ``privacy``.
+    """Make the plan of a run whose config has ``privacy``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when there are fewer examples than a step shall see, when no noise reaches
@@ -101,7 +101,7 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
 
 
 def _require_a_signal(plan: Plan) -> None:
-    """Refuse a run that can only end in noise, and warn where a single run would learn next to nothing.
+    """Refuse a run whose noise drowns any signal, and warn if a single run would learn next to nothing.
 
     Rounds of a federation add up, over contributors and over rounds; so what one run cannot learn is not refused yet.
     """

@@ -1,4 +1,4 @@
-"""Poisson sampling from the operating system's randomness: every example is in a batch by a draw of its own.
+"""Poisson sampling from the operating system's randomness: each example is drawn independently.
 
 The accountant's amplification by sampling holds for this and for nothing else: not for shuffled batches of a fixed
 size, and not for a generator whose seed somebody knows, who would then know who was in which batch.
@@ -14,7 +14,7 @@ _WORD_BYTES = 8
 
 
 def poisson_sample(num_examples: int, expected: int) -> list[int]:
-    """Indices of one batch, perhaps none: each is in it with probability ``expected / num_examples``.
+    """Return the indices of one batch, possibly none, each drawn with probability ``expected / num_examples``.
 
     64 bits decide on an example; the probability is rounded down to a multiple of 2^-64.
     """

@@ -1,1 +1,1 @@
-"""Several processes of one run: launched, agreed with, and the model split among them."""
+"""Several processes of one run: launch, communication, and the split of the model."""

@@ -1,4 +1,4 @@
-"""The processes of one run: which one writes, and how they agree. With one process everything here is a no-op.
+"""The processes of one run: which one writes, and how they agree. A no-op with one process.
 
 torchrun (and ``gym train --nproc``) gives each process its place in the environment: ``RANK``, ``WORLD_SIZE``.
 """
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def start(settings: DistributedSettings, device: torch.device) -> None:
-    """Join the other processes, once; later calls and single processes return at once.
+    """Join the other processes, once; later calls and single processes return immediately.
 
     Raises:
         GymError: ``UNAVAILABLE`` when the others are not there in time.
@@ -64,7 +64,7 @@ def stop() -> None:
 
 
 def count() -> int:
-    """How many processes answer: each adds one."""
+    """Return how many processes respond: each adds one."""
     if not dist.is_initialized():
         return 1
     one = torch.ones(1, dtype=torch.int64, device=_device())
@@ -73,7 +73,7 @@ def count() -> int:
 
 
 def require_all(found: int) -> None:
-    """Refuse to train alone beside the others: a library that misses them would train N models of one process each.
+    """Refuse to train without the other processes: a library that ignores them would train N separate models.
 
     Raises:
         GymError: ``INTERNAL``.
@@ -87,7 +87,7 @@ def require_all(found: int) -> None:
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Do ``work`` in the main process alone; every process gets what it returned (JSON values), or its error.
+    """Do ``work`` in the main process alone; every process gets its result (JSON values) or its error.
 
     Raises:
         GymError: What ``work`` raised, in every process.
@@ -109,7 +109,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Whether any process returns True: all of them then stop at the same step."""
+    """Return True if any process passes True: all of them then stop at the same step."""
 
     def ask() -> bool:
         answer = wanted is not None and wanted()
@@ -123,7 +123,7 @@ def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
 
 
 def _broadcast(message: bytes) -> bytes:
-    """The main process's bytes, in every process."""
+    """Send the main process's bytes to every process."""
     size = torch.tensor([len(message)], device=_device())
     dist.broadcast(size, src=0)
     # An empty message of the others is overwritten.
@@ -136,5 +136,5 @@ def _broadcast(message: bytes) -> bytes:
 
 
 def _device() -> torch.device:
-    """Where collectives work: NCCL on the GPU only."""
+    """Return the device of collectives: NCCL works only on the GPU."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

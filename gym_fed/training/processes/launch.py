@@ -1,4 +1,4 @@
-"""``gym train --nproc N``: the same command in N processes, by torch's launcher; process 0 alone prints."""
+"""``gym train --nproc N``: the same command in N processes, by torch's launcher; only process 0 prints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
 
 
 def _exit_code(status: int, rank: int) -> int:
-    """A process that a signal ended has no exit code of its own."""
+    """Return the exit code; a process that a signal ended has none of its own."""
     if status >= 0:
         return status
     raise GymError(
@@ -75,7 +75,7 @@ def _exit_code(status: int, rank: int) -> int:
 
 
 def _print_log_end(folder: Path, rank: int) -> None:
-    """Print the last lines that a process without a terminal has logged."""
+    """Print the last log lines of a process without a terminal."""
     for file in sorted(folder.rglob(f"{rank}/stderr.log")):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
         sys.stderr.write("".join(f"[process {rank}] {line}\n" for line in lines))

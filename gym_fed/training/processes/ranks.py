@@ -1,4 +1,4 @@
-"""This process's place among those that share a run, as torchrun sets it in the environment. Imports no torch."""
+"""This process's rank among those of a run, from torchrun's environment variables. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def world_size() -> int:
-    """How many processes share the run."""
+    """Return the number of processes that share the run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and prints."""
+    """Return True if this process is the one that writes and prints."""
     return int(os.environ.get("RANK", "0")) == 0

@@ -1,4 +1,4 @@
-"""Checkpoints of a model that is split while it is read (FSDP2, tensor parallelism), which transformers cannot resume.
+"""Checkpoints of models that are split while loading (FSDP2, tensor parallelism); transformers cannot resume them.
 
 Weights and optimiser state are gathered to whole tensors by torch's distributed checkpoints and written by one process.
 """
@@ -24,17 +24,17 @@ _WEIGHTS, _OPTIMIZER, _SCHEDULER = "trained.pt", "optimizer.pt", "scheduler.pt"
 
 
 class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
-    """Makes accelerate treat processes as sharing rows; its own check knows GPUs only, although gloo does the same."""
+    """Makes accelerate accept processes that share rows; its own check allows only GPUs, although gloo works too."""
 
     def _validate_accelerator(self, accelerator: Any) -> None:
-        """Nothing to refuse: the processes are joined already."""
+        """Accept every accelerator: the processes are joined already."""
 
 
 _Trainer: Any = object  # what the mix-in is placed before
 
 
 class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
-    """Mix-in for trainers; does nothing for models that every process holds whole."""
+    """A mix-in for trainers; does nothing for models that every process holds whole."""
 
     is_distributed_loading_by_transformers: bool
     model: Any
@@ -71,7 +71,7 @@ class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
 
 
 def _spread(*, strict: bool) -> StateDictOptions:
-    """Whole tensors of the main process, to every process's part."""
+    """Send whole tensors of the main process to every process's part."""
     return StateDictOptions(
         full_state_dict=True, broadcast_from_rank0=True, strict=strict, ignore_frozen_params=True
     )

@@ -1,4 +1,4 @@
-"""How several processes share a model: what loading and transformers' arguments need for each strategy."""
+"""The strategies by which processes share a model: arguments of loading and of transformers for each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _AT_LOADING = ("fsdp2", "tensor_parallel")
 
 
 def settings_of(config: TrainingConfig) -> DistributedSettings:
-    """The ``distributed`` block, or its defaults."""
+    """Return the ``distributed`` block, or its defaults."""
     return config.distributed or DistributedSettings()
 
 
 def is_sharded_at_loading(config: TrainingConfig) -> bool:
-    """Whether ``from_pretrained`` splits the model, so that its parameters are DTensors."""
+    """Return True if ``from_pretrained`` splits the model, so that its parameters are DTensors."""
     return world_size() > 1 and settings_of(config).strategy in _AT_LOADING
 
 
 def check_distributed(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse a strategy that cannot work here.
+    """Refuse a strategy that cannot work on this machine or with this config.
 
     Raises:
         GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
@@ -82,7 +82,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
 
 
 def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Keyword arguments for ``from_pretrained``; empty unless the model is split while it is read."""
+    """Return keyword arguments for ``from_pretrained``; empty unless the model is split while loading."""
     if not is_sharded_at_loading(config):
         return {}
     from transformers.distributed import DistributedConfig
@@ -96,12 +96,12 @@ def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def is_placed(model: Any, config: TrainingConfig) -> bool:
-    """Whether loading has put the model where it belongs, so that it must not be moved."""
+    """Return True if loading has put the model on its device, so that it must not be moved."""
     return is_sharded_at_loading(config) or bool(getattr(model, "is_quantized", False))
 
 
 def deepspeed_loading(config: TrainingConfig) -> Any:
-    """While the returned object lives, models are split by ZeRO 3 as they are read; None for other strategies."""
+    """Split models by ZeRO 3 while loading, for as long as the returned object lives; None for other strategies."""
     settings = settings_of(config)
     if world_size() == 1 or settings.strategy != "deepspeed" or settings.zero_stage != 3:
         return None
@@ -111,7 +111,7 @@ def deepspeed_loading(config: TrainingConfig) -> Any:
 
 
 def is_split(config: TrainingConfig) -> bool:
-    """Whether no process holds the whole model."""
+    """Return True if no process holds the whole model."""
     settings = settings_of(config)
     return is_sharded_at_loading(config) or (
         world_size() > 1 and settings.strategy == "deepspeed" and settings.zero_stage == 3
@@ -119,7 +119,7 @@ def is_split(config: TrainingConfig) -> bool:
 
 
 def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Keyword arguments for ``transformers.TrainingArguments``; empty for one process."""
+    """Return keyword arguments for ``transformers.TrainingArguments``; empty for one process."""
     if world_size() == 1:
         return {}
     settings = settings_of(config)
@@ -137,20 +137,20 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def resumable(trainer: Any) -> None:
-    """Let a trainer write whole checkpoints after all: ``sharded_checkpoints`` can read them."""
+    """Let a trainer write whole checkpoints, which ``sharded_checkpoints`` can load."""
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         trainer.args.save_only_model = False
 
 
 def _tensor_parallelism() -> Any:
-    """Every process gets the same rows."""
+    """Return a parallelism in which every process gets the same rows."""
     from gym_fed.training.processes.sharded_checkpoints import AnyDeviceParallelism
 
     return AnyDeviceParallelism(tp_size=world_size())
 
 
 def deepspeed_config(config: TrainingConfig) -> dict[str, Any]:
-    """DeepSpeed's JSON, with every number resolved, so that a model can be split while it is read."""
+    """Return DeepSpeed's JSON, with every number resolved, so that a model can be split while loading."""
     settings = settings_of(config)
     stage = settings.zero_stage or 2
     batch = config.per_device_train_batch_size

@@ -47,7 +47,7 @@ Step = Callable[[int], None]
 
 
 def check_batch_size(config: TrainingConfig) -> None:
-    """Refuse where the batch is tied to something else."""
+    """Refuse ``auto_batch_size`` where something else decides the batch."""
     if config.auto_batch_size is None:
         return
     refuse_first(
@@ -65,7 +65,7 @@ def check_batch_size(config: TrainingConfig) -> None:
 
 
 def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
-    """``config`` with the sizes that an unfinished run in its folder has found; None where there are none.
+    """Return ``config`` with the sizes that an unfinished run in its folder has found; None without any.
 
     Raises:
         GymError: ``FILE_EXISTS`` when they do not make up the global batch of ``config``.
@@ -93,14 +93,14 @@ def remember_sizes(config: TrainingConfig) -> None:
 
 
 def global_batch(config: TrainingConfig) -> int:
-    """Rows of one optimiser step, in one process."""
+    """Return the rows of one optimiser step in one process."""
     return config.per_device_train_batch_size * config.gradient_accumulation_steps
 
 
 def choose_batch_size(
     config: TrainingConfig, algorithm: Algorithm, model: Any, tokenizer: Any, rows: RunRows
 ) -> TrainingConfig:
-    """The config with the batch size that fits, where ``auto_batch_size`` is set and no size is known yet."""
+    """Return the config with the batch size that fits, if ``auto_batch_size`` is set and no size is known yet."""
     if config.auto_batch_size is None or known_sizes(config) is not None:
         return config
     with quiet_loading():
@@ -112,7 +112,7 @@ def choose_batch_size(
 def _builder(
     algorithm: Algorithm, model: Any, tokenizer: Any
 ) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
-    """Builds trainers that are only tried out: no callbacks, nothing kept."""
+    """Return a function that builds trainers for trials: no callbacks, and nothing is saved."""
 
     def build(config: TrainingConfig, rows: list[dict[str, Any]]) -> Any:
         with tempfile.TemporaryDirectory() as scratch:
@@ -125,7 +125,7 @@ def _builder(
 def find_batch_size(
     config: TrainingConfig, model: Any, build: Callable[[TrainingConfig, list[Any]], Any], rows: list[Any]
 ) -> TrainingConfig:
-    """``config`` with the largest batch that fits, and the accumulation that goes with it.
+    """Return ``config`` with the largest batch that fits, and its gradient accumulation.
 
     Args:
         config: Its two sizes give the global batch.
@@ -165,7 +165,7 @@ def find_batch_size(
 
 
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
-    """What the run may take beyond what it has."""
+    """Return the memory that the run may take beyond its current use."""
     settings = config.auto_batch_size
     assert settings is not None  # the caller calls it only then
     if settings.memory_gib is not None:
@@ -175,7 +175,7 @@ def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
 
 
 def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | None:
-    """The last of ``candidates`` (growing) that runs and stays within ``budget`` bytes; None if the first does not."""
+    """Return the last of ``candidates`` (growing) within ``budget`` bytes; None if the first does not fit."""
     best = None
     for size in candidates:
         torch.cuda.empty_cache()
@@ -196,7 +196,7 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """The same by the growth of the process; a size is not tried when the two before it show that it will not fit."""
+    """Do the same by the growth of the process; a size is skipped if the two before it show that it will not fit."""
     base = psutil.Process().memory_info().rss
     best, before = None, 0
     for size in candidates:
@@ -213,7 +213,7 @@ def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None
 
 
 def _peak_rss(work: Callable[[], None]) -> int:
-    """The most that the process holds while ``work`` runs, in bytes, looked at every millisecond."""
+    """Return the peak memory of the process while ``work`` runs, in bytes, sampled every millisecond."""
     process, peak, done = psutil.Process(), [0], threading.Event()
 
     def look() -> None:
@@ -239,7 +239,7 @@ def _doubling(most: int) -> Iterator[int]:
 
 @contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Random states and the mode of the model as they were."""
+    """Restore random states and the model's mode on exit."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     training = model.training

@@ -1,4 +1,4 @@
-"""One step, one mean: what a loss is divided by is counted over all batches of the step, on every process.
+"""Means over a whole step: a loss is divided by a count over all batches of the step, on every process.
 
 A mean of means over batches of unequal size is another loss than the mean over their rows or tokens. So every batch's
 mean is weighed by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor
@@ -15,7 +15,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 
 
 class GlobalBatch(_Trainer):  # type: ignore[misc]
-    """Mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
+    """A mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
 
     A subclass counts a batch (``items``) and weighs the parts of its loss by ``share``. What is evaluated has
     no step, and every share is 1.
@@ -28,24 +28,25 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
     _waiting: tuple[Any, ...] = ()
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """How many of each kind (rows, tokens) the batch's losses are means over; whole numbers or tensors of one."""
+        """Return the number of items of each kind (rows, tokens) in the batch's means; whole numbers or tensors of
+        one."""
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """The step's batches, which are counted when the first is learnt from: a resume sets random states between."""
+        """Return the step's batches, counted only when the first is learned: a resume sets random states between."""
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._waiting = tuple(batches)
         return batches, number
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """The trainer's own; a batch of no step, as when sizes are tried out, is a step of itself."""
+        """Run the trainer's step; a batch outside a step, as in trials of sizes, is a step by itself."""
         waiting, self._waiting = self._waiting, ()
         if waiting or self._step_items is None:
             self.count(list(waiting) or [inputs])
         return super().training_step(model, inputs, num_items_in_batch)
 
     def count(self, batches: list[Any]) -> None:
-        """Take ``batches`` (at least one) as those of a step. All processes have as many of them."""
+        """Count the items of ``batches`` (at least one), the batches of a step. All processes have equally many."""
         found = [self.items(batch) for batch in batches]
         names = list(found[0])
         import torch
@@ -55,17 +56,17 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
         self._step_items = dict(zip(names, map(float, total.tolist()), strict=True))
 
     def share(self, name: str, number: Any) -> Any:
-        """What a batch's mean over ``number`` items of a kind counts in the step."""
+        """Return the weight in the step of a batch's mean over ``number`` items of a kind."""
         if self._step_items is None or not self.model.training:
             return 1.0
         return number * self.accelerator.num_processes / max(self._step_items[name], 1.0)
 
 
 class RowMeans(GlobalBatch):
-    """For trainers whose loss is a mean over rows (or pairs), as they compute it."""
+    """A mix-in for trainers whose loss is a mean over rows or pairs."""
 
     def rows(self, batch: dict[str, Any]) -> int:
-        """Rows (or pairs) of a batch; by default pairs, whose two halves lie one after the other."""
+        """Return the rows (or pairs) of a batch; by default pairs, whose two halves follow each other."""
         return len(batch["input_ids"]) // 2
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class RowMeans(GlobalBatch):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The trainer's own, weighed."""
+        """Return the trainer's loss, weighted."""
         weight = self.share("rows", self.rows(inputs))
         found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return (found[0] * weight, found[1]) if return_outputs else found * weight

@@ -16,7 +16,7 @@ _PRINTS_THE_DATE = ("strftime_now", "datetime")
 
 
 class LastEncoded:
-    """Remembers the last rows, and everything that made them."""
+    """A cache of the last encoded rows and of everything that decides them."""
 
     def __init__(self) -> None:
         self._key: Any = None
@@ -30,7 +30,7 @@ class LastEncoded:
         data: list[dict[str, Any]],
         eval_data: list[dict[str, Any]] | None,
     ) -> RunRows:
-        """``run_rows.encode_run``, or its last result where rows, tokenizer and config are the same."""
+        """Return ``run_rows.encode_run``, or its last result if rows, tokenizer and config are the same."""
         template = str(getattr(tokenizer, "chat_template", None))
         if not algorithm.keeps_encoded or any(word in template for word in _PRINTS_THE_DATE):
             return encode_run(config, algorithm, tokenizer, data, eval_data)

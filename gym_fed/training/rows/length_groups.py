@@ -1,4 +1,4 @@
-"""Batches of rows of like length, in an order that a resumed run finds again."""
+"""Batches of rows of similar length, in an order that a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 
 class EpochLengthGroups(LengthGroupedSampler):
-    """Transformers' order of ``group_by_length``, drawn by seed and epoch.
+    """transformers' order of ``group_by_length``, drawn from seed and epoch.
 
     Its own is drawn from the process's random state as that is when an epoch begins, which a run resumed within a later
     epoch does not have.
@@ -18,5 +18,5 @@ class EpochLengthGroups(LengthGroupedSampler):
         self._seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Called by accelerate's dataloader before each epoch."""
+        """Set the epoch; accelerate's dataloader calls it before each one."""
         self.generator.manual_seed(self._seed + epoch)

@@ -1,4 +1,4 @@
-"""Rows that share a sequence: which models can have them, and TRL's best-fit-decreasing packing of whole rows."""
+"""Packing: which models may have several rows in a sequence, and TRL's best-fit-decreasing packing of whole rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.training.trl_glue import quiet_datasets
 
 
 def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
-    """Put encoded rows together, the longest first, each where the least room is left (Ding et al. 2024, section 3).
+    """Pack encoded rows, the longest first, each where the least room is left (Ding et al. 2024, section 3).
 
     Args:
         rows: ``{"input_ids", "labels"}``, none longer than ``max_length``.
@@ -43,7 +43,7 @@ def check_packing(config: TrainingConfig) -> None:
 
 
 def require_packable(model_config: Any, config: TrainingConfig) -> None:
-    """Refuse packing for a model in which one row of a sequence changes what it must not change in the next one.
+    """Refuse packing for a model in which one packed row would affect the next.
 
     With ``True`` the rows of a sequence see each other by attention, which is what that value means; a state that is
     carried along would mix them as well, and its code reads padding and positions differently. With ``bfd`` rows must

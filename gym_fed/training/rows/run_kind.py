@@ -1,4 +1,4 @@
-"""Brings rows into the form that an algorithm learns from: their kind, chat turns, and the default system message."""
+"""Converts rows to the form that an algorithm learns from: kind, chat turns, and the default system message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> list[Row]:
 
 
 def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Turn rows of ``rows_to_learn`` into what ``Algorithm.encode`` takes.
+    """Convert rows of ``rows_to_learn`` to the input of ``Algorithm.encode``.
 
     Rows of plain strings become chat turns where the tokenizer has a chat template, and conversations without a system
     message get ``default_system``.

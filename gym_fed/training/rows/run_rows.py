@@ -1,4 +1,4 @@
-"""The rows of a run: those it learns from and those that judge it, encoded, with the digest that identifies them."""
+"""The training and held-out rows of a run, encoded, with the digest that identifies them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rows_of_run(
     eval_dataset: Sequence[dict[str, Any]] | str | None,
     split_of: Callable[[int], float] | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Training and held-out rows of the kind that the algorithm learns from; a text is a name or path.
+    """Return training and held-out rows of the kind that the algorithm learns from; a text is a name or path.
 
     ``split_of`` chooses ``eval_split`` by the number of different rows, where no held-out rows are named.
     """
@@ -85,7 +85,7 @@ def encode_run(
     data: list[dict[str, Any]],
     eval_data: list[dict[str, Any]] | None,
 ) -> RunRows:
-    """Encode the rows of ``rows_of_run``, or read those of ``tokenized_path`` where it holds some."""
+    """Encode the rows of ``rows_of_run``, or read those of ``tokenized_path`` if it holds some."""
     forms = count_forms(tokenizer, data)
     data = rows_to_encode(config, tokenizer, data)
     eval_data = None if eval_data is None else rows_to_encode(config, tokenizer, eval_data)
@@ -118,14 +118,14 @@ def _encoded_or_stored(
 
 
 def has_encoded(config: TrainingConfig) -> bool:
-    """Whether ``tokenized_path`` holds rows."""
+    """Return True if ``tokenized_path`` holds rows."""
     from gym_fed.training.rows.tokenized import TokenizedRows
 
     return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
 
 
 def has_held_out(config: TrainingConfig, eval_data: Sequence[Any] | None) -> bool:
-    """Whether there are rows that judge the run: ``eval_data``, or those that were encoded before."""
+    """Return True if the run has evaluation data: ``eval_data``, or held-out rows that were encoded before."""
     from gym_fed.training.rows.tokenized import TokenizedRows
 
     path = config.tokenized_path
@@ -152,7 +152,7 @@ def _encode(
 def digests_of(
     data: Sequence[Any], eval_data: Sequence[Any] | None, tokenizer: Any
 ) -> tuple[str, str | None]:
-    """Of both, as the run folder keeps them."""
+    """Return the digests of training and held-out rows, as the run folder holds them."""
     return digest_of(data, tokenizer), None if eval_data is None else digest_of(eval_data, tokenizer)
 
 
@@ -163,7 +163,7 @@ def _counted(encoded: Any, given: Sequence[Any]) -> RowCounts:
 
 
 def digest_of(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
-    """Digest of rows and of what makes tokens of them, so that a resumed run cannot silently learn from others.
+    """Return the digest of rows and of what encodes them, so that a resumed run cannot silently learn others.
 
     The tokens themselves may differ from day to day: templates print the date.
     """

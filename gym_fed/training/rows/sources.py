@@ -13,7 +13,7 @@ from gym_fed.data.sources import source_rows
 
 
 def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> list[dict[str, Any]]:
-    """Every row that ``config.data`` (or ``eval_data``) names, source after source; those to forget are marked.
+    """Return every row that ``config.data`` (or ``eval_data``) names, source after source; those to forget are marked.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when no data is named; see ``source_rows`` for the others.
@@ -29,7 +29,7 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
 def split_rows(
     rows: list[dict[str, Any]], size: float, *, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows to train on and rows held out, both in their order. Equal rows count as one, and never stand on both sides.
+    """Split rows into training and held-out rows, in order. Equal rows count as one and stay on one side.
 
     Args:
         rows: All of them, repeated by their weights.
@@ -56,7 +56,7 @@ def split_rows(
 
 
 def count_different(rows: list[dict[str, Any]]) -> int:
-    """How many different rows there are; ``split_rows`` holds out among these."""
+    """Return the number of different rows; ``split_rows`` holds out among these."""
     return len(set(map(_content, rows)))
 
 

@@ -1,4 +1,4 @@
-"""Tries the chat template on rows before anything is trained, for `gym configs validate`."""
+"""Renders rows by the chat template without training, for `gym configs validate`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_ROWS = 1000
 
 
 def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
-    """Write the first ``MOST_ROWS`` rows as the run would.
+    """Render the first ``MOST_ROWS`` rows as the run would.
 
     Returns:
         How many rows there were, at most ``MOST_ROWS``.

@@ -1,4 +1,4 @@
-"""``tokenized_path``: encoded rows in a folder, written by one run and read by later ones of its tokenizer and keys.
+"""``tokenized_path``: a folder of encoded rows, written by one run and read by later ones with its tokenizer and keys.
 
 ::
 
@@ -60,11 +60,11 @@ class TokenizedRows:
         return (self.path / _INDEX).is_file()
 
     def has_held_out(self) -> bool:
-        """Whether rows to judge by are among them."""
+        """Return True if the folder holds evaluation data."""
         return self.is_filled() and self.index()["eval_counts"] is not None
 
     def index(self) -> dict[str, Any]:
-        """What stands in ``index.json``.
+        """Return the content of ``index.json``.
 
         Raises:
             GymError: ``STATE_CORRUPT`` when it cannot be read, or is of another version.
@@ -90,7 +90,7 @@ class TokenizedRows:
     def read(
         self, config: TrainingConfig, tokenizer: Any, digests: tuple[str, str | None] | None
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """Training rows, held-out rows (or None), and the index.
+        """Return training rows, held-out rows (or None), and the index.
 
         Args:
             config: Its keys must be those of the run that wrote the folder.
@@ -121,7 +121,7 @@ class TokenizedRows:
         return list(self._rows("train.jsonl", index, size)), held_out, index
 
     def write(self, config: TrainingConfig, tokenizer: Any, rows: Any) -> dict[str, Any]:
-        """Keep the ``RunRows`` of a run; returns the index.
+        """Write the ``RunRows`` of a run; return the index.
 
         Raises:
             GymError: ``FILE_EXISTS`` when the folder holds other files.
@@ -143,7 +143,7 @@ class TokenizedRows:
         return index
 
     def require_free(self) -> None:
-        """Refuse a folder of other files.
+        """Refuse a folder that holds other files.
 
         Raises:
             GymError: ``FILE_EXISTS``.
@@ -187,7 +187,7 @@ class TokenizedRows:
 
 
 def check_tokenized(config: TrainingConfig) -> None:
-    """Refuse ``tokenized_path`` where rows are not tokens that a later run can read."""
+    """Refuse ``tokenized_path`` if rows are not tokens that a later run can read."""
     if config.tokenized_path is None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
@@ -204,7 +204,7 @@ def check_tokenized(config: TrainingConfig) -> None:
 
 
 def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
-    """All that decides how rows are encoded, as JSON."""
+    """Return everything that decides how rows are encoded, as JSON."""
     if is_processor(tokenizer):
         raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_IMAGES}", "remove the key")
     values = config.model_dump(mode="json")
@@ -218,7 +218,7 @@ def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
 
 
 def _require_tokens(row: dict[str, Any], size: int, number: int) -> None:
-    """Refuse a row with an id that the tokenizer has not."""
+    """Refuse a row with an id that the tokenizer does not have."""
     if not isinstance(row, dict):
         raise ValueError(f"line {number}: is no mapping")
     if {"labels", "input_ids"} <= row.keys() and len(row["labels"]) != len(row["input_ids"]):

@@ -1,4 +1,4 @@
-"""Merges a trained model with deltas of others, and exports it as a model folder, an adapter or a delta.
+"""Merges a trained model with others' deltas, and exports it as a model folder, an adapter or a delta.
 
 ``Trainer.apply_deltasoup`` and ``Trainer.export`` are these functions on the trainer's own result.
 """
@@ -33,7 +33,7 @@ OWN = "self"
 def soup_with(
     model: Any, config: TrainingConfig, others: Contributions, settings: DeltaSoupConfig | None
 ) -> tuple[Any, SoupResult]:
-    """Merge a trained model with what others made of the same base.
+    """Merge a trained model with deltas of the same base.
 
     Args:
         model: The trained model, or a PEFT model.
@@ -119,7 +119,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
 
 
 def _stored_dtype(model: Any, config: TrainingConfig) -> str:
-    """The type of the base on disk, of an adapter; that of a tuned model itself, which is written as it is."""
+    """Return the type of an adapter's base on disk, or of a tuned model, which is written unconverted."""
     from gym_fed.export.source import stored_dtype
 
     in_memory = str(model.dtype).removeprefix("torch.")
@@ -177,12 +177,12 @@ def _require_weights_alone(config: TrainingConfig, what: str) -> None:
 
 
 def _whole(model: Any) -> Any:
-    """The model with its adapter merged in, if it has one; the one at hand stays as it is."""
+    """Return the model with its adapter merged in, if it has one; the original is unchanged."""
     return merged(copy.deepcopy(model)) if hasattr(model, "peft_config") else model
 
 
 def _base(config: TrainingConfig) -> Any:
-    """The model that the run started from, read again."""
+    """Load the model that the run started from."""
     if config.model is None:
         raise GymError(
             ErrorCode.USAGE,

@@ -14,7 +14,7 @@ _NO_LIMIT = -1
 
 
 def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: bool = False) -> dict[str, Any]:
-    """Keyword arguments for any subclass of ``transformers.TrainingArguments``.
+    """Return keyword arguments for any subclass of ``transformers.TrainingArguments``.
 
     TRL's defaults that would surprise are set here: mixed precision and gradient checkpointing are off unless
     set, nothing is reported or pushed anywhere, and every step is logged so that our hooks see its loss.
@@ -59,12 +59,12 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
 
 
 def _eval_strategy(config: TrainingConfig) -> str:
-    """When held-out rows are evaluated, where there are some."""
+    """Return when held-out rows are evaluated, if there are any."""
     return config.eval_strategy or ("steps" if config.eval_steps else "epoch")
 
 
 def _order(config: TrainingConfig) -> str:
-    """How the rows of an epoch follow each other."""
+    """Return the arguments for the order of rows in an epoch."""
     if not config.shuffle:
         return "sequential"
     return "group_by_length" if config.group_by_length else "random"

@@ -1,4 +1,4 @@
-"""Checks what a run has gained and lost: held-out rows, the user's own prompts, and ordinary knowledge.
+"""Measures what a run has gained and lost: held-out rows, the user's prompts, and general knowledge.
 
 The figures of the model before its first step are kept in the run folder (``check.json``), so that a run that was
 stopped is compared with where it began.
@@ -50,7 +50,7 @@ _LOOKED_AT = 32
 
 @dataclass(frozen=True)
 class Measurement:
-    """A model at one moment.
+    """The measurements of a model at one moment.
 
     Attributes:
         held_out: Loss of each held-out row, mean nats per token; empty where there are none, or the loss is not one of
@@ -69,13 +69,13 @@ class Measurement:
 
     @property
     def scores(self) -> RetentionScores:
-        """The retention set alone."""
+        """The scores of the retention set alone."""
         return RetentionScores(self.retention, self.right)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Loss on held-out rows: the mean over rows of each row's nats per token.
+    """The loss on held-out rows: the mean over rows of each row's nats per token.
 
     Attributes:
         num_rows: How many rows were measured.
@@ -92,7 +92,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a run has gained and lost.
+    """The gains and losses of a run.
 
     Attributes:
         held_out: None without held-out rows.
@@ -115,7 +115,7 @@ class CheckResult:
     expected: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         values = asdict(self)
         if self.retention is not None:
             values["retention"] = self.retention.as_dict()
@@ -183,7 +183,7 @@ class LearningCheck:
     def result(
         self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
     ) -> CheckResult:
-        """Measure the trained model and compare. What fails here is reported and costs nobody the trained model.
+        """Measure the trained model and compare. A failure is reported and never loses the trained model.
 
         Args:
             model: After its run.
@@ -219,7 +219,7 @@ class LearningCheck:
         )
 
     def _num_parts(self) -> int:
-        """Number of losses and answers of one measurement."""
+        """Return the number of losses and answers of one measurement."""
         return num_scores(self._items) + len(self._held_out) + len(self._prompts)
 
     def _scores(self, model: Any, activity: Activity) -> RetentionScores:
@@ -367,7 +367,7 @@ def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None
 
 
 def _from_history(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
-    """The algorithm's own loss on held-out rows before the first step, and of the weights that were kept."""
+    """Return the algorithm's loss on held-out rows before the first step, and of the weights that were kept."""
     found = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     after = found.get(max(found, default=0) if best_step is None else best_step)
     return HeldOut(0, found[0], after, None) if 0 in found and len(found) > 1 and after is not None else None

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
-    """The prompt of a row, up to the last answer; None for texts, encoded rows, and rows with tools or pictures."""
+    """Return a row's prompt up to the last answer; None for texts, encoded rows, and rows with tools or images."""
     if row.get("tools") or row.get("images"):
         return None
     if "messages" in row:
@@ -19,7 +19,7 @@ def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
 
 
 def answer_of(row: dict[str, Any]) -> str:
-    """The row's own answer to its prompt; empty if it has none."""
+    """Return the row's answer to its prompt; empty if it has none."""
     for key in ("completion", "answer", "chosen"):
         value = row.get(key)
         if isinstance(value, str):
@@ -32,7 +32,7 @@ def answer_of(row: dict[str, Any]) -> str:
 
 
 def shown_prompt(prompt: str | list[dict[str, Any]] | None) -> str:
-    """The last message of a prompt, as it is printed."""
+    """Return the last message of a prompt, as it is printed."""
     if isinstance(prompt, list):
         return str(prompt[-1].get("content") or "")
     return prompt or ""

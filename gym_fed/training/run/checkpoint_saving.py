@@ -1,4 +1,4 @@
-"""Save checkpoints so that one is intact at any time: the new one is sealed before an older one is deleted."""
+"""Saves checkpoints so that one is always intact: the new one is sealed before an older one is deleted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 
 
 class SealedCheckpoints(_Trainer):  # type: ignore[misc]
-    """Mix-in for trainers: seals each checkpoint after the last callback has added its files to it.
+    """A mix-in for trainers that seals each checkpoint after the last callback has added its files.
 
     What a failed save has written is deleted: a full disk then has room again for everything else.
     """

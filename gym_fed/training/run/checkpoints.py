@@ -1,4 +1,4 @@
-"""Seal a checkpoint with the digests of its files once it is complete, and verify them before a run resumes from it.
+"""Seals a complete checkpoint with the digests of its files, and verifies them before a run resumes from it.
 
 The seal is written last. A checkpoint without one was cut off while it was written, by a kill or a full disk, and can
 be deleted. One whose files differ from its seal was complete and has been damaged since: it is never deleted here.
@@ -112,7 +112,7 @@ def newest_intact(checkpoints: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step of a folder ``checkpoint-N``; -1 for another name."""
+    """Return the step of a folder ``checkpoint-N``; -1 for another name."""
     step = checkpoint.name.rpartition("-")[2]
     return int(step) if step.isdecimal() else -1
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
-    """Refuse what this machine or installation cannot honour; nothing is silently left out or replaced.
+    """Refuse what this machine or installation cannot run; nothing is silently left out or replaced.
 
     Args:
         config: The config to check.
@@ -77,7 +77,7 @@ def _check_order(config: TrainingConfig) -> None:
 
 
 def require_training(config: TrainingConfig) -> None:
-    """Refuse to train by a config that is for something else.
+    """Refuse to train by a config that requests something else.
 
     Raises:
         GymError: ``USAGE`` naming what does that.
@@ -96,7 +96,7 @@ def require_training(config: TrainingConfig) -> None:
 
 
 def _check_delta(config: TrainingConfig) -> None:
-    """Refuse ``save_delta`` where the result is no delta of a base that others have."""
+    """Refuse ``save_delta`` if the result is not a delta of a base that others have."""
     if config.save_delta is None:
         return
     strategy = "ddp" if config.distributed is None else config.distributed.strategy
@@ -112,7 +112,7 @@ def _check_delta(config: TrainingConfig) -> None:
 
 
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
-    """Refuse a run that needs rewards and has none, or two graders of one name."""
+    """Refuse a run that needs rewards and has no graders, or two graders of one name."""
     names = [grader.name for grader in graders]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     refuse_first(
@@ -126,7 +126,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
 
 
 def check_inputs(config: TrainingConfig) -> None:
-    """Refuse a config whose model, rows or graders are not there, or whose chat template does not take the rows.
+    """Refuse a config whose model, rows or graders are missing, or whose chat template does not accept the rows.
 
     Of every source the first thousand rows are read; none of the hub's.
 

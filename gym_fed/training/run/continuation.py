@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from: its own newest, or one of another run that the config names."""
+"""The checkpoint that a run resumes from: its own newest, or one of another run that the config names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.training.run.checkpoints import step_of
 
 
 def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
-    """The checkpoint of another run that the config names; None without one, and where this run has some of its own.
+    """Return the checkpoint of another run that the config names; None without one, and if this run has its own.
 
     Args:
         config: The run's config.
@@ -52,7 +52,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
 
 
 def another_run(named: Path, error: GymError) -> GymError:
-    """The error for a checkpoint of a run that learnt something else; ``error`` names what differs."""
+    """Return the error for a checkpoint of a run that learned something else; ``error`` names what differs."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be gone on with here: {error.message}",

@@ -19,7 +19,7 @@ from gym_fed.training.processes.sharding import settings_of
 
 
 def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None:
-    """Refuse evaluation settings where there is nothing to evaluate on."""
+    """Refuse evaluation settings without rows to evaluate on."""
     stopping = config.early_stopping
     sharded = processes.world_size() > 1 and settings_of(config).strategy != "ddp"
     if stopping is not None and stopping.restore_best and sharded:
@@ -55,11 +55,11 @@ class EarlyStop(TrainerCallback):
         self.ended = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Nothing has ended yet."""
+        """Reset the state at the start of training."""
         self.ended = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Keep the weights of an improvement; stop after too many evaluations without one."""
+        """Save the weights of an improvement; stop after too many evaluations without one."""
         if self._settings.metric not in (metrics or {}):
             known = ", ".join(sorted(metrics or {}))
             raise GymError(
@@ -74,13 +74,13 @@ class EarlyStop(TrainerCallback):
             self.ended = True
 
     def is_over(self, state: Any) -> bool:
-        """Whether the last evaluation was one too many."""
+        """Return True if the last evaluation exhausts ``patience``."""
         steps = [step for step, _ in self._history(state)]
         best = self.best_step(state)
         return best is not None and sum(step > best for step in steps) >= self._settings.patience
 
     def best_step(self, state: Any) -> int | None:
-        """Step of the best evaluation: the first whose figure none later beats by more than ``min_delta``."""
+        """Return the step of the best evaluation: the first that no later one beats by more than ``min_delta``."""
         best: tuple[int, float] | None = None
         for step, value in self._history(state):
             if best is None or value < best[1] - self._settings.min_delta:
@@ -116,7 +116,7 @@ class EarlyStop(TrainerCallback):
         return best
 
     def _history(self, state: Any) -> list[tuple[int, float]]:
-        """``(step, figure)`` of every evaluation; what is to be maximised is negated."""
+        """Return ``(step, value)`` of every evaluation; a metric to maximise is negated."""
         sign = 1 if self._settings.direction == "minimize" else -1
         metric = self._settings.metric
         figures = [(e["step"], sign * float(e[metric])) for e in state.log_history if metric in e]
@@ -124,7 +124,7 @@ class EarlyStop(TrainerCallback):
         return [(step, value if math.isfinite(value) else math.inf) for step, value in figures]
 
     def _keep(self, step: int) -> None:
-        """Save the weights. The improvement before stays too, for a resume or a rollback may begin before this one."""
+        """Save the weights. The previous improvement stays, because a resume or rollback may start before this one."""
         from safetensors.torch import save_file
 
         if not processes.is_main():

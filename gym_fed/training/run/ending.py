@@ -1,4 +1,4 @@
-"""The end of a run: the model left ready for use, the result, and what is written into the run folder."""
+"""The end of a run: the model left ready for use, the result, and the files of the run folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_result(
     folder: RunFolder,
     best_step: int | None,
 ) -> TrainResult:
-    """What ``Trainer.train`` returns."""
+    """Return the result of ``Trainer.train``."""
     steps = int(trainer.state.global_step)
     plan = getattr(trainer, "plan", None)  # of a private run
     last = hooks.losses[-config.logging_steps :]
@@ -80,7 +80,7 @@ def save_result(
     result: TrainResult,
     check: LearningCheck | None,
 ) -> TrainResult:
-    """Write the model into the run folder, check it, and close the record of the run; the result with the check.
+    """Write the model into the run folder, check it, and close the record of the run; return the checked result.
 
     The weights come first: whatever happens in the check, they are there.
     """
@@ -96,14 +96,14 @@ def save_result(
 
 
 def checked(result: TrainResult, check: LearningCheck | None) -> TrainResult:
-    """``result`` with what the run has gained and lost, where it is checked."""
+    """Return ``result`` with what the run has gained and lost, if it is checked."""
     if check is None:
         return result
     return replace(result, check=check.result(result.model, result.history, result.best_step))
 
 
 def _save_delta(config: TrainingConfig, result: TrainResult, folder: RunFolder) -> None:
-    """Write the fine-tune as a delta of its base; what an earlier try has left is replaced."""
+    """Write the fine-tune as a delta of its base, replacing that of an earlier attempt."""
     from gym_fed.training.run.afterwards import export
 
     path = folder.path / DELTA_NAME

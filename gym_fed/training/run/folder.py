@@ -1,4 +1,4 @@
-"""One training run on disk: its config, metrics, checkpoints and result; what may be resumed and what is refused.
+"""The folder of a run: its config, metrics, checkpoints and result; what may be resumed and what is refused.
 
 ::
 
@@ -53,7 +53,7 @@ class RunFolder:
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
     ) -> None:
-        """Refuse what ``open`` would, and write nothing. Where nothing was learnt yet, any config may begin.
+        """Refuse what ``open`` would refuse, and write nothing. If nothing was learned yet, any config may start.
 
         Args:
             config: The resolved config.
@@ -100,7 +100,7 @@ class RunFolder:
         resume: bool,
         counts: tuple[RowCounts | None, RowCounts | None] = (None, None),
     ) -> Path | None:
-        """Start or continue the run of ``config`` here, alone until ``close``; for the other arguments see ``check``.
+        """Start or resume the run of ``config``, locked until ``close``; see ``check`` for the other arguments.
 
         Args:
             config: The resolved config.
@@ -145,7 +145,7 @@ class RunFolder:
         return checkpoint
 
     def begun(self, config: TrainingConfig | None = None) -> str:
-        """When the unfinished run that is here began, or the one that ``config`` goes on with; else now.
+        """Return when the unfinished run in this folder began, or the one that ``config`` resumes; else now.
 
         Local time in ISO format.
 
@@ -167,7 +167,7 @@ class RunFolder:
         return datetime.now().isoformat(timespec="seconds")
 
     def close(self) -> None:
-        """Let other processes into the folder."""
+        """Release the folder's lock."""
         if self._lock is not None:
             self._lock.release()
 
@@ -189,7 +189,7 @@ class RunFolder:
         return (self.path / "run.json").exists() and self._has_begun() and not self.result.exists()
 
     def delete(self) -> None:
-        """Remove the run (``--overwrite``). A folder that holds no run is refused.
+        """Delete the run (``--overwrite``). A folder that holds no run is refused.
 
         Raises:
             GymError: ``FILE_EXISTS`` when the folder is not a run's; ``STATE_LOCKED`` while a process trains in it.
@@ -207,11 +207,11 @@ class RunFolder:
         lock.release()
 
     def last_checkpoint(self) -> Path | None:
-        """The newest intact checkpoint; see ``newest_intact``."""
+        """Return the newest intact checkpoint; see ``newest_intact``."""
         return newest_intact(self.checkpoints)
 
     def artifacts(self) -> list[Path]:
-        """What the run gave: its config and the files of the model or adapter."""
+        """Return the files of the result: the config and the model or adapter."""
         own = {
             "metrics.jsonl",
             "performance.jsonl",
@@ -227,7 +227,7 @@ class RunFolder:
         write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
 
     def _has_begun(self) -> bool:
-        """Whether anything would be lost: a checkpoint (torn ones count), figures, or a batch size that was found."""
+        """Return True if anything could be lost: a checkpoint (even torn), metrics, or a found batch size."""
         found = (
             self.checkpoints.glob("checkpoint-*"),
             self.path.glob("*.jsonl"),
@@ -284,7 +284,7 @@ class RunFolder:
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:
-    """What differs, of sections the single keys."""
+    """Return the keys that differ; for sections their single keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
         return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]

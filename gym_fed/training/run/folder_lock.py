@@ -1,4 +1,4 @@
-"""One process at a time in a folder. The system frees the lock when a process ends, also by a kill."""
+"""A lock of a folder for one process. The system releases it when the process ends, even by a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK_FILE = ".lock"
 
 
 class FolderLock:
-    """Held from the making of the object until ``release``.
+    """A lock that is held from construction until ``release``.
 
     Args:
         folder: One that exists; ``.lock`` in it is the file that is locked.
@@ -47,14 +47,14 @@ class FolderLock:
         self._file.write(str(os.getpid()).encode())
 
     def release(self) -> None:
-        """Let others in; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def is_held(folder: Path) -> bool | None:
-    """Whether a process is at work in a folder; None where no lock was ever taken, or locks are not supported."""
+    """Return True if a process uses the folder; None if no lock was ever taken, or locks are not supported."""
     try:
         # Opening a named pipe would wait for a writer.
         number = os.open(folder / LOCK_FILE, os.O_RDONLY | O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Callbacks of every step of a run: they log figures, report progress, and handle stop requests and spikes."""
+"""Callbacks of every step of a run: they log metrics, report progress, and handle stop requests and spikes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TIMED = re.compile(r"(^|[_/])(runtime|step_time|time|(tokens|samples|steps)_per
 
 
 class KeptRandomState(TrainerCallback):
-    """Undoes what an evaluation before the first step draws, so that the run is the one without it."""
+    """Restores the random state after an evaluation before the first step, so that it does not change the run."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._states = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -47,7 +47,7 @@ class KeptRandomState(TrainerCallback):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What is known after a step.
+    """The metrics after a step.
 
     Attributes:
         step: Counts from 1.
@@ -80,7 +80,7 @@ OnRows = Callable[[str, RowCounts], None]
 
 
 class RunHooks(TrainerCallback):
-    """Installed in every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too.
+    """The callback of every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too.
 
     Args:
         track: Opens the tracked run, given the step it goes on from.
@@ -115,12 +115,12 @@ class RunHooks(TrainerCallback):
         self._last_report: StepReport | None = None
 
     def close(self) -> None:
-        """End the tracked run."""
+        """Close the tracked run."""
         if self.experiment is not None:
             self.experiment.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over what a resumed run has logged, and drop figures of steps that will be repeated."""
+        """Take over what a resumed run has logged, and drop metrics of steps that will be repeated."""
         history = [entry for entry in state.log_history if "loss" in entry]
         self.losses = [float(entry["loss"]) for entry in history]
         self.num_tokens = int(history[-1]["tokens_so_far"]) if history else 0
@@ -137,7 +137,7 @@ class RunHooks(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """An optimiser step is done (``logs`` holds its loss), or an evaluation."""
+        """Handle the log entry of an optimiser step (``logs`` holds its loss) or of an evaluation."""
         if logs is None:
             return
         if "loss" in logs:
@@ -146,7 +146,7 @@ class RunHooks(TrainerCallback):
             self._evaluated(state, logs)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A run that stops in the middle of an epoch does not evaluate as if it were over."""
+        """Skip the evaluation of an epoch for a run that stops in the middle of it."""
         if self.stopped or self.spike is not None:
             control.should_evaluate = control.should_log = control.should_save = False
 
@@ -178,7 +178,7 @@ class RunHooks(TrainerCallback):
             control.should_save = True  # looked at after logging
 
     def _is_spike(self, state: Any, loss: float, logs: dict[str, Any]) -> bool:
-        """Whether the loop must go back."""
+        """Return True if the loop must roll back."""
         if self._watch is None:
             return False
         norms = [float(e["grad_norm"]) for e in state.log_history[:-1] if "loss" in e and "grad_norm" in e]
@@ -218,7 +218,7 @@ class RunHooks(TrainerCallback):
         self._on_report(self._last_report)
 
     def _write(self, state: Any) -> None:
-        """Means over the steps since the last line; what describes a moment (``learning_rate``) as it is now."""
+        """Write means over the steps since the last line; momentary values (``learning_rate``) as they are."""
         count = state.global_step % self._logging_steps or self._logging_steps
         entries = [entry for entry in state.log_history if "loss" in entry][-count:]
         names = dict.fromkeys(key for entry in entries for key in _figures(entry) if key not in _OWN)
@@ -242,7 +242,7 @@ class RunHooks(TrainerCallback):
 
 
 def peak_ram_bytes() -> int:
-    """The most RAM this process has held."""
+    """Return the peak RAM of this process."""
     try:
         import resource
     except ImportError:  # Windows
@@ -255,17 +255,17 @@ def peak_ram_bytes() -> int:
 
 
 def peak_cuda_bytes() -> int | None:
-    """The most that tensors have taken on the current GPU; None where there is none."""
+    """Return the peak memory of tensors on the current GPU; None without one."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
 def peak_memory_bytes() -> int:
-    """Of the GPU where there is one, else of the RAM."""
+    """Return the peak memory of the GPU, or of RAM without one."""
     return peak_cuda_bytes() or peak_ram_bytes()
 
 
 def _figures(logs: dict[str, Any]) -> dict[str, float]:
-    """The numbers among what was logged; how long things took goes under ``performance/``."""
+    """Return the numbers of a log entry; durations go under ``performance/``."""
     return {
         f"performance/{key}" if _TIMED.search(key) else key: value
         for key, value in logs.items()

@@ -1,4 +1,4 @@
-"""One training job: all that an algorithm needs to build its trainer."""
+"""A training job: everything that an algorithm needs to build its trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """What ``Algorithm.build`` is given.
+    """The argument of ``Algorithm.build``.
 
     Attributes:
         config: The run's config.
@@ -42,14 +42,14 @@ class Job:
     evaluate_first: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments that every TRL config takes; see ``arguments.common_arguments``."""
+        """Return keyword arguments of every TRL config; see ``arguments.common_arguments``."""
         from gym_fed.training.run.arguments import common_arguments
 
         arguments = common_arguments(self.config, self.checkpoints, evaluate=self.eval_encoded is not None)
         return {**arguments, "eval_on_start": self.evaluate_first and self.eval_encoded is not None}
 
     def datasets(self) -> dict[str, Any]:
-        """``train_dataset`` and ``eval_dataset`` (or None) as ``datasets.Dataset``."""
+        """Return ``train_dataset`` and ``eval_dataset`` (or None) as ``datasets.Dataset``."""
         return {
             "train_dataset": as_dataset(self.encoded),
             "eval_dataset": None if self.eval_encoded is None else as_dataset(self.eval_encoded),
@@ -57,7 +57,7 @@ class Job:
 
 
 def as_dataset(encoded: list[dict[str, Any]]) -> Any:
-    """Encoded rows as a ``datasets.Dataset`` in memory; keys that a row lacks become None."""
+    """Return encoded rows as a ``datasets.Dataset`` in memory; keys that a row lacks become None."""
     from datasets import Dataset
 
     keys = list(dict.fromkeys(key for row in encoded for key in row))
@@ -65,7 +65,7 @@ def as_dataset(encoded: list[dict[str, Any]]) -> Any:
 
 
 def padded(rows: list[list[int]], value: int, *, left: bool = False) -> torch.Tensor:
-    """Rows of ids as ``[n, longest]`` int64, filled up with ``value`` on the right, or on the left."""
+    """Pad rows of ids to ``[n, longest]`` int64 with ``value`` on the right, or on the left."""
     import torch
 
     width = max(map(len, rows))

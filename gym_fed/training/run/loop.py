@@ -1,4 +1,4 @@
-"""Runs a built trainer to its last step: first start, resume, and going back after a spike."""
+"""Runs a built trainer to its last step: start, resume, and rollback after a spike."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: EarlyStop | None) -> bool:
-    """Whether a checkpoint holds the last step; if so its weights are loaded, for transformers would do one more."""
+    """Return True, with its weights loaded, if a checkpoint holds the last step: transformers would do one more."""
     from transformers.trainer_callback import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))

@@ -36,12 +36,12 @@ _MOST_READ, _MOST_PACKED = 4096, 1 << 20
 
 
 class RunWarning(UserWarning):
-    """Something about a run that its user should know, and that does not stop it."""
+    """A warning about a run for its user, which does not stop the run."""
 
 
 @contextmanager
 def deterministic(settings: Reproducibility) -> Iterator[None]:
-    """torch as ``settings.deterministic`` wants it while the block lasts; before CUDA is first used.
+    """Set torch as ``settings.deterministic`` requests within a context; before CUDA is first used.
 
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
@@ -68,7 +68,7 @@ def deterministic(settings: Reproducibility) -> Iterator[None]:
 
 
 def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -> None:
-    """Write ``environment.json``; on a resume compare with what is there, warn of differences and add them to it."""
+    """Write ``environment.json``; on a resume warn of differences from it and add them to it."""
     if not config.reproducibility.record:
         return
     file = folder / "environment.json"
@@ -93,7 +93,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
 
 
 def environment(config: TrainingConfig, data_digest: str) -> dict[str, Any]:
-    """Everything that may change a run's numbers, as plain values."""
+    """Return everything that may change a run's numbers, as plain values."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -142,7 +142,7 @@ def _cpu_name() -> str:
 
 
 def _git() -> dict[str, str] | None:
-    """Commit of the working directory; None outside a repository.
+    """Return the commit of the working directory; None outside a repository.
 
     Read from its files: ``git`` itself executes what a repository's own config names (``core.fsmonitor``, filters), and
     the working directory may be a stranger's.
@@ -162,7 +162,7 @@ def _git() -> dict[str, str] | None:
 
 
 def _commit_of(folder: Path, ref: str) -> str | None:
-    """What a branch points to."""
+    """Return the commit that a branch points to."""
     if not _REF.fullmatch(ref) or ".." in ref:
         return None
     common = folder / _line(folder / "commondir") if (folder / "commondir").is_file() else folder

@@ -8,7 +8,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def require_package(module: str, what: str, extra: str = "", *, remedy: str = "") -> None:
-    """Refuse ``what`` (a key and value of the config) where ``module`` is not installed.
+    """Refuse ``what`` (a key and value of the config) if ``module`` is not installed.
 
     Args:
         module: As it is imported.
@@ -32,7 +32,7 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
 
 
 def require_cuda(what: str) -> None:
-    """Refuse ``what`` where there is no CUDA device."""
+    """Refuse ``what`` without a CUDA device."""
     import torch
 
     if not torch.cuda.is_available():

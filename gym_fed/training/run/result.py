@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run gave.
+    """The result of a run.
 
     Attributes:
         steps: Optimiser steps of the whole run, those before a resume included.
@@ -51,7 +51,7 @@ class TrainResult:
     check: CheckResult | None = field(default=None, repr=False)
 
     def summary(self) -> dict[str, Any]:
-        """The figures, without losses and objects, ready for JSON."""
+        """Return the metrics, without losses and objects, ready for JSON."""
         keep = ("steps", "final_loss", "num_examples", "num_tokens", "num_processes")
         best = {} if self.best_step is None else {"best_step": self.best_step}
         cost = {} if self.privacy is None else {"epsilon": self.epsilon, "privacy": vars(self.privacy)}

@@ -1,4 +1,4 @@
-"""Finds signs in the log that a run of rewards could not learn: answers cut off, or rewards that are all equal."""
+"""Warnings about runs of rewards that could not learn: answers cut off, or rewards that are all equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_SPREAD = 1e-6
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
-    """Warnings of what the log shows, with remedies; empty for algorithms without rewards.
+    """Return warnings from the log, with remedies; empty for algorithms without rewards.
 
     Args:
         config: Of the run.

@@ -1,4 +1,4 @@
-"""Loss spikes: detect them, go back to a checkpoint, and skip the batches since.
+"""Loss spikes: detects them, rolls back to a checkpoint, and skips the batches since.
 
 Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1. Which batches were skipped is in
 ``rollbacks.json`` of the run folder, so that a run that is killed and resumed takes the same way.
@@ -23,7 +23,7 @@ from gym_fed.training.processes.group import is_main
 
 
 def check_spikes(config: TrainingConfig) -> None:
-    """Refuse where the loss of a step does not measure its batch."""
+    """Refuse ``loss_spikes`` if the loss of a step does not measure its batch."""
     if config.loss_spikes is None:
         return
     if not ALGORITHMS.new(config.algorithm).loss_measures_rows(config):
@@ -35,11 +35,11 @@ def check_spikes(config: TrainingConfig) -> None:
 
 
 class Diverged(GymError):
-    """The loss is no number any more, or jumps again and again: an answer about the settings, not a bad file."""
+    """The error for a loss that is not finite, or spikes repeatedly: the settings are wrong, not a file."""
 
 
 def require_finite(model: Any, step: int) -> None:
-    """Refuse to end a run with weights that are no numbers; the last step's loss was taken before they moved.
+    """Refuse to end a run with weights that are not finite; the last step's loss precedes its update.
 
     Raises:
         Diverged: Naming a weight.
@@ -67,7 +67,7 @@ class Spike:
 
 
 class SpikeWatch:
-    """Looks at every step. Spikes are kept in ``spikes.json`` when they are only to be written down."""
+    """Checks every step for spikes. They are recorded in ``spikes.json`` without ``rollback``."""
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:
         self.settings = settings
@@ -81,7 +81,7 @@ class SpikeWatch:
         grad_norm: float | None,
         grad_norms: Sequence[float],
     ) -> Spike | None:
-        """The spike at ``step``, if it is one; ``losses`` and ``grad_norms`` are those of the steps before."""
+        """Return the spike at ``step``, if any; ``losses`` and ``grad_norms`` are those of the steps before."""
         found = self._jump(step, "loss", loss, losses, self.settings.factor)
         if found is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
             factor = self.settings.grad_norm_factor
@@ -104,7 +104,7 @@ class SpikeWatch:
 
 
 class Rollbacks:
-    """What a run has skipped so far, and the order of its batches that follows from it.
+    """The rollbacks of a run so far, and the order of its batches that follows from them.
 
     Args:
         settings: How often it may happen.
@@ -119,7 +119,7 @@ class Rollbacks:
         )
 
     def add(self, spike: Spike, to_step: int | None, trainer: Any) -> None:
-        """Write down that the run goes back to ``to_step``; the trainer's next dataloader skips what followed.
+        """Record that the run rolls back to ``to_step``; the trainer's next dataloader skips what followed.
 
         Raises:
             Diverged: When it has happened too often, or there is no checkpoint yet.
@@ -144,7 +144,7 @@ class Rollbacks:
             write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
 
     def wrap(self, loader: Any) -> Any:
-        """The dataloader with its rows in the order that is left; for ``LocalOnly.wrap_dataloader``."""
+        """Return the dataloader with its rows in the remaining order; for ``LocalOnly.wrap_dataloader``."""
         batches = loader.batch_sampler
         shards = getattr(batches, "num_processes", 1)
         batches = getattr(batches, "batch_sampler", batches)
@@ -154,7 +154,7 @@ class Rollbacks:
 
 
 class SkippingSampler:
-    """Another sampler's order without the batches to skip. As long as before: an epoch ends with its first rows again.
+    """A sampler without the batches to skip. Its length stays: an epoch ends with its first rows repeated.
 
     The length stays so that steps, epochs and learning rates stay where they were; what comes before a skipped range is
     never moved, so that a resume finds its place.
@@ -172,7 +172,7 @@ class SkippingSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is."""
+        """Set the epoch of the next iteration."""
         self.epoch = epoch
         if hasattr(self._inner, "set_epoch"):
             self._inner.set_epoch(epoch)
@@ -201,7 +201,7 @@ def _without(order: list[int], start: int, end: int) -> list[int]:
 
 
 def _batches(after: int, until: int, per_epoch: int, args: Any) -> list[dict[str, int]]:
-    """Batches of the steps ``after + 1 .. until``, a range an epoch."""
+    """Return the batches of the steps ``after + 1 .. until``, one range per epoch."""
     group = args.gradient_accumulation_steps
     steps = max(math.ceil(per_epoch / group), 1)
     ranges: list[dict[str, int]] = []

@@ -1,4 +1,4 @@
-"""What a run folder says of its run, from its files alone: for `gym runs` and the pages of `gym webui`. No torch."""
+"""Summaries of run folders from their files alone, for `gym runs` and the pages of `gym webui`. No torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ACTIVE_SECONDS = 120
 
 
 def list_run_folders(root: Path) -> list[Path]:
-    """Every run below a folder, at any depth, by path."""
+    """Return every run below a folder, at any depth, by path."""
     return sorted({file.parent for file in root.rglob("run.json")})
 
 
 def listed(folder: Path) -> dict[str, Any]:
-    """The summary, or what is in its place for a folder that cannot be read; one such hides no others."""
+    """Return the summary, or a replacement for an unreadable folder, so that one such hides no others."""
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -41,7 +41,7 @@ def listed(folder: Path) -> dict[str, Any]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Summary of a run folder.
+    """Return the summary of a run folder.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run.
@@ -78,7 +78,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The run's ``config.yaml``.
+    """Return the run's ``config.yaml``.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
@@ -98,7 +98,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file of figures; empty where there is none yet."""
+    """Return the lines of a metrics file; empty if it does not exist yet."""
     _require_no_pipe(file)
     try:
         lines = read_lines(file)
@@ -110,7 +110,7 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
 
 
 def read_run_metrics(run: Path) -> list[dict[str, Any]]:
-    """The figures of a run.
+    """Return the metrics of a run.
 
     Raises:
         GymError: As ``read_config`` and ``read_metrics``.
@@ -120,7 +120,7 @@ def read_run_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_json(file: Path) -> Any:
-    """The document of a JSON file of a run; None where there is none.
+    """Return the document of a run's JSON file; None without one.
 
     Raises:
         GymError: ``STATE_CORRUPT``.
@@ -135,6 +135,6 @@ def read_json(file: Path) -> Any:
 
 
 def _require_no_pipe(file: Path) -> None:
-    """Refuse what is no file: opening a named pipe would wait for a writer."""
+    """Refuse a path that is not a file: opening a named pipe would wait for a writer."""
     if file.exists() and not file.is_file():
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is no file")

@@ -1,4 +1,4 @@
-"""AdaLoRA's allocator over a run: called after every step, and kept in checkpoints."""
+"""A callback that runs AdaLoRA's allocator after every step, and stores it in checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATE = "adalora.safetensors"
 
 
 class Allocation(TrainerCallback):
-    """Lets the allocator move ranks after each step.
+    """Lets the allocator change ranks after each step.
 
     PEFT would cut masked triplets out of what it saves, and cannot load that into a model of full rank; so the pattern
     is kept here, and files hold every triplet, the masked ones as zeros.

@@ -1,4 +1,4 @@
-"""LoftQ: the adapter starts at what quantising the base to 4 bits lost. On any device; PEFT's own needs CUDA.
+"""LoftQ: initialises the adapter with the error of quantising the base to 4 bits. PEFT's version needs CUDA.
 
 Li et al. 2023, "LoftQ: LoRA-Fine-Tuning-Aware Quantization for Large Language Models", algorithm 1: with A0 = B0 = 0,
 ``Q_t = quantise(W - B_{t-1} A_{t-1})`` and ``B_t, A_t = SVD_r(W - Q_t)``, T times.
@@ -47,7 +47,7 @@ def start_from_loss(model: Any, config: TrainingConfig) -> None:
 def loftq(
     weight: torch.Tensor, like: Any, rank: int, iterations: int
 ) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """Algorithm 1 on one weight.
+    """Run algorithm 1 on one weight.
 
     Args:
         weight: W ``[out, in]``.

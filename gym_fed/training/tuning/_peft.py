@@ -1,4 +1,4 @@
-"""The common part of adapters: PEFT's wrapper around a model, with errors that name our keys, and what is saved."""
+"""The common part of adapters: PEFT's wrapper around a model, with errors that name our keys, and saving."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CONVERTED_ROUTER = "gate.weight"
 def wrap(
     model: Any, peft_config: Any, section: str, *, seed: int, frozen: frozenset[str] = frozenset()
 ) -> Any:
-    """``model`` in a ``peft.PeftModel``; its own weights are frozen and stay shared with the wrapper.
+    """Wrap ``model`` in a ``peft.PeftModel``; its own weights are frozen and shared with the wrapper.
 
     Args:
         model: A ``transformers`` model.
@@ -167,7 +167,7 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
 
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
-    """``wrap`` with the section of the chosen method, on a base in few bits where the config has one."""
+    """Call ``wrap`` with the section of the chosen method, on a quantised base if the config has one."""
     from gym_fed.training.model.quantization import require_quantised
 
     require_quantised(model, config)
@@ -176,25 +176,25 @@ def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
 
 
 def task_type(config: TrainingConfig) -> str:
-    """PEFT's name of what the algorithm's model does."""
+    """Return PEFT's name for the task of the algorithm's model."""
     task: str = ALGORITHMS.type_of(config.algorithm).task_type
     return task
 
 
 def peft_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Keyword arguments of a ``peft.PeftConfig``: the section of the chosen method, whose words are PEFT's."""
+    """Return keyword arguments of a ``peft.PeftConfig`` from the section of the chosen method."""
     section = config.chosen_sections()[config.finetuning].model_dump()
     return {**section, "modules_to_save": section["modules_to_save"] or None, "task_type": task_type(config)}
 
 
 def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
-    """Write the adapter as PEFT does, naming its base so that it can be loaded anywhere the base is."""
+    """Write the adapter as PEFT does, with a base name that can be loaded wherever the base is."""
     model.save_pretrained(str(folder), save_embedding_layers=False)
     name_base(folder, base_name)
 
 
 def name_base(folder: Path, base_name: str | None) -> None:
-    """Write the base's name into an adapter's config, and the digest of its weights next to it; PEFT's card goes."""
+    """Write the base's name into an adapter's config, and its digest next to it; delete PEFT's model card."""
     from gym_fed.base.modeling.adapter_base import record_base
     from gym_fed.base.models import folder_here
 

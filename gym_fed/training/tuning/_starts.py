@@ -1,4 +1,4 @@
-"""LoRA starts that take their factors out of the base (PiSSA, OLoRA), made plain LoRA again at the end.
+"""LoRA initialisations that take their factors out of the base (PiSSA, OLoRA), converted to plain LoRA at the end.
 
 They train ``W' + s B A`` with ``W' = W - s B0 A0`` (Meng et al. 2024, PiSSA, equation 5; Büyükakyüz 2024, OLoRA).
 That equals ``W + s [B, -B0] [A; A0]``: an ordinary adapter of twice the rank on the W that everybody has.
@@ -20,7 +20,7 @@ _ATTRIBUTE = "_gym_lora_start"
 
 @dataclass
 class _Start:
-    """What one layer began with.
+    """The initial state of one layer.
 
     Attributes:
         weight: The base's own weight, on the CPU; None where it was not changed (LoftQ, whose base stays in few bits).
@@ -34,7 +34,7 @@ class _Start:
 
 
 def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
-    """The wrapped model, with the weights that wrapping takes something out of kept aside (in main memory)."""
+    """Wrap the model, keeping copies in main memory of the weights that wrapping changes."""
     before = {
         id(module): module.weight.detach().to("cpu", copy=True)
         for module in model.modules()
@@ -49,13 +49,13 @@ def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
 
 
 def remember_start(layer: Any, weight: torch.Tensor | None) -> None:
-    """Keep the factors that ``layer`` begins with."""
+    """Store the initial factors of ``layer``."""
     a, b = (factor["default"].weight.detach().clone() for factor in (layer.lora_A, layer.lora_B))
     setattr(layer, _ATTRIBUTE, _Start(weight, a, b))
 
 
 def lora_layers(model: Any) -> Iterator[Any]:
-    """Every layer of ``model`` with a LoRA adapter called default."""
+    """Yield every layer of ``model`` with a LoRA adapter called default."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
@@ -65,7 +65,7 @@ def lora_layers(model: Any) -> Iterator[Any]:
 
 @torch.no_grad()
 def to_plain_lora(model: Any) -> None:
-    """Give the base its weights back, and the adapter the start it now has to subtract. Plain LoRA is left alone.
+    """Restore the base's weights, and append the initial factors to the adapter. Plain LoRA is unchanged.
 
     A base in few bits keeps what it is; for it the start is subtracted in what is saved, not here.
     """
@@ -86,7 +86,7 @@ def to_plain_lora(model: Any) -> None:
 
 @contextmanager
 def start_subtracted(model: Any) -> Iterator[None]:
-    """For saving: an adapter on a base in few bits, as one for the base that everybody has."""
+    """Convert an adapter on a quantised base to one for the original base, while it is saved."""
     changed = [layer for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
     if not changed:
         yield
@@ -108,7 +108,7 @@ def start_subtracted(model: Any) -> Iterator[None]:
 
 
 def double(config: Any) -> None:
-    """The ``LoraConfig`` of an adapter whose rank was doubled at the same scale."""
+    """Update the ``LoraConfig`` of an adapter whose rank was doubled at the same scale."""
     grown = math.sqrt(2) if config.use_rslora else 2
     config.r *= 2
     config.lora_alpha *= grown
@@ -117,7 +117,7 @@ def double(config: Any) -> None:
 
 
 def _append(layer: Any, start: _Start) -> None:
-    """``[A; A0]`` and ``[B, -B0]`` in the place of A and B."""
+    """Replace A and B by ``[A; A0]`` and ``[B, -B0]``."""
     for factors, first, dimension in ((layer.lora_A, start.a, 0), (layer.lora_B, -start.b, 1)):
         old = factors["default"].weight
         joined = torch.cat([old, first.to(old)], dim=dimension)

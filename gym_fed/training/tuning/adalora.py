@@ -1,4 +1,4 @@
-"""AdaLoRA: updates as P diag(E) Q, and the rank of each layer falls to what its triplets are worth.
+"""AdaLoRA: updates are P diag(E) Q, and each layer's rank falls to the number of its important triplets.
 
 Zhang et al. 2023, "Adaptive Budget Allocation for Parameter-Efficient Fine-Tuning", algorithm 1.
 """
@@ -17,7 +17,7 @@ _UNKNOWN_YET = 10**9
 
 
 class AdaLora(Tuning):
-    """PEFT's AdaLoRA, whose allocator is called after every step and kept in checkpoints."""
+    """PEFT's AdaLoRA, whose allocator is called after every step and stored in checkpoints."""
 
     tried = "learns, saved, resumed to the bit"
     untried = "algorithms whose loss is not the model's own (refused)"

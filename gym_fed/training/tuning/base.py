@@ -15,7 +15,7 @@ from gym_fed.core.refusals import refuse_first
 
 
 class Tuning(ABC):
-    """One way to choose trainable weights. Stateless."""
+    """A way to choose trainable weights. Stateless."""
 
     is_adapter: ClassVar[bool] = True
     """Whether the model's own weights stay as they are and what is trained is saved alone."""
@@ -50,12 +50,12 @@ class Tuning(ABC):
 
     @classmethod
     def starts_as_base(cls, config: TrainingConfig) -> bool:
-        """Whether the prepared model answers as the base does, before its first step."""
+        """Return True if the prepared model answers as the base does before its first step."""
         return True
 
     @classmethod
     def own_optimizer(cls, config: TrainingConfig) -> str | None:
-        """Why the optimiser knows the layers of this method alone, with the setting that chooses it; else None."""
+        """Return why only the optimiser of this method fits, naming the setting that chooses it; else None."""
         return None
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing
@@ -67,21 +67,21 @@ class Tuning(ABC):
 
     @abstractmethod
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
-        """The model to train: ``model`` itself with gradients where they belong, or a PEFT model around it."""
+        """Return the model to train: ``model`` itself with gradients enabled, or a PEFT model around it."""
 
     def callbacks(self, model: Any, config: TrainingConfig) -> list[Any]:
-        """``transformers.TrainerCallback`` objects that the method needs while the prepared ``model`` is trained."""
+        """Return ``transformers.TrainerCallback`` objects that the method needs while ``model`` is trained."""
         return []
 
     def finish(self, model: Any, config: TrainingConfig) -> None:  # noqa: B027 - most have nothing to undo
-        """After training, also one that was stopped: give the base its own weights back where ``prepare`` changed them.
+        """Restore the base's weights that ``prepare`` changed, after training or a stop.
 
         What ``model`` computes stays the same.
         """
 
     @contextmanager
     def finishing(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Training happens within, and ``finish`` after it, whatever happens."""
+        """Call ``finish`` on exit, whatever happens."""
         from gym_fed.training.model.quantization import adapters_keep_their_type
 
         try:
@@ -91,7 +91,7 @@ class Tuning(ABC):
             self.finish(model, config)
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
-        """Write what was trained. Adapters name their base."""
+        """Write the trained weights. Adapters name their base."""
         from gym_fed.training.tuning._peft import save_adapter
 
         save_adapter(model, folder, base_name)

@@ -1,4 +1,4 @@
-"""Some layers are trained in place and the others stay as they are: the last ones, or the first, or parts of them."""
+"""Layer freezing: some layers, or parts of them, are trained in place; the others stay frozen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.vision.parts import outside_tower
 
 
 class Freeze(_Full):
-    """Whole-model training of a few layers; saved as a whole model."""
+    """Training of a few layers; saved as a whole model."""
 
     tried = "learns, saved, resumed to the bit"
 
@@ -46,7 +46,7 @@ class Freeze(_Full):
 
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
-    """The last of every ``len(layers) / count`` layers, where LLaMA Pro puts the blocks that it adds."""
+    """Return the last of every ``len(layers) / count`` layers, where LLaMA Pro puts the added blocks."""
     if len(layers) % count:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -58,7 +58,7 @@ def _added_blocks(layers: list[Any], count: int) -> list[Any]:
 
 
 def _layers(model: Any) -> list[Any]:
-    """The decoder's layers, whatever the architecture calls them."""
+    """Return the decoder's layers under any architecture's names."""
     import torch
 
     wanted = getattr(model.config.get_text_config(), "num_hidden_layers", None)
@@ -73,7 +73,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _heads(model: Any) -> list[Any]:
-    """Heads that an algorithm put on the model and that start at random, such as a reward model's score."""
+    """Return heads that an algorithm put on the model with random weights, such as a reward model's score."""
     return [module for name, module in model.named_children() if name in ("score", "classifier")]
 
 

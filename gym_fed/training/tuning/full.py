@@ -1,4 +1,4 @@
-"""Every weight is trained."""
+"""Full fine-tuning: every weight is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.tuning.base import Tuning, refuse_quantization
 
 
 class Full(Tuning):
-    """All weights of the model, in place."""
+    """Training of all weights of the model, in place."""
 
     tried = "learns, saved, resumed to the bit"
 
@@ -30,7 +30,7 @@ class Full(Tuning):
         return model
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
-        """The whole model, in ``save_dtype``."""
+        """Write the whole model, in ``save_dtype``."""
         import torch
 
         saved = model

@@ -1,4 +1,4 @@
-"""LoRA, Hu et al. 2021: two trained factors beside each linear layer, read under the base model's parameter names.
+"""LoRA, Hu et al. 2021: two trained factors per linear layer, under the base model's parameter names.
 
 Its variants are settings of one method: DoRA, rsLoRA, LoRA+, LoRA-FA, and the starts PiSSA, OLoRA and LoftQ.
 """
@@ -29,7 +29,7 @@ _START_AT_ZERO = ("default", "gaussian", "orthogonal")
 
 
 class LoraTuning(Tuning):
-    """PEFT's, around a model in memory."""
+    """PEFT's LoRA around a model in memory."""
 
     tried = "learns, saved, resumed to the bit; with each of its variants and starts"
     untried = "starts of EVA and CorDA (not offered)"
@@ -87,7 +87,7 @@ class LoraTuning(Tuning):
         to_plain_lora(model)
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
-        """The adapter, for the base as it is outside this run."""
+        """Write the adapter for the original base."""
         from gym_fed.training.tuning._starts import start_subtracted
 
         with start_subtracted(model):
@@ -102,7 +102,7 @@ def add_lora(
     task: str = "CAUSAL_LM",
     frozen: frozenset[str] = frozenset(),
 ) -> Any:
-    """Wrap ``model`` for LoRA; its own weights are frozen and stay shared with the wrapper.
+    """Wrap ``model`` for LoRA; its own weights are frozen and shared with the wrapper.
 
     Args:
         model: A ``transformers`` model.
@@ -154,7 +154,7 @@ def add_lora(
 
 
 def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
-    """The A ``[rank, width]`` float32 that everyone draws for a layer: uniform within ``1 / sqrt(width)``, as PEFT's.
+    """Return the shared A ``[rank, width]`` float32 of a layer: uniform within ``1 / sqrt(width)``, as PEFT's.
 
     Its bits are SHAKE-256 of seed and name, so that no library's generator decides whether two contributors agree.
     Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).

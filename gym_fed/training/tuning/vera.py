@@ -1,4 +1,4 @@
-"""VeRA: every layer shares two frozen random factors and learns a vector beside each.
+"""VeRA: layers share two frozen random factors, and each learns a vector per factor.
 
 Kopiczko et al. 2023, "VeRA: Vector-based Random Matrix Adaptation".
 """
@@ -12,7 +12,7 @@ from gym_fed.training.tuning.base import Tuning
 
 
 class Vera(Tuning):
-    """``W x + diag(b) B diag(d) A x``; A and B follow from ``seed``."""
+    """VeRA: ``W x + diag(b) B diag(d) A x``; A and B follow from ``seed``."""
 
     default_learning_rate = 0.004  # of the paper
     tried = "learns, saved, resumed to the bit"

@@ -1,4 +1,4 @@
-"""Fine-tuning of models that read images: conversations with pictures, over TRL's collator for vision and language.
+"""Fine-tuning of models that read images: conversations with images, over TRL's collator for vision and language.
 
 A row is ``{"messages": [...], "images": [path, ...]}``; where a picture belongs stands ``<image>`` in a text, or a part
 ``{"type": "image"}``. Pictures are read from disk batch by batch. Rows are never packed. Longer ones are cut behind
@@ -32,13 +32,13 @@ _PLACE = "<image>"
 
 
 def is_vision_model(name_or_path: str) -> bool:
-    """Whether the model's config has a part that reads images."""
+    """Return True if the model's config has a part that reads images."""
     file = Path(resolve(name_or_path)) / "config.json"
     return file.is_file() and "vision_config" in read_object(file)
 
 
 def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """A model and its processor from this machine.
+    """Load a model and its processor from this machine.
 
     Args:
         name_or_path: A folder, or a Hugging Face name in the local cache.
@@ -72,7 +72,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
-    """``require_model_of_text`` and ``require_image_model`` before the model is loaded, by its files.
+    """Call ``require_model_of_text`` and ``require_image_model`` before loading the model, by its files.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
@@ -84,7 +84,7 @@ def check_vision_keys(config: TrainingConfig) -> None:
 
 
 def require_model_of_text(config: TrainingConfig) -> None:
-    """Refuse a model that only a class for images loads, where the algorithm reads text alone.
+    """Refuse a model that only a class for images loads, if the algorithm reads text alone.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
@@ -101,7 +101,7 @@ def require_model_of_text(config: TrainingConfig) -> None:
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
-    """Refuse sizes of images where none are read."""
+    """Refuse image sizes for a model that reads no images."""
     for key in ("image_max_pixels", "image_min_pixels"):
         if getattr(config, key) is not None and not reads_images:
             raise GymError(
@@ -131,7 +131,7 @@ def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None
 def encode_image_rows(
     config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
 ) -> EncodedRows:
-    """Rows as the collator takes them: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
+    """Return rows for the collator: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
 
     ``ImageBatches`` cuts those that are longer than ``max_length``; rows with nothing to learn within it are left out.
     The ``counts`` of the result are of all rows, and of the tokens that have a label.
@@ -170,7 +170,7 @@ def encode_image_rows(
 
 
 class _TooLong:
-    """Rows whose pictures do not fit: all are counted, the first is named."""
+    """A count of rows whose images do not fit; the first is named."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length, self._count, self._longest, self._first = max_length, 0, 0, ""
@@ -194,7 +194,7 @@ class _TooLong:
 
 
 def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
-    """The collator learns every answer whole; a setting that needs less is refused."""
+    """Refuse settings that do not learn every answer whole, as the collator does."""
     if config.mask_history:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
@@ -215,7 +215,7 @@ def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> Non
 
 
 def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:
-    """``messages`` with every ``<image>`` turned into a part; where there is none, images lead the first question.
+    """Replace every ``<image>`` in ``messages`` by a part; without any, images come before the first question.
 
     Raises:
         GymError: ``DATA_INVALID`` naming row ``number`` when there are not as many places as images.
@@ -233,7 +233,7 @@ def place_images(messages: list[dict[str, Any]], count: int, number: int) -> lis
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """A text, or parts that may hold ``<image>`` in their texts, as parts of one kind each."""
+    """Split a text, or parts whose texts may hold ``<image>``, into parts of one kind each."""
     parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
         if part["type"] != "text":
@@ -246,7 +246,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _source(image: Any, number: int) -> str:
-    """A path or a data URL; what else a row may hold becomes one of them."""
+    """Return a path or a data URL; other forms of an image are converted to one of them."""
     if isinstance(image, dict):
         if image.get("bytes"):
             return "data:image/unknown;base64," + base64.b64encode(image["bytes"]).decode()
@@ -269,7 +269,7 @@ def _labels(
     template: str | None,
     assistant_only: bool,
 ) -> tuple[list[int], int]:
-    """Labels of a row's tokens as the collator gives them, and where the last token of an image stands; -1 for none.
+    """Return the collator's labels of a row, and the position of the last image token; -1 for none.
 
     Where a processor has another mark for an image than the usual ones, its images count as the row's end.
 
@@ -315,14 +315,14 @@ def _own_template(processor: Any) -> str:
 
 
 def _image_mark(processor: Any) -> str | None:
-    """The token that stands for an image in a text before the processor puts its tokens there."""
+    """Return the token for an image in a text before the processor expands it."""
     framed = getattr(processor, "full_image_sequence", None)
     mark: str | None = getattr(processor, "boi_token" if framed else "image_token", None)
     return mark
 
 
 def _picture_tokens(processor: Any, images: list[str], number: int, limits: ImageLimits) -> list[int]:
-    """Tokens that each of a row's images becomes, with those that frame it."""
+    """Return the number of tokens of each of a row's images, including those that frame it."""
     sizes = [limits.size(*_size(image, number))[::-1] for image in images]
     if not sizes:
         return []
@@ -332,7 +332,7 @@ def _picture_tokens(processor: Any, images: list[str], number: int, limits: Imag
 
 
 def _size(source: str, number: int) -> tuple[int, int]:
-    """Width and height, of a file by its head alone."""
+    """Return width and height, reading only the header of a file."""
     from PIL import Image, UnidentifiedImageError
     from transformers.image_utils import load_image
 

@@ -1,4 +1,4 @@
-"""How large an image is when the processor sees it: within so many pixels, its shape kept."""
+"""Scaling of images into a range of pixels before the processor, keeping their shape."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gym_fed.config.train.training import TrainingConfig
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """Least and most pixels (width times height); None leaves it to the processor."""
+    """The least and most pixels (width times height); None leaves it to the processor."""
 
     least: int | None = None
     most: int | None = None
 
     @classmethod
     def of(cls, config: TrainingConfig) -> ImageLimits:
-        """The limits of a config."""
+        """Return the limits of a config."""
         return cls(config.image_min_pixels, config.image_max_pixels)
 
     def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height within the limits, rounded down to whole pixels, at least one each."""
+        """Return width and height within the limits, rounded down to whole pixels, at least one each."""
         if self.most is not None and width * height > self.most:
             return _scaled(width, height, self.most)
         if self.least is not None and width * height < self.least:
@@ -30,7 +30,7 @@ class ImageLimits:
         return width, height
 
     def fit(self, image: Any) -> Any:
-        """A ``PIL.Image`` within the limits; the same one where it is within them already."""
+        """Return a ``PIL.Image`` within the limits; the same one if it is within them already."""
         wanted = self.size(*image.size)
         return image if wanted == image.size else image.resize(wanted)
 

@@ -35,12 +35,12 @@ _WORDS = {
 
 
 def reads_images(model: Any) -> bool:
-    """Whether the model is made of a part for images and one for text."""
+    """Return True if the model has a part for images."""
     return getattr(model.config, "vision_config", None) is not None
 
 
 def part_of(name: str) -> str | None:
-    """The key of the part that a module or weight belongs to, by its name from the root; None for no part's.
+    """Return the key of the part that a module or weight belongs to, by its name from the root; None for none.
 
     PEFT's own words around a name (``base_model.model``, ``base_layer``) are ignored.
     """
@@ -54,7 +54,7 @@ def part_of(name: str) -> str | None:
 
 
 def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
-    """Keys of the parts that stay as they are; none of a model that reads text alone.
+    """Return the keys of the frozen parts; none for a model that reads text alone.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a part that is not found, and where nothing would be left to train.
@@ -86,7 +86,7 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
 
 
 def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section: str) -> None:
-    """Take the layers of frozen parts out of an adapter's ``target_modules``, in place.
+    """Remove the layers of frozen parts from an adapter's ``target_modules``, in place.
 
     Raises:
         GymError: ``CONFIG_INVALID`` where no layer is left, and for ``modules_to_save`` in a frozen part.
@@ -112,7 +112,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
 
 
 def freeze_parts(model: Any, config: TrainingConfig, frozen: frozenset[str]) -> None:
-    """Of a prepared model: nothing of a frozen part learns.
+    """Freeze the weights of frozen parts in a prepared model.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for ``freeze.extra_modules`` in a frozen part.
@@ -126,7 +126,7 @@ def freeze_parts(model: Any, config: TrainingConfig, frozen: frozenset[str]) -> 
 
 
 def outside_tower(model: Any) -> Iterator[tuple[str, Any]]:
-    """``named_modules`` without those of the part that reads images."""
+    """Yield ``named_modules`` outside the part that reads images."""
     for name, module in model.named_modules():
         if part_of(name) not in ("freeze_vision_tower", "freeze_multi_modal_projector"):
             yield name, module

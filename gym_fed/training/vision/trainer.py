@@ -1,4 +1,4 @@
-"""The trainer of models that read images: TRL's, with batches read from disk and checkpoints that are found again."""
+"""The trainer of models that read images: TRL's, with batches read from disk and resumable checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_tok
 
 
 def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
-    """TRL's ``SFTTrainer`` on rows of ``vision.encode_image_rows``."""
+    """Build TRL's ``SFTTrainer`` on rows of ``vision.encode_image_rows``."""
     return local(VisionTrainer)(
         model=job.model,
         args=SFTConfig(**job.arguments(), max_length=None, dataset_kwargs={"skip_prepare_dataset": True}),
@@ -38,10 +38,10 @@ def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:
 
 
 class VisionTrainer(_Sft):  # type: ignore[misc]
-    """Resumes from checkpoints whose weights go by other names than the model's own."""
+    """A trainer that resumes from checkpoints whose weights have other names than the model's."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Through ``from_pretrained``, which knows both names.
+        """Load through ``from_pretrained``, which knows both names.
 
         ``save_pretrained`` writes LLaVA's and others' weights under the names of older releases; transformers' trainer
         then finds none of them in the model, warns, and goes on from the weights at the start.
@@ -56,7 +56,7 @@ class VisionTrainer(_Sft):  # type: ignore[misc]
 
 
 class ImageBatches:
-    """Reads the images of a batch and hands the rows to TRL's ``DataCollatorForVisionLanguageModeling``.
+    """Reads the images of a batch for TRL's ``DataCollatorForVisionLanguageModeling``.
 
     Args:
         processor: Of the model.

@@ -89,14 +89,14 @@ def test_other_algorithms_with_a_reference_take_the_adapter_as_it_was(
 
 
 def test_the_copy_of_a_policy_shares_the_weights_that_are_not_trained(tiny_base: Path, sft: Path) -> None:
-    from gym_fed.training.model.adapters import settled, trained_on
+    from gym_fed.training.model.adapters import resolve_adapters, trained_on
     from gym_fed.training.model.reference import copy_at_start
-    from gym_fed.training.tuning._going_on import go_on
+    from gym_fed.training.tuning._resume import resume_adapter
 
-    config = settled(settings(Path("unused"), model=str(tiny_base), adapter=str(sft)))
+    config = resolve_adapters(settings(Path("unused"), model=str(tiny_base), adapter=str(sft)))
     adapter = trained_on(config)
     assert adapter is not None
-    policy = go_on(load_model(str(tiny_base)).model, adapter, config)
+    policy = resume_adapter(load_model(str(tiny_base)).model, adapter, config)
     copied = dict(copy_at_start(policy).named_parameters())
     for name, value in policy.get_base_model().named_parameters():
         assert (copied[name].data_ptr() == value.data_ptr()) == (not value.requires_grad), name

@@ -1,4 +1,4 @@
-"""Trains on from an adapter that another run has trained, ours or PEFT's."""
+"""Resumes an adapter that another run has trained, ours or PEFT's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _HEADS = ("score", "classifier")
 _DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
 
 
-def go_on(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
-    """``model`` with the adapter as it was saved, ready to be trained.
+def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
+    """Wrap ``model`` with a saved adapter, ready to be trained.
 
     Raises:
         GymError: ``MODEL_INVALID`` when a weight of the adapter fits nothing in the model, or one is missing;
@@ -62,7 +62,7 @@ def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
 
 
 def _load(adapted: Any, adapter: Adapter) -> None:
-    """Every weight of the adapter, each in its place."""
+    """Load every weight of the adapter, and refuse missing and unknown ones."""
     import torch
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors import SafetensorError
@@ -94,7 +94,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
 
 
 def _require_layers(model: Any, settings: Any, adapter: Adapter, config: TrainingConfig) -> None:
-    """Refuse a section that names other layers of the plain ``model`` than those which the adapter is on."""
+    """Refuse a section that names other layers of the plain ``model`` than the adapter has."""
     section = config.chosen_sections()[config.finetuning]
     own = adapter.config.get("target_modules")
     names = names_of(model)
@@ -117,7 +117,7 @@ def _names(targets: Any) -> Any:
 
 
 def _layers(model: Any, settings: Any, targets: Any) -> set[str]:
-    """Names of the layers that ``targets`` chooses."""
+    """Return the names of the layers that ``targets`` chooses."""
     import torch
     from peft.tuners.tuners_utils import check_target_module_exists
 
