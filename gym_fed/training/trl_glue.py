@@ -120,7 +120,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
 def local(trainer: type) -> Any:
     """Return a TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
     from gym_fed.training.processes.sharded_checkpoints import ShardedCheckpoints
-    from gym_fed.training.run.checkpoint_saving import SealedCheckpoints
+    from gym_fed.training.run.checkpoints import SealedCheckpoints
 
     bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, trainer)
     return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})

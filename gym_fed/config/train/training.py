@@ -7,12 +7,13 @@ stand together by subject, a file of this folder each; an algorithm or tuning me
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from gym_fed.config.algorithms import AlgorithmSections
 from gym_fed.config.algorithms.supervised import SupervisedSections
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.train.adapters import AdapterSections
@@ -20,7 +21,6 @@ from gym_fed.config.train.compute import ComputeSections
 from gym_fed.config.train.data_source import DataConfig, DataSections
 from gym_fed.config.train.distributed import DistributedSections
 from gym_fed.config.train.graders import GraderSections
-from gym_fed.config.train.model_init import ModelInit
 from gym_fed.config.train.optimization import OptimizationSections
 from gym_fed.config.train.private_training import PrivacySections
 from gym_fed.config.train.run import RunSections
@@ -30,6 +30,35 @@ from gym_fed.config.train.vision import VisionSections
 from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING, Kind
 
 __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
+
+
+class ModelInit(StrictModel):
+    """The architecture of a model that starts from random weights, a decoder."""
+
+    architecture: Literal["qwen3", "llama"] = "qwen3"
+    """``qwen3`` norms queries and keys of each head; ``llama`` does not."""
+
+    tokenizer: str = "gym-nano"
+    """Where the tokenizer comes from: ``gym-nano`` (bytes), or a model folder."""
+
+    vocab_size: int | None = Field(default=None, ge=1)
+    """Rows of the embeddings, at least as many as the tokenizer has tokens; by default as many."""
+
+    hidden_size: int = Field(ge=8)
+    num_hidden_layers: int = Field(ge=1)
+    intermediate_size: int = Field(ge=8)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=4)
+    max_position_embeddings: int = Field(default=256, ge=8)
+    rope_theta: float = Field(default=10000.0, gt=0)
+    tie_word_embeddings: bool = True
+
+    @model_validator(mode="after")
+    def _validate_heads(self) -> ModelInit:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        return self
 
 
 class TrainingConfig(

@@ -5,14 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers._made import MadeOptimizer
 from gym_fed.training.optimizers._projected import ProjectedOptimizer
-from gym_fed.training.optimizers._state import Factored, Soap
+from gym_fed.training.optimizers.base import TrainedWeight, factored_bytes
 
 _BNB = "bitsandbytes.optim"
 _LION_RATE = 0.3
 """Chen et al. 2023, section 5: 3 to 10 times smaller than AdamW's, for every step has the same size."""
 _PAGED = "its state moves between GPU and main memory"
+
+
+class Factored(MadeOptimizer):
+    """An optimiser whose second moments are a row and a column per matrix; Shazeer and Stern 2018, algorithm 4."""
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        return factored_bytes(weight)
+
+
+class Soap(MadeOptimizer):
+    """An optimiser with Adam's moments, and a preconditioner and eigenvectors per side of a matrix; Vyas et al.
+    2024."""
+
+    def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
+        largest = int(config.optimizer_args.get("max_precondition_dim", 10000))
+        sides = weight.shape if len(weight.shape) > 1 else ()
+        squares = sum(2 * side * side for side in sides if side <= largest)
+        return float(weight.itemsize * (2 * weight.numel + squares))
 
 
 def _bnb(

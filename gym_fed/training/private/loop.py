@@ -12,12 +12,14 @@ weights show. What becomes of a row does not depend on the rows beside it: it is
 from __future__ import annotations
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from gym_fed.core.errors import ErrorCode
@@ -25,7 +27,6 @@ from gym_fed.data.encoding import IGNORED
 from gym_fed.training.private.gradients import ClippedGradients, require_exact
 from gym_fed.training.private.noise import noisy_optimizer
 from gym_fed.training.private.plan import Plan, make_plan
-from gym_fed.training.private.sampling import poisson_sample
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.spikes import Diverged
 
@@ -177,3 +178,20 @@ def prepared(trainer: Any, job: Job) -> Any:
     trainer.rows = job.encoded
     trainer.max_length = job.config.max_length
     return trainer
+
+
+_WORD_BYTES = 8
+
+
+def poisson_sample(num_examples: int, expected: int) -> list[int]:
+    """Return the indices of one batch, possibly none, each drawn with probability ``expected / num_examples``.
+
+    64 bits decide on an example; the probability is rounded down to a multiple of 2^-64. The accountant's amplification
+    by sampling holds for this alone: not for shuffled batches of a fixed size, and not for a seeded generator, by which
+    whoever knows the seed would know who was in which batch.
+    """
+    if expected >= num_examples:
+        return list(range(num_examples))
+    threshold = (expected << 64) // num_examples
+    words = np.frombuffer(os.urandom(_WORD_BYTES * num_examples), dtype="<u8")
+    return [int(index) for index in np.flatnonzero(words < np.uint64(threshold))]

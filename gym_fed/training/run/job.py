@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import OPTIMIZERS
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +43,7 @@ class Job:
     evaluate_first: bool = False
 
     def arguments(self) -> dict[str, Any]:
-        """Return keyword arguments of every TRL config; see ``arguments.common_arguments``."""
-        from gym_fed.training.run.arguments import common_arguments
-
+        """Return keyword arguments of every TRL config; see ``common_arguments``."""
         arguments = common_arguments(self.config, self.checkpoints, evaluate=self.eval_encoded is not None)
         return {**arguments, "eval_on_start": self.evaluate_first and self.eval_encoded is not None}
 
@@ -71,3 +70,66 @@ def padded(rows: list[list[int]], value: int, *, left: bool = False) -> torch.Te
     width = max(map(len, rows))
     fills = [[value] * (width - len(row)) for row in rows]
     return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])
+
+
+_NO_LIMIT = -1
+
+
+def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: bool = False) -> dict[str, Any]:
+    """Return keyword arguments for any subclass of ``transformers.TrainingArguments``.
+
+    TRL's defaults that would surprise are set here: mixed precision and gradient checkpointing are off unless
+    set, nothing is reported or pushed anywhere, and every step is logged so that our hooks see its loss.
+    """
+    from gym_fed.training.active_features import feature_arguments
+    from gym_fed.training.processes.sharding import trainer_arguments
+
+    return {
+        "output_dir": str(checkpoints),
+        "learning_rate": config.learning_rate,
+        "lr_scheduler_type": config.lr_scheduler_type,
+        "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
+        "warmup_steps": config.warmup_ratio or config.warmup_steps,  # below 1 it is a share
+        "weight_decay": config.weight_decay,
+        "adam_beta1": config.adam_beta1,
+        "adam_beta2": config.adam_beta2,
+        "max_grad_norm": config.max_grad_norm,
+        "max_steps": config.max_steps if config.max_steps is not None else _NO_LIMIT,
+        "num_train_epochs": config.num_train_epochs,
+        "per_device_train_batch_size": config.per_device_train_batch_size,
+        "per_device_eval_batch_size": config.per_device_train_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "train_sampling_strategy": _order(config),
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "fp16": False,
+        "seed": config.seed,
+        "use_cpu": config.device == "cpu",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": config.save_strategy or ("steps" if config.save_steps else "no"),
+        "save_steps": config.save_steps or 1,
+        "save_total_limit": config.save_total_limit,
+        "report_to": "none",
+        "eval_strategy": _eval_strategy(config) if evaluate else "no",
+        "eval_steps": config.eval_steps or None,
+        "push_to_hub": False,
+        "disable_tqdm": True,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": False,
+        **OPTIMIZERS.new(config.optimizer).arguments(config),
+        **trainer_arguments(config),
+        **feature_arguments(config),
+    }
+
+
+def _eval_strategy(config: TrainingConfig) -> str:
+    """Return when held-out rows are evaluated, if there are any."""
+    return config.eval_strategy or ("steps" if config.eval_steps else "epoch")
+
+
+def _order(config: TrainingConfig) -> str:
+    """Return the arguments for the order of rows in an epoch."""
+    if not config.shuffle:
+        return "sequential"
+    return "group_by_length" if config.group_by_length else "random"

@@ -1,7 +1,7 @@
-"""LoRA initialisations that take their factors out of the base (PiSSA, OLoRA), converted to plain LoRA at the end.
+"""LoRA initialisations that depend on the base: PiSSA and OLoRA, converted to plain LoRA at the end, and LoftQ.
 
-They train ``W' + s B A`` with ``W' = W - s B0 A0`` (Meng et al. 2024, PiSSA, equation 5; Büyükakyüz 2024, OLoRA).
-That equals ``W + s [B, -B0] [A; A0]``: an ordinary adapter of twice the rank on the W that everybody has.
+PiSSA and OLoRA train ``W' + s B A`` with ``W' = W - s B0 A0`` (Meng et al. 2024, equation 5; Büyükakyüz
+2024). That equals ``W + s [B, -B0] [A; A0]``: an ordinary adapter of twice the rank on the original W.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from gym_fed.config.train.training import TrainingConfig
 
 _ATTRIBUTE = "_gym_lora_start"
 
@@ -126,3 +128,76 @@ def _append(layer: Any, start: _Start) -> None:
         factors["default"] = linear
     layer.r["default"] *= 2
     layer.lora_alpha["default"] *= 2
+
+
+@torch.no_grad()
+def start_from_loss(model: Any, config: TrainingConfig) -> None:
+    """Initialise quantised LoRA layers by LoftQ, on any device; PEFT's version needs CUDA.
+
+    Args:
+        model: A PEFT model on a base that ``quantization`` holds in 4 bits.
+        config: Names the base, which is read once more in full precision.
+    """
+    from gym_fed.base.models import load_model
+
+    assert config.lora is not None
+    assert config.model is not None  # quantised by name
+    originals = load_model(config.model).model
+    names = {id(module): name for name, module in model.get_base_model().named_modules()}
+    for layer in lora_layers(model):
+        base = layer.get_base_layer()
+        weight = originals.get_submodule(names[id(layer)]).weight.to(base.weight.device)
+        a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+        scale = float(layer.scaling["default"])
+        quantised, start_a, start_b = loftq(weight, base.weight, a.shape[0], config.lora.loftq_iter)
+        a.copy_(start_a)
+        b.copy_(start_b / scale)
+        base.weight = quantised
+        remember_start(layer, None)
+        if config.lora.use_dora:
+            layer.lora_magnitude_vector["default"].update_layer(
+                base_layer=base, lora_A=a, lora_B=b, scaling=scale
+            )
+
+
+def loftq(
+    weight: torch.Tensor, like: Any, rank: int, iterations: int
+) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Run LoftQ (Li et al. 2023, "LoftQ: LoRA-Fine-Tuning-Aware Quantization", algorithm 1) on one weight.
+
+    With ``A_0 = B_0 = 0``: ``Q_t = quantise(W - B_{t-1} A_{t-1})`` and ``B_t, A_t = SVD_r(W - Q_t)``, T times.
+
+    Args:
+        weight: W ``[out, in]``.
+        like: ``bitsandbytes.nn.Params4bit`` that holds W already, and has the settings of quantisation.
+        rank: Of the factors.
+        iterations: T.
+
+    Returns:
+        ``(Q, A [rank, in], B [out, rank])``, Q as ``Params4bit`` and both factors float32.
+    """
+    from bitsandbytes.functional import dequantize_4bit
+    from bitsandbytes.nn.modules import Params4bit
+
+    weight = weight.float()
+    quantised: Any = like
+    a = b = torch.zeros(0)
+    for turn in range(iterations):
+        if turn:
+            again: Any = Params4bit(
+                (weight - b @ a).to(like.quant_state.dtype).cpu(),
+                requires_grad=False,
+                quant_type=like.quant_type,
+                compress_statistics=like.compress_statistics,
+                blocksize=like.blocksize,
+                quant_storage=like.quant_storage,
+            )
+            quantised = again.to(weight.device)
+        lost = weight - dequantize_4bit(quantised.data, quantised.quant_state).float()
+        u, s, v = torch.linalg.svd(lost, full_matrices=False)
+        kept = min(rank, s.numel())
+        root = s[:kept].sqrt()
+        a = torch.zeros(rank, weight.shape[1], device=weight.device)
+        b = torch.zeros(weight.shape[0], rank, device=weight.device)
+        a[:kept], b[:, :kept] = root[:, None] * v[:kept], u[:, :kept] * root
+    return quantised, a, b

@@ -76,7 +76,7 @@ class LoraTuning(Tuning):
         frozen = frozen_parts(model, config)
         adapted = add_lora(model, settings, seed=config.seed, task=task_type(config), frozen=frozen)
         if settings.init_lora_weights == "loftq":
-            from gym_fed.training.tuning._loftq import start_from_loss
+            from gym_fed.training.tuning._starts import start_from_loss
 
             start_from_loss(adapted, config)
         return adapted

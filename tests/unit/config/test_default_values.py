@@ -124,8 +124,11 @@ def test_dpo_learns_at_a_quarter_of_the_rate() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "simpo", "orpo", "kto", "tdpo"])
-def test_a_small_pre_trained_model_learns_preferences_at_a_tenth_of_the_schemas_rate(algorithm: str) -> None:
-    assert chosen(TrainingConfig(model="m", algorithm=algorithm), 260_000) == {
+@pytest.mark.parametrize("model", ["m", "gym-nano"])
+def test_a_small_pre_trained_model_learns_preferences_at_a_tenth_of_the_schemas_rate(
+    algorithm: str, model: str
+) -> None:
+    assert chosen(TrainingConfig(model=model, algorithm=algorithm), 260_000) == {
         "learning_rate": pytest.approx(1e-4)
     }
 
@@ -134,7 +137,6 @@ def test_a_small_pre_trained_model_learns_preferences_at_a_tenth_of_the_schemas_
     "given",
     [
         {"algorithm": "reward_model"},
-        {"algorithm": "dpo", "model": "gym-nano"},
         {"algorithm": "dpo", "learning_rate": 1e-3},
         {"algorithm": "dpo", "finetuning": "lora"},
         {"algorithm": "dpo", "optimizer": "sgd"},

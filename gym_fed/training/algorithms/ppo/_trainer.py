@@ -14,8 +14,12 @@ from trl.trainer.utils import nanmax, nanmin
 from gym_fed.config.algorithms.reinforcement import PpoSettings
 from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts
 from gym_fed.training.algorithms.ppo._critic import Critic
-from gym_fed.training.algorithms.ppo._gae import generalised_advantages, token_rewards
-from gym_fed.training.algorithms.ppo._objective import clipped_objective, value_loss
+from gym_fed.training.algorithms.ppo._objective import (
+    clipped_objective,
+    generalised_advantages,
+    token_rewards,
+    value_loss,
+)
 
 _FILE = "critic.safetensors"
 

@@ -3,8 +3,8 @@
 The loss is ``-L_CLIP + L_VF - entropy_coef * S``, a mean over tokens: Schulman et al. 2017, "Proximal Policy
 Optimization Algorithms", equation 9. The parts, in the order in which a step takes them, all in this folder:
 
-1. ``_gae.token_rewards``: the graders' reward, less the penalty that keeps the policy near the model at the start.
-2. ``_gae.generalised_advantages``: the advantage ``A`` and return ``R`` of each token.
+1. ``_objective.token_rewards``: the graders' reward, less the penalty that keeps the policy near the initial model.
+2. ``_objective.generalised_advantages``: the advantage ``A`` and return ``R`` of each token.
 3. ``_objective.clipped_objective``: ``L_CLIP``.
 4. ``_objective.value_loss``: ``L_VF``, by which the critic learns.
 

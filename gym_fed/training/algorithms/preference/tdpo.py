@@ -37,7 +37,7 @@ class Tdpo(Pairs):
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
 
-        from gym_fed.training.algorithms.preference._tdpo_trainer import TdpoTrainer
+        from gym_fed.training.algorithms.preference._trainers import TdpoTrainer
 
         settings = self.settings(job.config)
         arguments = DPOConfig(
