@@ -1,18 +1,17 @@
 """Token ids that calibrate a quantisation, from the user's rows or from this project's own texts.
 
-Nothing is downloaded. The own texts are not those that exports are compared on: rows of the generated tasks, and the
-docstrings of this package, which are English prose about code.
+Nothing is downloaded. The own texts are rows of the generated tasks and the packaged questions and texts of the
+retention check; exports are not compared on them.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -87,27 +86,20 @@ def calibration_of(
 
 
 def own_texts(tokenizer: Any) -> Iterator[str]:
-    """Yield conversations of the generated tasks and docstrings, alternating, always in the same order."""
+    """Yield conversations of the generated tasks and ordinary texts, alternating, always in the same order."""
     rows = [generate(name, _ROWS_OF_A_TASK) for name in sorted(TASKS.names())]
     drawn = [row for same in zip(*rows, strict=True) for row in same]
-    for row, prose in zip_longest(drawn, _docstrings()):
-        if row is not None:
-            yield _text(row, tokenizer)
-        if prose is not None:
-            yield prose
+    for row, prose in zip_longest(drawn, _ordinary_rows()):
+        for present in (row, prose):
+            if present is not None:
+                yield present["text"] if "text" in present else _text(present, tokenizer)
 
 
-def _docstrings() -> Iterator[str]:
-    """Yield the docstrings of this package with at least 300 characters."""
-    import gym_fed
-
-    for folder in gym_fed.__path__:
-        for file in sorted(Path(folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-                    text = ast.get_docstring(node) or ""
-                    if len(text) >= 300:
-                        yield text
+def _ordinary_rows() -> Iterator[dict[str, Any]]:
+    """Yield the packaged texts and conversations about ordinary things."""
+    folder = resources.files("gym_fed") / "assets" / "retention"
+    for name in ("texts.jsonl", "questions.jsonl"):
+        yield from map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
 
 
 def _texts_of(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Iterator[str]:
