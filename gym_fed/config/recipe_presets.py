@@ -41,19 +41,19 @@ def fitted(file: Path, *, size: str | None, machine: str | None) -> str:
 
 def _sized(text: str, file: Path, size: str) -> str:
     sizes = sizes_for(file)
-    found = next((name for name in sizes if name.lower() == size.lower()), None)
-    if found is None:
+    size_name = next((name for name in sizes if name.lower() == size.lower()), None)
+    if size_name is None:
         raise GymError(
             ErrorCode.USAGE,
             f"--size {size}: {file.stem} has no such size",
             f"one of {', '.join(sizes)}" if sizes else "its model has one size; leave --size out",
         )
-    chosen = sizes[found]
+    chosen = sizes[size_name]
     text = _with(text, "model", chosen["model"], chosen["licence"])
     recipe = yaml.safe_load(text)
     changes = chosen.get(recipe.get("finetuning", "full"), {}) if recipe["algorithm"] == "sft" else {}
     for key, value in changes.items():
-        text = _with(text, key, value, f"for {found}: see presets/sizes.yaml of the recipes")
+        text = _with(text, key, value, f"for {size_name}: see presets/sizes.yaml of the recipes")
     return text
 
 

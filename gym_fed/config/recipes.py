@@ -42,10 +42,10 @@ def recipes() -> list[Recipe]:
             f"no recipes in {folders[0]}",
             "install gym-fed again; its wheel has them",
         )
-    found = [*folder.glob("*.yaml"), *folder.glob("models/*.yaml")]
+    files = [*folder.glob("*.yaml"), *folder.glob("models/*.yaml")]
     return [
         Recipe(file.stem, file, _summary(file), tuple(sizes_for(file)))
-        for file in sorted(found, key=lambda file: file.stem)
+        for file in sorted(files, key=lambda file: file.stem)
     ]
 
 
@@ -55,13 +55,13 @@ def get_recipe(name: str) -> Recipe:
     Raises:
         GymError: ``FILE_NOT_FOUND`` when there is none.
     """
-    found = {recipe.name: recipe for recipe in recipes()}
-    wanted = name.removesuffix(".yaml")
-    if wanted not in found:
+    by_name = {recipe.name: recipe for recipe in recipes()}
+    stem = name.removesuffix(".yaml")
+    if stem not in by_name:
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"no recipe is called {name!r}", f"one of {', '.join(found)}"
+            ErrorCode.FILE_NOT_FOUND, f"no recipe is called {name!r}", f"one of {', '.join(by_name)}"
         )
-    return found[wanted]
+    return by_name[stem]
 
 
 def relocated(
@@ -82,9 +82,9 @@ def relocated(
     """
     rows: dict[Path, Path] = {}
 
-    def moved(found: re.Match[str]) -> str:
-        place = target.parent / found.group(1)
-        rows[place] = recipe.file.parent / found.group(1)
+    def moved(match: re.Match[str]) -> str:
+        place = target.parent / match.group(1)
+        rows[place] = recipe.file.parent / match.group(1)
         return place.as_posix()
 
     text = re.sub(

@@ -33,10 +33,10 @@ def parse_bytes(value: object) -> object:
     """``10GB`` (powers of 1000) or ``10GiB`` (powers of 1024) as a number of bytes; numbers are left as they are."""
     if not isinstance(value, str):
         return value
-    found = _SIZE.fullmatch(value)
-    if found is None or found[2].upper() not in _UNITS:
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{value!r} is not a size such as 10GB or 512MiB")
-    return int(float(found[1]) * _UNITS[found[2].upper()])
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]

@@ -62,9 +62,9 @@ def load_training_config(
         return load_config(parsed, TrainingConfig, overrides), []
     job = parsed.dialect.job_of(parsed.values)
     if job in _COMMANDS:
-        what, command = _COMMANDS[job]
+        purpose, command = _COMMANDS[job]
         raise GymError(
-            ErrorCode.USAGE, f"{parsed.file}: {what}, and gym train trains", command.format(parsed.file)
+            ErrorCode.USAGE, f"{parsed.file}: {purpose}, and gym train trains", command.format(parsed.file)
         )
     values = dict(parsed.values)
     ours = []

@@ -35,7 +35,7 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
 def feature_arguments(config: TrainingConfig) -> dict[str, Any]:
     """Return the trainer arguments of the active features."""
     active = active_features(config).values()
-    return {key: value for one in active for key, value in one.arguments(config).items()}
+    return {key: value for feature in active for key, value in feature.arguments(config).items()}
 
 
 def apply_features(model: Any, config: TrainingConfig) -> Any:

@@ -100,9 +100,9 @@ class Defaults:
         self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
     ) -> TrainingConfig:
         """Return ``config`` with the values of ``choose`` for ``keys``, or those that the unfinished run has chosen."""
-        found = choose() if self._stored is None else self._as_stored(config, keys, self._stored)
-        self.chosen += found
-        return applied(config, found)
+        defaults = choose() if self._stored is None else self._as_stored(config, keys, self._stored)
+        self.chosen += defaults
+        return applied(config, defaults)
 
     def _as_stored(
         self, config: TrainingConfig, keys: Sequence[str], stored: dict[str, Any]
@@ -141,8 +141,12 @@ def _report(chosen: Sequence[Default]) -> None:
     )
     console.print_columns(
         [
-            (one.key, f"{one.value:g}" if isinstance(one.value, float) else str(one.value), one.reason)
-            for one in chosen
+            (
+                default.key,
+                f"{default.value:g}" if isinstance(default.value, float) else str(default.value),
+                default.reason,
+            )
+            for default in chosen
         ],
         wrapped=True,
         to=console.err,
@@ -225,13 +229,13 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
     if not RunFolder(folder).is_unfinished():
         return None
     try:
-        found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return None  # opening the folder will report it
     now = config.model_dump(mode="json", include=set(_SAME))
-    if not isinstance(found, dict) or any(found.get(key) != now[key] for key in _SAME):
+    if not isinstance(stored, dict) or any(stored.get(key) != now[key] for key in _SAME):
         return None
-    return found
+    return stored
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
@@ -247,12 +251,12 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
     order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
     sample = order[:_SAMPLE_ROWS] + order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
     turns = rows_to_encode(config, tokenizer, [rows[i] for i in sample])
-    found: list[int] = algorithm.lengths(config, tokenizer, turns)
+    lengths: list[int] = algorithm.lengths(config, tokenizer, turns)
     usual_size = sizes[order[len(order) // 20]]
     usual = max(
-        (length for length, i in zip(found, sample, strict=True) if sizes[i] <= usual_size), default=0
+        (length for length, i in zip(lengths, sample, strict=True) if sizes[i] <= usual_size), default=0
     )
-    return max(found, default=0), usual
+    return max(lengths, default=0), usual
 
 
 def _context(config: TrainingConfig) -> int | None:
@@ -260,7 +264,7 @@ def _context(config: TrainingConfig) -> int | None:
     from gym_fed.planning.sizes import empty_config
 
     text = empty_config(config).get_text_config()
-    found = getattr(text, "max_position_embeddings", None)
-    if config.rope_scaling is not None and found is not None:
-        return int(found * config.rope_scaling.factor)
-    return found
+    context = getattr(text, "max_position_embeddings", None)
+    if config.rope_scaling is not None and context is not None:
+        return int(context * config.rope_scaling.factor)
+    return context

@@ -67,9 +67,9 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     ):
         trainer = algorithm.build(Job(config, model, tokenizer, encoded, encoded, Path(scratch), []))
         trainer.remove_callback(PrinterCallback)
-        found = trainer.evaluate()
+        metrics = trainer.evaluate()
     figures = {
-        name: float(value) for name, value in found.items() if not _TIMED.search(name) and name != "epoch"
+        name: float(value) for name, value in metrics.items() if not _TIMED.search(name) and name != "epoch"
     }
     if algorithm.uses_model_loss:
         figures["eval_perplexity"] = math.exp(min(figures["eval_loss"], 700.0))

@@ -183,8 +183,8 @@ class Trainer(ExpectedElsewhere):
         from gym_fed.training.run.afterwards import export
 
         done = self._trained()
-        what = (done.model, done.tokenizer, self.config)
-        return export(*what, Path(path), format, codec, quantization, check=check)
+        arguments = (done.model, done.tokenizer, self.config)
+        return export(*arguments, Path(path), format, codec, quantization, check=check)
 
     def _trained(self) -> TrainResult:
         if self.result is None:
@@ -218,12 +218,12 @@ class Trainer(ExpectedElsewhere):
             checkpoint = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
             config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
-            what = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
+            arguments = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
             is_checked = self._check and processes.is_main()
             is_new = checkpoint is None
             check = None
             if is_checked:
-                check = begin_check(*what, is_new=is_new, should_stop=self._should_stop)
+                check = begin_check(*arguments, is_new=is_new, should_stop=self._should_stop)
             trainer, best_step = self._fit(
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )

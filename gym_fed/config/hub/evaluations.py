@@ -49,10 +49,10 @@ def evaluation_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     The registry is read as plain YAML: a config imports no evaluation.
     """
-    found = yaml.safe_load(_REGISTRY.read_text(encoding="utf-8"))
+    registry = yaml.safe_load(_REGISTRY.read_text(encoding="utf-8"))
     groups = [
         entry["dataset"] if entry.get("each") == "task" else name
-        for name, entry in found["tasks"].items()
+        for name, entry in registry["tasks"].items()
         if entry.get("each") or "*" in entry.get("harness", "")
     ]
-    return (*found["suites"], *found["tasks"]), tuple(f"{group}_" for group in groups)
+    return (*registry["suites"], *registry["tasks"]), tuple(f"{group}_" for group in groups)

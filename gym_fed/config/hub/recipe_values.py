@@ -13,10 +13,10 @@ SECTIONS = ("recipe", "codec")
 
 def recipe_values(recipe: TrainingRecipe, codec: CodecPolicy) -> dict[str, Any]:
     """Every value by its dotted key, such as ``recipe.lora.r``; lists are values."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for section, model in zip(SECTIONS, (recipe, codec), strict=True):
-        _put(section, model.model_dump(mode="json"), found)
-    return found
+        _put(section, model.model_dump(mode="json"), values)
+    return values
 
 
 def _put(key: str, value: Any, found: dict[str, Any]) -> None:

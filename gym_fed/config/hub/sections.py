@@ -109,7 +109,7 @@ class GateConfig(StrictModel):
 
     @model_validator(mode="after")
     def _suites_differ(self) -> GateConfig:
-        names = [one.suite for one in self.evals]
+        names = [evaluation.suite for evaluation in self.evals]
         if repeated := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"evals: suite {repeated!r} is there twice")
         return self

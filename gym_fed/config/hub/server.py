@@ -100,8 +100,8 @@ class ServerConfig(ServerSections):
                 ],
             )
         if (self.variants.max_bytes or 0) > self.admission.max_update_bytes:
-            what = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
-            raise Problems("", [Problem("variants.max_bytes", what)])
+            limit = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
+            raise Problems("", [Problem("variants.max_bytes", limit)])
         check_secure(self)
         check_private(self)
         check_distillation(self.recipe, self.codec)

@@ -45,12 +45,12 @@ def _places(
         fields = {k: f for model in models_in([annotation]) for k, f in model.model_fields.items()}
         for key, inner in value.items():
             if (field := fields.get(key)) is not None:
-                found = _places(kind, name, inner, field.annotation, markers_of(field))
+                places = _places(kind, name, inner, field.annotation, markers_of(field))
             elif key == name and fields:
-                found = iter([()])
+                places = iter([()])
             else:
-                found = _places(kind, name, inner, annotation, markers)
-            yield from _below(key, found)
+                places = _places(kind, name, inner, annotation, markers)
+            yield from _below(key, places)
 
 
 def _below(key: str | int, paths: Iterator[KeyPath]) -> Iterator[KeyPath]:

@@ -87,17 +87,17 @@ class OpenModel(ReadsOtherWords):
         Raises:
             GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
         """
-        found = [kind.type_of(name).Settings for _, kind in cls.choices if name in kind]
+        settings_types = [kind.type_of(name).Settings for _, kind in cls.choices if name in kind]
         if cls.features is not None and name in cls.features:
-            found.append(cls.features.type_of(name).Settings or bool)
-        found = [settings for settings in found if settings is not None]
-        if len(found) > 1:
+            settings_types.append(cls.features.type_of(name).Settings or bool)
+        settings_types = [settings for settings in settings_types if settings is not None]
+        if len(settings_types) > 1:
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
                 f"{name}: two members of that name have a section",
                 "remove one of the packages that bring them",
             )
-        return found[0] if found else None
+        return settings_types[0] if settings_types else None
 
     def chosen_sections(self) -> dict[str, Any]:
         """The sections of what is chosen, by name; a member without a section has none here."""
@@ -175,15 +175,15 @@ class OpenModel(ReadsOtherWords):
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """The fields, and what members of this machine add; those of other packages are listed and not imported."""
-        found = handler.resolve_ref_schema(handler(schema))
-        found["additionalProperties"] = False
+        resolved = handler.resolve_ref_schema(handler(schema))
+        resolved["additionalProperties"] = False
         for key, kind in cls.choices:
             for name in kind.names():
                 if name not in cls.model_fields and (name not in kind.own() or kind.type_of(name).Settings):
-                    found["properties"].setdefault(
+                    resolved["properties"].setdefault(
                         name, {"type": "object", "description": f"Of {key}: {name}."}
                     )
         for name in () if cls.features is None else cls.features.names():
             if name not in cls.model_fields:
-                found["properties"].setdefault(name, {"description": f"The feature {name}."})
-        return found
+                resolved["properties"].setdefault(name, {"description": f"The feature {name}."})
+        return resolved

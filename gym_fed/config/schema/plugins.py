@@ -73,12 +73,12 @@ def plugins_of(*models: BaseModel) -> list[PluginRecord]:
 
 def records(members: Iterable[tuple[Registry[Any], str]]) -> list[PluginRecord]:
     """Those of ``members`` (kind and name) that are of another package, as records, once each and sorted."""
-    found = {}
+    by_name = {}
     for kind, name in members:
         origin = kind.origin(name) if name in kind else None
         if origin is not None:
-            found[kind.kind, name] = _record(kind, name, origin)
-    return [found[key] for key in sorted(found)]
+            by_name[kind.kind, name] = _record(kind, name, origin)
+    return [by_name[key] for key in sorted(by_name)]
 
 
 def as_json(recorded: Sequence[PluginRecord]) -> list[dict[str, Any]]:
@@ -183,31 +183,31 @@ def require_run_plugins(folder: Path) -> None:
 def _require(record: PluginRecord, where: str) -> None:
     kind = next((kind for kind in ALL if kind.kind == record.kind), None)
     whose = f"{record.distribution} {record.version} (sha256 {record.digest[:12]})"
-    what = f"{where} needs {record.kind} {record.name!r} of {whose}"
+    need = f"{where} needs {record.kind} {record.name!r} of {whose}"
     remedy = f"pip install {record.distribution}=={record.version}, if you trust it"
     if kind is None:
         raise GymError(
-            ErrorCode.MISSING_DEPENDENCY, f"{what}, and this release knows no {record.kind}", "update gym-fed"
+            ErrorCode.MISSING_DEPENDENCY, f"{need}, and this release knows no {record.kind}", "update gym-fed"
         )
     if record.name not in kind:
-        raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{what}, which is not installed here", remedy)
+        raise GymError(ErrorCode.MISSING_DEPENDENCY, f"{need}, which is not installed here", remedy)
     origin = kind.origin(record.name)
     if origin is None:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{what}, and here {record.name!r} is gym-fed's own",
+            f"{need}, and here {record.name!r} is gym-fed's own",
             "use the release of gym-fed that it was recorded with",
         )
     if (origin.distribution, origin.version) != (record.distribution, record.version):
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{what}, and here it is of {origin.distribution} {origin.version}",
+            f"{need}, and here it is of {origin.distribution} {origin.version}",
             remedy,
         )
     if origin.digest != record.digest:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"{what}, and what is installed under that version has other files (sha256 {origin.digest[:12]})",
+            f"{need}, and what is installed under that version has other files (sha256 {origin.digest[:12]})",
             "install it from where the other side has it, if you trust it",
         )
 

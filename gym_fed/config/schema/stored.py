@@ -21,7 +21,7 @@ def with_schema_defaults(stored: Any, config: Any) -> Any:
         The values as ``model_dump(mode="json")`` would give them. A required key that is missing stays missing.
     """
     if isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
-        return [with_schema_defaults(one, now) for one, now in zip(stored, config, strict=True)]
+        return [with_schema_defaults(entry, now) for entry, now in zip(stored, config, strict=True)]
     if not isinstance(config, BaseModel) or not isinstance(stored, Mapping):
         return stored
     filled = {key: with_schema_defaults(value, getattr(config, key, None)) for key, value in stored.items()}

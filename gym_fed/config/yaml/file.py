@@ -82,8 +82,8 @@ def validate(
         raise GymError(ErrorCode.CONFIG_INVALID, "\n".join(dict.fromkeys(lines))) from error
     except UnusableMember as error:
         path = place_of(error.kind, error.name, values, schema)
-        said = _placed(path, error.message, source, marks or {}, from_command_line or set())
-        raise GymError(error.code, said, error.hint) from error
+        message = _placed(path, error.message, source, marks or {}, from_command_line or set())
+        raise GymError(error.code, message, error.hint) from error
 
 
 def _read_others(
@@ -132,8 +132,8 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
         try:
             value = parse_value(raw)
         except ValueError as error:
-            what = f"--set {shown(text)}: the value is not YAML"
-            raise GymError(ErrorCode.CONFIG_INVALID, what, str(error)) from error
+            message = f"--set {shown(text)}: the value is not YAML"
+            raise GymError(ErrorCode.CONFIG_INVALID, message, str(error)) from error
         parsed.append((tuple(int(k) if k.isdecimal() else k for k in key.split(".")), value))
     return parsed
 
@@ -219,13 +219,13 @@ def _lines(
     cause: KeyPath = (*error["loc"], raised.cause) if raised.cause else ()
     for problem in raised.found:
         its_own = not raised.cause or problem.key.startswith(f"{raised.cause}.")
-        said = "" if its_own else f"{raised.cause}: "
+        prefix = "" if its_own else f"{raised.cause}: "
         path = (*error["loc"], *problem.key.split("."))
         if any(path[: len(o)] == o for o in overridden):
-            yield f"--set: {said}{problem}"
+            yield f"--set: {prefix}{problem}"
             continue
         line, column = _mark(path, marks, otherwise=_mark(cause, marks))
-        yield f"{source}:{line}:{column}: {said}{problem}"
+        yield f"{source}:{line}:{column}: {prefix}{problem}"
 
 
 def _mark(path: KeyPath, marks: dict[KeyPath, Mark], otherwise: Mark = (1, 1)) -> Mark:

@@ -85,14 +85,14 @@ def parse_value(text: str) -> Any:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=StrictLoader)):
             raise ValueError("an alias (*) is not read here; write the value out")
-        found = yaml.load(text, Loader=StrictLoader)
+        values = yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error).partition("\n")[0]) from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if is_deeper(found, MAX_DEPTH):
+    if is_deeper(values, MAX_DEPTH):
         raise ValueError("nested too deeply")
-    return found
+    return values
 
 
 def shown(value: Any) -> str:

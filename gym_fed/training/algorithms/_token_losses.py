@@ -120,10 +120,10 @@ def anchored_loss(
     targets = labels[:, 1:].to(outputs.logits.device)[learned]
     policy = outputs.logits[:, :-1][learned].float().log_softmax(-1)
     reference = reference_logits[:, :-1][learned].float().log_softmax(-1)
-    found = policy.gather(-1, targets[:, None])[:, 0]
+    log_probs = policy.gather(-1, targets[:, None])[:, 0]
     divergence = (reference.exp() * (reference - policy)).sum(-1)
     number = learned.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-    loss: Tensor = (-found.detach().exp() * found + alpha * divergence).sum() / number
+    loss: Tensor = (-log_probs.detach().exp() * log_probs + alpha * divergence).sum() / number
     return loss
 
 
@@ -174,13 +174,13 @@ class _Routed(_Trainer):  # type: ignore[misc]
 
         setattr(self, name, own and watched)
         try:
-            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
             setattr(self, name, own)
         # As in TRL: a mean over the batch, where transformers leaves the accumulation of steps to the loss.
         steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
         more = sum(self.router_aux_loss_coef * router / steps for router in routers)
-        return (found[0] + more, found[1]) if return_outputs else found + more
+        return (loss[0] + more, loss[1]) if return_outputs else loss + more
 
 
 @cache

@@ -22,16 +22,16 @@ class Attention(Feature):
     per_example = True
 
     def check(self, config: TrainingConfig) -> None:
-        what = f"attention: {config.attention}"
+        key = f"attention: {config.attention}"
         if config.attention in _ON_CUDA_ONLY:  # flex has no backward pass on a CPU
-            require_cuda(what)
+            require_cuda(key)
         if config.attention != "flash_attention_2":
             return
-        require_package("flash_attn", what, remedy="pip install flash-attn, or set attention: sdpa")
+        require_package("flash_attn", key, remedy="pip install flash-attn, or set attention: sdpa")
         if config.loaded_dtype == "float32" and config.mixed_precision == "no":
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{what} computes in 16 bits only, but the run is in float32",
+                f"{key} computes in 16 bits only, but the run is in float32",
                 "set mixed_precision: bf16, or dtype: bfloat16",
             )
 

@@ -68,7 +68,9 @@ def _convert_around(module: Any, dtype: Any) -> None:
 
     def widen(_: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
         floats = (torch.is_tensor(value) and value.is_floating_point() for value in values)
-        return tuple(value.float() if one else value for value, one in zip(values, floats, strict=True))
+        return tuple(
+            value.float() if is_float else value for value, is_float in zip(values, floats, strict=True)
+        )
 
     def narrow(_: Any, values: tuple[Any, ...], output: Any) -> Any:
         return output.to(dtype)

@@ -177,8 +177,8 @@ class Graded(Loop):
     ) -> None:
         super().__init__(dataset, policy_model, **options)
         self.kl_beta = kl_beta
-        found = list(grader) if isinstance(grader, Sequence) else [grader]
-        self._graders = [one if isinstance(one, Grader) else _OfThreads(one) for one in found]
+        graders = list(grader) if isinstance(grader, Sequence) else [grader]
+        self._graders = [entry if isinstance(entry, Grader) else _OfThreads(entry) for entry in graders]
 
     def rows(self) -> list[dict[str, Any]]:
         return [{**thread.metadata, "prompt": thread.prompt().messages()} for thread in self.dataset]

@@ -91,16 +91,16 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     require_of_weights(adapter)
     _require_kind(adapter, config)
     section = config.chosen_sections()[config.finetuning]
-    found = {
+    trained = {
         key: _plain(adapter.config[key], getattr(section, key))
         for key in type(section).model_fields
         if key in adapter.config and key not in _OF_THE_RUN and key != "init_lora_weights"
     }
-    for key in section.model_fields_set & found.keys() - {"target_modules"}:  # compared layer by layer
-        if (wanted := _plain(getattr(section, key), None)) != found[key]:
+    for key in section.model_fields_set & trained.keys() - {"target_modules"}:  # compared layer by layer
+        if (own_value := _plain(getattr(section, key), None)) != trained[key]:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{config.finetuning}.{key}: is {wanted!r}, but the adapter {adapter.name} has {found[key]!r}",
+                f"{config.finetuning}.{key}: is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}",
                 "remove the key, or set new_adapter: true to merge that adapter and train another",
             )
     if getattr(section, "init_lora_weights", "default") != "default":
@@ -111,7 +111,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
         )
     taken = {
         key: value
-        for key, value in found.items()
+        for key, value in trained.items()
         if key not in section.model_fields_set and not (value is None and getattr(section, key) is not None)
     }
     return config.model_copy(update={config.finetuning: section.model_copy(update=taken)})
@@ -152,14 +152,14 @@ def check_adapters(config: TrainingConfig) -> None:
     task: str = ALGORITHMS.type_of(config.algorithm).task_type
     going_on = trained_on(config)
     for adapter in adapters:
-        found = adapter.config.get("task_type")
-        wanted = task if adapter is adapters[-1] and going_on is not None else "CAUSAL_LM"
-        if found not in (None, wanted):
+        saved = adapter.config.get("task_type")
+        expected = task if adapter is adapters[-1] and going_on is not None else "CAUSAL_LM"
+        if saved not in (None, expected):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"adapter: {adapter.name} is of a model for {found}, and {config.algorithm} wants one for {wanted}",
+                f"adapter: {adapter.name} is of a model for {saved}, and {config.algorithm} wants one for {expected}",
                 "give a reward model's adapter to reward_model alone"
-                if found == "SEQ_CLS"
+                if saved == "SEQ_CLS"
                 else "set new_adapter: true to merge it and train another",
             )
     _require_mergeable(config, merged)

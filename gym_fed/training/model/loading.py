@@ -57,15 +57,15 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
     Raises:
         GymError: ``USAGE``.
     """
-    found = str(model.dtype).removeprefix("torch.")
+    dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if (
         key in config.model_fields_set
-        and found != config.loaded_dtype
+        and dtype != config.loaded_dtype
         and not getattr(model, "is_quantized", False)
     ):
         raise GymError(
             ErrorCode.USAGE,
-            f"{key}: {config.loaded_dtype} is set, and the model in memory is in {found}",
+            f"{key}: {config.loaded_dtype} is set, and the model in memory is in {dtype}",
             f"give model.to(torch.{config.loaded_dtype}), or remove the key",
         )

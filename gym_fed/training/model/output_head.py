@@ -64,8 +64,8 @@ def is_fused(model_config: Any) -> bool:
 
 def reads_whole_logits(config: TrainingConfig) -> bool:
     """Return True if a run's model is known to compute the logits of a whole batch in its forward pass."""
-    found = known_architecture(config)
-    return found is not None and not is_fused(found)
+    architecture = known_architecture(config)
+    return architecture is not None and not is_fused(architecture)
 
 
 def add_output_head(
@@ -102,14 +102,19 @@ def add_output_head(
                 "num_items_in_batch": num_items_in_batch,
             }
             return own_forward(*args, **named, **{key: v for key, v in given.items() if v is not None})
-        found = own_forward(*args, **{**named, "use_cache": False})
-        logits = found.logits
+        own_outputs = own_forward(*args, **{**named, "use_cache": False})
+        logits = own_outputs.logits
         if shift_labels is None:
             assert labels is not None  # what is scored
             logits, shift_labels = logits[:, :-1], labels[:, 1:]
         text = self.config.get_text_config()
         return _scored(
-            logits, shift_labels, temperature, outputs, num_items_in_batch, _router_loss(found, text, named)
+            logits,
+            shift_labels,
+            temperature,
+            outputs,
+            num_items_in_batch,
+            _router_loss(own_outputs, text, named),
         )
 
     model.forward = types.MethodType(forward, model)

@@ -80,10 +80,10 @@ def prequantised(model: str | None) -> str | None:
         return None  # loading will report it
     if not file.is_file():
         return None
-    found = read_object(file).get("quantization_config")
-    if not isinstance(found, dict) or not found:
+    section = read_object(file).get("quantization_config")
+    if not isinstance(section, dict) or not section:
         return None
-    name = str(found.get("quant_method", "unknown"))
+    name = str(section.get("quant_method", "unknown"))
     return "bitsandbytes" if name.startswith("bitsandbytes") else name
 
 

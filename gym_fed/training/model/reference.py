@@ -88,7 +88,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
             model = load_on(model, adapters[0]).get_base_model()
         else:
             model = merge_adapters(model, adapters)
-    sizes = [int(one.get_input_embeddings().weight.shape[0]) for one in (model, policy)]
+    sizes = [int(lm.get_input_embeddings().weight.shape[0]) for lm in (model, policy)]
     if sizes[0] != sizes[1]:
         raise GymError(
             ErrorCode.CONFIG_INVALID,

@@ -105,9 +105,9 @@ def cast_adapter(folder: Path, dtype: str) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
-    wanted, file = getattr(torch, dtype), folder / WEIGHTS
+    target, file = getattr(torch, dtype), folder / WEIGHTS
     tensors = load_file(file)
-    cast = {n: value.to(wanted) if value.is_floating_point() else value for n, value in tensors.items()}
+    cast = {n: value.to(target) if value.is_floating_point() else value for n, value in tensors.items()}
     save_file(cast, file, metadata={"format": "pt"})
 
 
@@ -145,8 +145,8 @@ def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
 
     for file in part.glob("*.safetensors"):
         tensors = load_file(file)
-        kept = {name: value for name, value in tensors.items() if tied.get(name) not in tensors}
-        cast = {name: value.to(getattr(torch, dtype)) for name, value in kept.items()}
+        unique = {name: value for name, value in tensors.items() if tied.get(name) not in tensors}
+        cast = {name: value.to(getattr(torch, dtype)) for name, value in unique.items()}
         save_file(cast, file, metadata={"format": "pt"})
     config = json.loads((part / "config.json").read_text(encoding="utf-8"))
     (part / "config.json").write_text(

@@ -64,11 +64,11 @@ class MadeOptimizer(OptimizerChoice):
         return values * (weight.numel + 4 * math.ceil(weight.numel / 256))
 
     def check(self, config: TrainingConfig) -> None:
-        what = f"optimizer: {config.optimizer}"
+        key = f"optimizer: {config.optimizer}"
         if self.package is not None:
-            require_package(self.package, what, self.extra)
+            require_package(self.package, key, self.extra)
         if self.gpu:
-            require_cuda(f"{what} ({self.gpu})")
+            require_cuda(f"{key} ({self.gpu})")
         if not self.betas:
             refuse_betas(config)
         if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
@@ -180,8 +180,11 @@ def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
         return _loraplus(model, config, config.lora.loraplus_lr_ratio)
     weights = split(model, config)
     groups = [
-        {"params": [value for _, value, decay in weights if decay == wanted], "weight_decay": wanted}
-        for wanted in dict.fromkeys((config.weight_decay, 0.0))
+        {
+            "params": [value for _, value, decay in weights if decay == group_decay],
+            "weight_decay": group_decay,
+        }
+        for group_decay in dict.fromkeys((config.weight_decay, 0.0))
     ]
     return [group for group in groups if group["params"]]
 

@@ -29,16 +29,16 @@ _CHOICES = {
 def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
     """Refuse an argument of the projection with a wrong type or value."""
     if name in _CHOICES:
-        fits, wanted = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
+        fits, expected = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
     elif name == "scale":
-        fits, wanted = isinstance(value, int | float) and value > 0, "a number above 0"
+        fits, expected = isinstance(value, int | float) and value > 0, "a number above 0"
     else:
-        fits, wanted = isinstance(value, int) and value >= 1, "a whole number of at least 1"
+        fits, expected = isinstance(value, int) and value >= 1, "a whole number of at least 1"
     if not fits or isinstance(value, bool):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"optimizer_args: {config.optimizer} refuses {name} {value!r}",
-            f"give {wanted}",
+            f"give {expected}",
         )
 
 

@@ -122,34 +122,34 @@ def require_exact(gradients: ClippedGradients) -> None:
         try:
             torch.autograd.backward(example_losses(model, batch).sum())
             if ghost:
-                found = {"": gradients.hooks.get_norm_sample().clone()}
+                computed = {"": gradients.hooks.get_norm_sample().clone()}
             else:
-                found = {name: _grad_sample(weight) for name, weight in weights.items()}
+                computed = {name: _grad_sample(weight) for name, weight in weights.items()}
         except Exception as error:  # whatever a hook of Opacus trips over, the model cannot be trained so
             raise _refused(gradients.mode, f"{type(error).__name__}: {error}") from error
         finally:
             _forget_gradients(weights.values())
         gradients.hooks.disable_hooks()
         for row in range(_ROWS):
-            one = {key: value[row : row + 1] for key, value in batch.items()}
-            wanted = dict(
+            example = {key: value[row : row + 1] for key, value in batch.items()}
+            expected = dict(
                 zip(
                     weights,
                     torch.autograd.grad(
-                        example_losses(model, one).sum(), list(weights.values()), allow_unused=True
+                        example_losses(model, example).sum(), list(weights.values()), allow_unused=True
                     ),
                     strict=True,
                 )
             )
-            flat = [g.double().norm() for g in wanted.values() if g is not None]
+            flat = [g.double().norm() for g in expected.values() if g is not None]
             norm = torch.stack(flat).norm() if flat else torch.zeros(())
             if ghost:
-                if abs(found[""][row].double() - norm) > _TOLERANCE * norm + 1e-8:
+                if abs(computed[""][row].double() - norm) > _TOLERANCE * norm + 1e-8:
                     raise _refused(gradients.mode, "norms of gradients of single examples are not exact")
                 continue
-            for name, gradient in wanted.items():
+            for name, gradient in expected.items():
                 exact = torch.zeros_like(weights[name]) if gradient is None else gradient
-                if (found[name][row] - exact).double().norm() > _TOLERANCE * norm + 1e-8:
+                if (computed[name][row] - exact).double().norm() > _TOLERANCE * norm + 1e-8:
                     raise _refused(gradients.mode, f"{name}: gradients of single examples are not exact")
         gradients.hooks.enable_hooks()
 

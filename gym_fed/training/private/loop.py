@@ -104,7 +104,7 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         self.lr_scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         _require_finite(optimizer.params, self.state.global_step + 1)
-        finite = [float(one) for one in torch.cat(losses) if torch.isfinite(one)] if losses else []
+        finite = [float(value) for value in torch.cat(losses) if torch.isfinite(value)] if losses else []
         return sum(finite) / len(finite) if finite else loss
 
     def _after_step(self, loss: float, a_pass: int, trial: Any, ignored: Any, started: float) -> None:

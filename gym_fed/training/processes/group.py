@@ -67,9 +67,9 @@ def count() -> int:
     """Return how many processes respond: each adds one."""
     if not dist.is_initialized():
         return 1
-    one = torch.ones(1, dtype=torch.int64, device=_device())
-    dist.all_reduce(one)
-    return int(one.item())
+    number = torch.ones(1, dtype=torch.int64, device=_device())
+    dist.all_reduce(number)
+    return int(number.item())
 
 
 def require_all(found: int) -> None:

@@ -74,15 +74,15 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
     if config.auto_batch_size is None or not file.exists():
         return None
     sizes = json.loads(file.read_text(encoding="utf-8"))
-    found = config.model_copy(update=sizes)
-    if global_batch(found) != global_batch(config):
+    resized = config.model_copy(update=sizes)
+    if global_batch(resized) != global_batch(config):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{config.output_dir}: holds an unfinished run with {global_batch(found)} rows a step, "
+            f"{config.output_dir}: holds an unfinished run with {global_batch(resized)} rows a step, "
             f"and the config has {global_batch(config)}",
             "choose another output_dir, or pass --overwrite to delete the unfinished run",
         )
-    return found
+    return resized
 
 
 def remember_sizes(config: TrainingConfig) -> None:

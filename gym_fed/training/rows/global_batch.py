@@ -47,11 +47,14 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
 
     def count(self, batches: list[Any]) -> None:
         """Count the items of ``batches`` (at least one), the batches of a step. All processes have equally many."""
-        found = [self.items(batch) for batch in batches]
-        names = list(found[0])
+        counts = [self.items(batch) for batch in batches]
+        names = list(counts[0])
         import torch
 
-        sums = torch.tensor([sum(int(one[name]) for one in found) for name in names], device=self.args.device)
+        sums = torch.tensor(
+            [sum(int(batch_counts[name]) for batch_counts in counts) for name in names],
+            device=self.args.device,
+        )
         total = self.accelerator.reduce(sums, reduction="sum")
         self._step_items = dict(zip(names, map(float, total.tolist()), strict=True))
 
@@ -77,5 +80,5 @@ class RowMeans(GlobalBatch):
     ) -> Any:
         """Return the trainer's loss, weighted."""
         weight = self.share("rows", self.rows(inputs))
-        found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        return (found[0] * weight, found[1]) if return_outputs else found * weight
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return (loss[0] * weight, loss[1]) if return_outputs else loss * weight

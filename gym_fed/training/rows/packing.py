@@ -38,8 +38,8 @@ def check_packing(config: TrainingConfig) -> None:
     Raises:
         GymError: ``CONFIG_INVALID`` naming the architecture and the remedy.
     """
-    if _packing(config) and (found := known_architecture(config)) is not None:
-        require_packable(found, config)
+    if _packing(config) and (architecture := known_architecture(config)) is not None:
+        require_packable(architecture, config)
 
 
 def require_packable(model_config: Any, config: TrainingConfig) -> None:

@@ -70,22 +70,22 @@ class TokenizedRows:
             GymError: ``STATE_CORRUPT`` when it cannot be read, or is of another version.
         """
         try:
-            found = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
-            if found["format"] != FORMAT_VERSION:
+            index = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
+            if index["format"] != FORMAT_VERSION:
                 raise ValueError(
-                    f"it is of format {plain(found['format'], 40)}, and this release reads {FORMAT_VERSION}"
+                    f"it is of format {plain(index['format'], 40)}, and this release reads {FORMAT_VERSION}"
                 )
-            if not (isinstance(found["made_by"], dict) and isinstance(found["files"], dict)):
+            if not (isinstance(index["made_by"], dict) and isinstance(index["files"], dict)):
                 raise ValueError("made_by and files are no mappings")
             for key in ("digests", "counts", "eval_counts"):
-                found[key]
+                index[key]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"tokenized_path: {self.path / _INDEX} cannot be used: {error}",
                 f"delete {self.path}; the rows are encoded again",
             ) from error
-        return dict(found)
+        return dict(index)
 
     def read(
         self, config: TrainingConfig, tokenizer: Any, digests: tuple[str, str | None] | None
@@ -149,11 +149,11 @@ class TokenizedRows:
             GymError: ``FILE_EXISTS``.
         """
         own = {"train.jsonl", "eval.jsonl", _INDEX}
-        found = sorted(file.name for file in self.path.glob("*") if file.name not in own)
-        if found:
+        other_files = sorted(file.name for file in self.path.glob("*") if file.name not in own)
+        if other_files:
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"tokenized_path: {self.path} is not empty ({found[0]}) and holds no encoded rows",
+                f"tokenized_path: {self.path} is not empty ({other_files[0]}) and holds no encoded rows",
                 "choose an empty or new folder",
             )
 
@@ -181,8 +181,8 @@ class TokenizedRows:
 
     def _difference(self, key: str, then: Any, now: Any) -> str:
         if key in ("tokenizer", "chat_template"):
-            what = "chat template" if key == "chat_template" else key
-            return f"the rows in {self.path} were encoded with another {what}"
+            part = "chat template" if key == "chat_template" else key
+            return f"the rows in {self.path} were encoded with another {part}"
         return f"the rows in {self.path} were encoded with {key} {then!r}, and it is {now!r}"
 
 

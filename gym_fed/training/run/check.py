@@ -256,25 +256,25 @@ class LearningCheck:
         self._asked, self._prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
         own = max((len(self._tokenizer(answer_of(row))["input_ids"]) for row in self._asked), default=0)
         room = math.inf if context is None else context - max(map(len, self._prompts), default=0)
-        wanted = max(_LEAST_ANSWER_TOKENS, 2 * own)
-        self._num_tokens = int(min(_MOST_ANSWER_TOKENS, wanted, room))
+        length = max(_LEAST_ANSWER_TOKENS, 2 * own)
+        self._num_tokens = int(min(_MOST_ANSWER_TOKENS, length, room))
         self._must_end = self._num_tokens > own
 
     def _answers(self, model: Any) -> tuple[list[str], list[bool]]:
         if not self._prompts:
             return [], []
-        found = greedy_ids(model, self._tokenizer, self._prompts, max_new_tokens=self._num_tokens)
-        texts = [str(self._tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in found]
-        return texts, [answer.ended for answer in found]
+        answers = greedy_ids(model, self._tokenizer, self._prompts, max_new_tokens=self._num_tokens)
+        texts = [str(self._tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in answers]
+        return texts, [answer.ended for answer in answers]
 
     def _outcome_warnings(
         self, held_out: HeldOut | None, retention: Retention | None, after: Measurement
     ) -> list[str]:
-        found = []
+        warnings = []
         rise = 0.0 if held_out is None else held_out.after - held_out.before
         error = math.inf if held_out is None or held_out.stderr is None else held_out.stderr
         if held_out is not None and rise > 2 * error and not self._algorithm.forgets:
-            found.append(
+            warnings.append(
                 f"the loss on held-out rows rose, {held_out.before:.3f} -> {held_out.after:.3f}: the run learned its "
                 "rows by heart, or learning_rate is too high; train for fewer epochs (num_train_epochs), lower the "
                 "rate, or add rows"
@@ -288,14 +288,14 @@ class LearningCheck:
                 remedies.append("train an adapter (finetuning: lora)")
             remedies.append("train shorter")
             lost = retention.warning(remedies)
-            found += [] if lost is None else [lost]
+            warnings += [] if lost is None else [lost]
         if self._must_end and after.ended and not any(after.ended):
             also = "" if any(self._before.ended) else ", nor did any before the run"
-            found.append(
+            warnings.append(
                 f"none of {len(after.ended)} answers ended within {self._num_tokens} tokens{also}: the model may not "
                 "stop; look at the answers, and at how rows end (chat_template)"
             )
-        return found
+        return warnings
 
     def _reason_to_skip(self) -> str | None:
         config = self._config
@@ -361,16 +361,18 @@ def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None
     pairs = [(b, a) for b, a in zip(before, after, strict=True) if not math.isnan(b)]
     if not pairs:
         return None
-    one, other = [b for b, _ in pairs], [a for _, a in pairs]
-    found = paired_difference(other, one)
-    return HeldOut(len(pairs), sum(one) / len(one), sum(other) / len(other), found.stderr)
+    before, after = [b for b, _ in pairs], [a for _, a in pairs]
+    difference = paired_difference(after, before)
+    return HeldOut(len(pairs), sum(before) / len(before), sum(after) / len(after), difference.stderr)
 
 
 def _from_history(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
     """Return the algorithm's loss on held-out rows before the first step, and of the weights that were kept."""
-    found = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
-    after = found.get(max(found, default=0) if best_step is None else best_step)
-    return HeldOut(0, found[0], after, None) if 0 in found and len(found) > 1 and after is not None else None
+    losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
+    after = losses.get(max(losses, default=0) if best_step is None else best_step)
+    return (
+        HeldOut(0, losses[0], after, None) if 0 in losses and len(losses) > 1 and after is not None else None
+    )
 
 
 def _read(file: Path) -> Measurement | None:

@@ -59,10 +59,10 @@ def damage(checkpoint: Path) -> str | None:
             return f"{name} has {file.stat().st_size:,} of its {size:,} bytes"
     for name, (_, digest) in expected.items():
         try:
-            found = file_sha256(checkpoint / name)
+            actual = file_sha256(checkpoint / name)
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
-        if found != digest:
+        if actual != digest:
             return f"{name} has another SHA-256 digest than when it was saved"
     return None
 

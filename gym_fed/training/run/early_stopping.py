@@ -104,7 +104,7 @@ class EarlyStop(TrainerCallback):
             return None
         file = self._file(best)
         try:
-            kept = load_file(str(file))
+            weights = load_file(str(file))
         except (OSError, SafetensorError) as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
@@ -112,7 +112,7 @@ class EarlyStop(TrainerCallback):
                 "restore the file, or pass --overwrite to delete the run and start again",
             ) from error
         for name, weight in self._trained():
-            weight.data.copy_(kept[name])
+            weight.data.copy_(weights[name])
         return best
 
     def _history(self, state: Any) -> list[tuple[int, float]]:

@@ -82,10 +82,10 @@ class RunFolder:
                 )
             require_run_plugins(self.path)
             self._require_same(config, data_digest, eval_digest)
-        elif found := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
+        elif other_files := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{self.path}: is not empty ({found[0]}) and holds no run",
+                f"{self.path}: is not empty ({other_files[0]}) and holds no run",
                 "choose an empty or new output_dir",
             )
 
@@ -131,7 +131,11 @@ class RunFolder:
             "data_sha256": data_digest,
             "eval_data_sha256": eval_digest,
             "num_processes": world_size(),
-            **{key: one.as_dict() for key, one in zip(("rows", "eval_rows"), counts, strict=True) if one},
+            **{
+                key: count.as_dict()
+                for key, count in zip(("rows", "eval_rows"), counts, strict=True)
+                if count
+            },
             "begun": begun,
         }
         if adapters := adapter_digests(config):
@@ -153,14 +157,14 @@ class RunFolder:
         """
         file = self.path / "run.json"
         if file.exists() and self._has_begun():
-            found = json.loads(file.read_text(encoding="utf-8")).get("begun")
-            if found is None:
+            begun = json.loads(file.read_text(encoding="utf-8")).get("begun")
+            if begun is None:
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
                     f"{self.path}: holds an unfinished run of an older release, which this one cannot go on with",
                     "choose another output_dir, or pass --overwrite to delete the unfinished run",
                 )
-            return str(datetime.fromisoformat(found).isoformat())
+            return str(datetime.fromisoformat(begun).isoformat())
         if config is not None and (named := named_checkpoint(config, self.checkpoints)) is not None:
             return RunFolder(named.parent.parent).begun()
         return datetime.now().isoformat(timespec="seconds")
@@ -227,12 +231,12 @@ class RunFolder:
 
     def _has_begun(self) -> bool:
         """Return True if anything could be lost: a checkpoint (even torn), metrics, or a found batch size."""
-        found = (
+        traces = (
             self.checkpoints.glob("checkpoint-*"),
             self.path.glob("*.jsonl"),
             self.path.glob("batch_size.json"),
         )
-        return any(any(files) for files in found)
+        return any(any(files) for files in traces)
 
     def _require_intact(self, config: TrainingConfig, named: Path | None) -> None:
         """Verify the checkpoint that the config names, of another run or of this one; once, as it takes seconds."""
@@ -251,10 +255,10 @@ class RunFolder:
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
         remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
         if changed:
-            what = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
+            differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds an unfinished run of another config: {what}",
+                f"{self.path}: holds an unfinished run of another config: {differences}",
                 remedy,
             )
         begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))

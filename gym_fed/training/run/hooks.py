@@ -226,7 +226,7 @@ class RunHooks(TrainerCallback):
         figures.update({key: entries[-1][key] for key in _LAST_VALUE if entries[-1].get(key) is not None})
         figures["num_tokens"] = self.num_tokens
         for name in names:
-            values = [found[name] for found in map(_figures, entries) if name in found]
+            values = [numbers[name] for numbers in map(_figures, entries) if name in numbers]
             figures[name] = sum(values) / len(values)
         now = time.monotonic()
         seconds = max(now - self._wrote, 1e-9)

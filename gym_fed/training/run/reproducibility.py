@@ -72,12 +72,12 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
     if not config.reproducibility.record:
         return
     file = folder / "environment.json"
-    found = environment(config, data_digest)
+    now = environment(config, data_digest)
     if file.exists():
         record = json.loads(file.read_text(encoding="utf-8"))
         last = {**record["environment"], **(record["resumed_with"][-1] if record["resumed_with"] else {})}
         # The run folder itself compares config and data, and knows which keys may change.
-        changed = {k: v for k, v in found.items() if last.get(k) != v and not k.endswith("_sha256")}
+        changed = {k: v for k, v in now.items() if last.get(k) != v and not k.endswith("_sha256")}
         if not changed:
             return
         differences = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())
@@ -88,7 +88,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
         )
         record["resumed_with"].append(changed)
     else:
-        record = {"environment": found, "resumed_with": []}
+        record = {"environment": now, "resumed_with": []}
     write_atomically(file, f"{json.dumps(record, indent=2)}\n".encode())
 
 

@@ -20,10 +20,10 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
         GymError: ``MISSING_DEPENDENCY`` with the command that installs it.
     """
     try:
-        found = importlib.util.find_spec(module) is not None
+        is_installed = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the parent of a dotted name
-        found = False
-    if not found:
+        is_installed = False
+    if not is_installed:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
             f"{what} needs the package {module}, which is not installed",

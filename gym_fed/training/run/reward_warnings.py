@@ -18,7 +18,7 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
         history: What the trainer logged at each step: of GRPO and its kin ``completions/clipped_ratio`` and
             ``reward_std``.
     """
-    found = []
+    warnings = []
     clipped = [
         entry["completions/clipped_ratio"] for entry in history if "completions/clipped_ratio" in entry
     ]
@@ -26,14 +26,14 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     section = config.chosen_sections().get(config.algorithm)
     limit = getattr(section, "max_completion_length", None)
     if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
-        found.append(
+        warnings.append(
             f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
             f"rewards say little; raise it, or ask for shorter answers"
         )
     if spread and (flat := sum(value <= _NO_SPREAD for value in spread)) > _MANY_TRUNCATED * len(spread):
-        found.append(
+        warnings.append(
             f"in {flat} of {len(spread)} steps all answers to a prompt got the same reward, from which nothing is "
             f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
             "or take prompts that the model sometimes gets right"
         )
-    return found
+    return warnings

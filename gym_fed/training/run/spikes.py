@@ -82,15 +82,15 @@ class SpikeWatch:
         grad_norms: Sequence[float],
     ) -> Spike | None:
         """Return the spike at ``step``, if any; ``losses`` and ``grad_norms`` are those of the steps before."""
-        found = self._jump(step, "loss", loss, losses, self.settings.factor)
-        if found is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
+        spike = self._jump(step, "loss", loss, losses, self.settings.factor)
+        if spike is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
             factor = self.settings.grad_norm_factor
-            found = self._jump(step, "grad_norm", float(grad_norm), grad_norms, factor)
-        if found is not None and not self.settings.rollback and is_main():
+            spike = self._jump(step, "grad_norm", float(grad_norm), grad_norms, factor)
+        if spike is not None and not self.settings.rollback and is_main():
             known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
-            kept = [old for old in known if old["step"] < step]
-            write_atomically(self._file, f"{json.dumps([*kept, asdict(found)], indent=2)}\n".encode())
-        return found
+            earlier = [old for old in known if old["step"] < step]
+            write_atomically(self._file, f"{json.dumps([*earlier, asdict(spike)], indent=2)}\n".encode())
+        return spike
 
     def _jump(
         self, step: int, metric: str, value: float, before: Sequence[float], factor: float
@@ -124,18 +124,18 @@ class Rollbacks:
         Raises:
             Diverged: When it has happened too often, or there is no checkpoint yet.
         """
-        what = f"{spike.metric} is {spike.value} at step {spike.step}"
+        event = f"{spike.metric} is {spike.value} at step {spike.step}"
         if to_step is None:
             raise Diverged(
                 ErrorCode.DATA_INVALID,
-                f"{what}, before the first checkpoint: training has diverged",
+                f"{event}, before the first checkpoint: training has diverged",
                 "lower learning_rate, or look at the first rows",
             )
         if len(self.entries) >= self._settings.max_rollbacks:
             steps = ", ".join(str(entry["step"]) for entry in self.entries)
             raise Diverged(
                 ErrorCode.DATA_INVALID,
-                f"{what}, after {len(self.entries)} rollbacks (at steps {steps}) already",
+                f"{event}, after {len(self.entries)} rollbacks (at steps {steps}) already",
                 "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks",
             )
         skipped = _batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
@@ -189,15 +189,15 @@ class SkippingSampler:
 
 
 def _without(order: list[int], start: int, end: int) -> list[int]:
-    kept = order[:start] + order[end:]
-    if not kept:
+    remaining = order[:start] + order[end:]
+    if not remaining:
         raise Diverged(
             ErrorCode.DATA_INVALID,
             "loss_spikes: every batch of an epoch would be skipped",
             "lower learning_rate or save_steps",
         )
-    missing = len(order) - len(kept)
-    return kept + (kept * math.ceil(missing / len(kept)))[:missing]
+    missing = len(order) - len(remaining)
+    return remaining + (remaining * math.ceil(missing / len(remaining)))[:missing]
 
 
 def _batches(after: int, until: int, per_epoch: int, args: Any) -> list[dict[str, int]]:

@@ -27,11 +27,11 @@ def listed(folder: Path) -> dict[str, Any]:
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
-        said = error.message if isinstance(error, GymError) else f"{folder}: holds what no run has written"
+        reason = error.message if isinstance(error, GymError) else f"{folder}: holds what no run has written"
         return {
             "folder": str(folder),
             "status": "unreadable",
-            "why": said,
+            "why": reason,
             "algorithm": "",
             "model": "",
             "steps": 0,

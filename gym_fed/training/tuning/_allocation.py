@@ -48,7 +48,7 @@ class Allocation(TrainerCallback):
             for kind in ("ipt", "exp_avg_ipt", "exp_avg_unc")
             for name, value in getattr(allocator, kind).items()
         }
-        tensors |= {f"pattern/{name}": torch.tensor(kept) for name, kept in (self._pattern or {}).items()}
+        tensors |= {f"pattern/{name}": torch.tensor(mask) for name, mask in (self._pattern or {}).items()}
         save_file(tensors, str(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE))
 
     def _load(self, file: Path) -> None:

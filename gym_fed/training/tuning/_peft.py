@@ -127,20 +127,20 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
     ]  # routed experts are one parameter, no modules
     for key, is_pattern in _NAMING:
         names = [*modules, *parameters] if is_pattern else modules
-        for wanted in getattr(peft_config, key, None) or ():
-            pattern = wanted if is_pattern else re.escape(wanted)
+        for module_name in getattr(peft_config, key, None) or ():
+            pattern = module_name if is_pattern else re.escape(module_name)
             try:
-                found = any(re.match(rf"(.*\.)?({pattern})$", name) for name in names)
+                is_present = any(re.match(rf"(.*\.)?({pattern})$", name) for name in names)
             except re.error as error:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"{section}.{key}: {wanted!r} is no regular expression: {error}",
+                    f"{section}.{key}: {module_name!r} is no regular expression: {error}",
                     "correct it, or give a module's name",
                 ) from error
-            if not found:
+            if not is_present:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"{section}.{key}: {type(model).__name__} has no module {wanted!r}",
+                    f"{section}.{key}: {type(model).__name__} has no module {module_name!r}",
                     "give names such as q_proj, embed_tokens or norm, or remove it",
                 )
 
@@ -153,15 +153,15 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     if not isinstance(head, BaseTunerLayer):
         return
     if config.adapter and not config.new_adapter:
-        what, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
+        key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
     else:
-        what, hint = (
+        key, hint = (
             f"{config.finetuning}.target_modules",
             "put it into modules_to_save, which trains it whole",
         )
     raise GymError(
         ErrorCode.CONFIG_INVALID,
-        f"{what}: is on the output head, whose adapter the loss of {config.algorithm} does not see",
+        f"{key}: is on the output head, whose adapter the loss of {config.algorithm} does not see",
         hint,
     )
 

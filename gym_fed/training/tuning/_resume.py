@@ -73,10 +73,10 @@ def _load(adapted: Any, adapter: Adapter) -> None:
         weights = load_file(adapter.folder / WEIGHTS)
     except SafetensorError as error:
         raise does_not_fit(adapter, name, f"{WEIGHTS} cannot be read: {error}") from error
-    wanted = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    if missing := sorted(wanted.keys() - weights.keys()):
+    expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    if missing := sorted(expected.keys() - weights.keys()):
         raise does_not_fit(adapter, name, f"it lacks {len(missing)} weights, such as {missing[0]}")
-    for key in sorted(weights.keys() - wanted.keys()):
+    for key in sorted(weights.keys() - expected.keys()):
         # PEFT writes the base's embeddings beside an adapter that is on them.
         own = adapted.state_dict().get(key)
         if (
@@ -86,7 +86,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
         ):
             raise does_not_fit(adapter, name, f"it holds {key}, which the model has not, or otherwise")
         del weights[key]
-    for key, value in wanted.items():
+    for key, value in expected.items():
         if value.shape != weights[key].shape:
             shapes = f"{list(weights[key].shape)}, and the model wants {list(value.shape)}"
             raise does_not_fit(adapter, name, f"{key} is {shapes}")
@@ -121,8 +121,8 @@ def _layers(model: Any, settings: Any, targets: Any) -> set[str]:
     import torch
     from peft.tuners.tuners_utils import check_target_module_exists
 
-    wanted = copy.copy(settings)
-    wanted.target_modules = targets if isinstance(targets, str) or targets is None else set(targets)
+    chosen = copy.copy(settings)
+    chosen.target_modules = targets if isinstance(targets, str) or targets is None else set(targets)
     named = dict(model.named_modules())
     if targets == "all-linear":
         heads = [model.get_output_embeddings(), *(getattr(model, name, None) for name in _HEADS)]
@@ -131,4 +131,4 @@ def _layers(model: Any, settings: Any, targets: Any) -> set[str]:
             for name, module in named.items()
             if isinstance(module, torch.nn.Linear) and not any(module is head for head in heads)
         }
-    return {name for name in named if check_target_module_exists(wanted, name)}
+    return {name for name in named if check_target_module_exists(chosen, name)}

@@ -195,9 +195,9 @@ def loftq(
             quantised = again.to(weight.device)
         lost = weight - dequantize_4bit(quantised.data, quantised.quant_state).float()
         u, s, v = torch.linalg.svd(lost, full_matrices=False)
-        kept = min(rank, s.numel())
-        root = s[:kept].sqrt()
+        num_kept = min(rank, s.numel())
+        root = s[:num_kept].sqrt()
         a = torch.zeros(rank, weight.shape[1], device=weight.device)
         b = torch.zeros(weight.shape[0], rank, device=weight.device)
-        a[:kept], b[:, :kept] = root[:, None] * v[:kept], u[:, :kept] * root
+        a[:num_kept], b[:, :num_kept] = root[:, None] * v[:num_kept], u[:, :num_kept] * root
     return quantised, a, b

@@ -34,10 +34,10 @@ class Boft(Tuning):
         from gym_fed.training.tuning._peft import peft_arguments, wrap_for
 
         assert config.boft is not None  # filled in by the config
-        wanted = BOFTConfig(**peft_arguments(config))
+        peft_config = BOFTConfig(**peft_arguments(config))
         with warnings.catch_warnings():
             if config.boft.boft_n_butterfly_factor == 1:  # the kernel that PEFT misses would not be used
                 warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
             else:
                 warnings.filterwarnings("error", message="Setting boft_n")
-            return wrap_for(model, wanted, config)
+            return wrap_for(model, peft_config, config)

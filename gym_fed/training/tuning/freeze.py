@@ -61,13 +61,13 @@ def _layers(model: Any) -> list[Any]:
     """Return the decoder's layers under any architecture's names."""
     import torch
 
-    wanted = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for _, module in outside_tower(model):
-        if isinstance(module, torch.nn.ModuleList) and len(module) == wanted:
+        if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers:
             return list(module)
     raise GymError(
         ErrorCode.MODEL_INVALID,
-        f"finetuning: freeze finds no list of {wanted} layers in {type(model).__name__}",
+        f"finetuning: freeze finds no list of {num_layers} layers in {type(model).__name__}",
         "use finetuning: full or lora",
     )
 
@@ -79,13 +79,13 @@ def _heads(model: Any) -> list[Any]:
 
 def _unfreeze(roots: list[Any], name: str, key: str) -> None:
     parts = name.split(".")
-    found = False
+    is_present = False
     for root in roots:
         for path, module in root.named_modules():
             if path.split(".")[-len(parts) :] == parts:
                 module.requires_grad_(True)
-                found = True
-    if not found:
+                is_present = True
+    if not is_present:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{key}: {name!r} names no module",

@@ -159,10 +159,10 @@ def encode_image_rows(
         if last >= config.max_length:
             too_long.add(row, number, last + 1)
             continue
-        kept = labels[: config.max_length]
-        counts.add(labels, kept)
-        if teaches(kept):
-            encoded.append({"messages": json.dumps(messages), "images": images, "length": len(kept)})
+        cut = labels[: config.max_length]
+        counts.add(labels, cut)
+        if teaches(cut):
+            encoded.append({"messages": json.dumps(messages), "images": images, "length": len(cut)})
     too_long.refuse()
     if not encoded:
         raise counts.nothing_learned(config.max_length)

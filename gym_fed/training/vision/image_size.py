@@ -31,8 +31,8 @@ class ImageLimits:
 
     def fit(self, image: Any) -> Any:
         """Return a ``PIL.Image`` within the limits; the same one if it is within them already."""
-        wanted = self.size(*image.size)
-        return image if wanted == image.size else image.resize(wanted)
+        target = self.size(*image.size)
+        return image if target == image.size else image.resize(target)
 
 
 def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:

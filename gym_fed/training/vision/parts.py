@@ -59,7 +59,7 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     Raises:
         GymError: ``CONFIG_INVALID`` for a part that is not found, and where nothing would be left to train.
     """
-    wanted = frozenset(key for key in _NAMES if getattr(config, key))
+    frozen = frozenset(key for key in _NAMES if getattr(config, key))
     if not reads_images(model):
         if config.freeze_language_model:
             raise GymError(
@@ -68,21 +68,21 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
                 "remove it",
             )
         return frozenset()
-    found = {part_of(name) for name, _ in model.named_parameters()}
-    for key in sorted(wanted - found):
+    present = {part_of(name) for name, _ in model.named_parameters()}
+    for key in sorted(frozen - present):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{key}: no {_WORDS[key]} is found in {type(model).__name__}: looked for modules called "
             f"{', '.join((*_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
             f"set {key}: false, and name the layers to train in the section of finetuning",
         )
-    if found <= wanted:
+    if present <= frozen:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{', '.join(sorted(wanted))}: all of {type(model).__name__} would stay as it is",
+            f"{', '.join(sorted(frozen))}: all of {type(model).__name__} would stay as it is",
             "set one of them to false",
         )
-    return wanted
+    return frozen
 
 
 def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section: str) -> None:
@@ -99,8 +99,8 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
 
     _maybe_include_all_linear_layers(peft_config, model)
     names = [name for name, _ in model.named_modules() if check_target_module_exists(peft_config, name)]
-    kept = [name for name in names if part_of(name) not in frozen]
-    if names and not kept:
+    trained = [name for name in names if part_of(name) not in frozen]
+    if names and not trained:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{section}.target_modules: all {len(names)} layers that it names are in parts that stay as they are "
@@ -108,7 +108,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
             "name others, or set one of these keys to false",
         )
     if names:
-        peft_config.target_modules = set(kept)
+        peft_config.target_modules = set(trained)
 
 
 def freeze_parts(model: Any, config: TrainingConfig, frozen: frozenset[str]) -> None:

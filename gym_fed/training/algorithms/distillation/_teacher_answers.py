@@ -71,8 +71,8 @@ class TeacherAnswers:
         settings = self._settings
         seed = self._config.seed if settings.temperature else None
         about = [settings.teacher, self._dtype, settings.max_completion_length, settings.temperature, seed]
-        what = json.dumps([*about, row["prompt"], row.get("tools")], sort_keys=True)
-        return hashlib.sha256(what.encode()).hexdigest()[:32]
+        content = json.dumps([*about, row["prompt"], row.get("tools")], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def _generate(
         self, batches: list[list[str]], rows: dict[str, Row], known: dict[str, dict[str, Any]]

@@ -74,8 +74,8 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
             generation_kwargs=self.generation_kwargs,
             gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
         ) as model:
-            found = self.generate_on_policy_outputs(model, prepared, self.generation_config)
-        batch["input_ids"], batch["attention_mask"], batch["labels"] = found
+            generated = self.generate_on_policy_outputs(model, prepared, self.generation_config)
+        batch["input_ids"], batch["attention_mask"], batch["labels"] = generated
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -85,9 +85,11 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         outputs = model(**given, use_cache=False)
         self.teacher_model.eval()
         with torch.no_grad():
-            wanted = self.teacher_model(**given, use_cache=False).logits
+            teacher_logits = self.teacher_model(**given, use_cache=False).logits
         labelled = inputs["labels"][:, 1:] != IGNORED
-        student, teacher = (logits[:, :-1][labelled][:, self._tokens] for logits in (outputs.logits, wanted))
+        student, teacher = (
+            logits[:, :-1][labelled][:, self._tokens] for logits in (outputs.logits, teacher_logits)
+        )
         total = self._divergence(student, teacher)
         number = labelled.sum()
         loss = total / number.clamp(min=1) * self.share("tokens", number)

@@ -197,8 +197,8 @@ def _first_difference(ours: dict[str, int], theirs: dict[str, int]) -> str | Non
     """Describe the lowest id that is not the same token in both vocabularies; None for equal ones."""
     student, teacher = ({number: token for token, number in vocab.items()} for vocab in (ours, theirs))
     for number in sorted({*student, *teacher}):
-        one, other = student.get(number), teacher.get(number)
-        if one != other:
-            said = ("no token" if token is None else repr(plain(token, 40)) for token in (other, one))
-            return "id {} is {} there and {} here".format(number, *said)
+        pair = teacher.get(number), student.get(number)
+        if pair[0] != pair[1]:
+            tokens = ("no token" if token is None else repr(plain(token, 40)) for token in pair)
+            return "id {} is {} there and {} here".format(number, *tokens)
     return None if ours == theirs else "a token has two ids"

@@ -120,7 +120,7 @@ class PpoTrainer(GrpoRollouts):
         """Return log-probabilities and entropies of the answers' tokens, each ``[B, T]``, and the load loss of
         experts."""
         ids, mask = _whole(batch)
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = (
+        statistics: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = (
             self._get_per_token_logps_and_entropies(
                 model,
                 ids,
@@ -130,7 +130,7 @@ class PpoTrainer(GrpoRollouts):
                 compute_aux_loss=self.aux_loss_enabled,
             )
         )
-        return found
+        return statistics
 
     def _tokens_of_the_step(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return this process's share of the tokens that one optimiser step learns from."""

@@ -115,7 +115,7 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
     Raises:
         GymError: ``DATA_INVALID`` when no row is left.
     """
-    counts, kept = RowCounts(), []
+    counts, cut_rows = RowCounts(), []
     for row in encoded:
         prompt, answers = len(row["prompt_ids"]), answers_of(row)
         room = max(0, max_length - prompt)
@@ -127,9 +127,9 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
         )
         if room and any(answers):
             cut = {key: value[:room] if key in _answer_keys(row) else value for key, value in row.items()}
-            kept.append({**cut, "length": prompt + max(map(len, answers_of(cut)))})
-    require_some(kept, counts, max_length)
-    return EncodedRows(kept, counts)
+            cut_rows.append({**cut, "length": prompt + max(map(len, answers_of(cut)))})
+    require_some(cut_rows, counts, max_length)
+    return EncodedRows(cut_rows, counts)
 
 
 def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> None:

@@ -44,13 +44,13 @@ class _OnIds(_Trainer):  # type: ignore[misc]
             if self._precompute_engine is None:
                 self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
             model = self._precompute_engine
-        found: dict[str, list[float]] = {}
+        columns: dict[str, list[float]] = {}
         for batch in loader:
             values = self.compute_ref_log_probs(model, batch)
             for column, value in zip(self._reference_columns(), values, strict=True):
                 if value is not None:
-                    found.setdefault(column, []).extend(self.accelerator.gather_for_metrics(value).tolist())
-        for column, numbers in found.items():
+                    columns.setdefault(column, []).extend(self.accelerator.gather_for_metrics(value).tolist())
+        for column, numbers in columns.items():
             dataset = dataset.add_column(column, numbers)
         return dataset
 

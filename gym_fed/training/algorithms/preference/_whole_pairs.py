@@ -60,9 +60,9 @@ class _Tokenised(GlobalBatch):
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
         """Run TRL's forward pass and store its next-token loss, which is weighted separately."""
-        found = super().concatenated_forward(*args, **named)
-        self._nll = found[4]
-        return found
+        outputs = super().concatenated_forward(*args, **named)
+        self._nll = outputs[4]
+        return outputs
 
     def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
         """Return TRL's loss, weighted: ``nll_weight * mean over tokens + mean over pairs``."""
@@ -96,11 +96,11 @@ class OddsRatios(_Tokenised):
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
         """Run TRL's forward pass; its next-token loss, which includes the prompt, is replaced where that is not
         wanted."""
-        found = super().concatenated_forward(*args, **named)
+        outputs = super().concatenated_forward(*args, **named)
         if not self.answer_nll:
-            return found
+            return outputs
         self._nll = None  # a mean over pairs, as the rest of the loss
-        return (*found[:4], -found[0].mean(), *found[5:])
+        return (*outputs[:4], -outputs[0].mean(), *outputs[5:])
 
     def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
         """Return the term that TRL subtracts from the next-token loss, ``[n]``, rewards ``[n]``, and two means to

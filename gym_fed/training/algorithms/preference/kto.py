@@ -81,10 +81,10 @@ class Kto(Algorithm):
         """
         labels = _labels(rows)
         ids = encode_answers(tokenizer, rows, ("completion",), reasoning=config.reasoning)
-        labelled = [{**one, "label": label} for one, label in zip(ids, labels, strict=True)]
+        labelled = [{**answer, "label": label} for answer, label in zip(ids, labels, strict=True)]
         random.Random(config.seed).shuffle(labelled)
-        kept = cut_answers(labelled, config.max_length)
-        return EncodedRows(_with_neighbours(kept, config), kept.counts) if _estimates_kl(config) else kept
+        cut = cut_answers(labelled, config.max_length)
+        return EncodedRows(_with_neighbours(cut, config), cut.counts) if _estimates_kl(config) else cut
 
     def build(self, job: Job) -> Any:
         from trl import KTOConfig

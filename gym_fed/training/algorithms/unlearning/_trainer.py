@@ -99,16 +99,16 @@ class ReferenceTrainer(UnlearningTrainer):
         """Return the data set with the reference's log-probabilities of the rows to forget as a column."""
         was_training = self.model.training
         self.model.eval()
-        found: list[float] = []
+        log_probs: list[float] = []
         size = self.args.per_device_train_batch_size
         for start in range(0, len(dataset), size):
             rows = [{"forget": row} for row in dataset[start : start + size]["forget"]]
             batch = {key: value for key, value in self.data_collator(rows).items() if key != "num_forget"}
             batch = {key: value.to(self.model.device) for key, value in batch.items()}
             outputs = self.model(**batch, use_cache=False, fused_lm_head=True)
-            found += outputs.log_probs.float().sum(dim=1).tolist()
+            log_probs += outputs.log_probs.float().sum(dim=1).tolist()
         self.model.train(was_training)
-        return dataset.add_column("reference", found)
+        return dataset.add_column("reference", log_probs)
 
 
 class ForgetAndRetain:
