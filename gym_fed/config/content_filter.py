@@ -1,4 +1,4 @@
-"""`filter` of `serving.yaml`: which requests and answers are refused, by rules and by a classifier."""
+"""The section `filter` of `serving.yaml`: the requests and answers to refuse, by rules and by a classifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ClassifierConfig(StrictModel):
     """Probability of yes, of yes and no alone, from which on a text is refused."""
 
     @model_validator(mode="after")
-    def _has_a_place(self) -> ClassifierConfig:
+    def _validate_place(self) -> ClassifierConfig:
         if self.question.count("{text}") != 1:
             raise ValueError("question needs {text} once: the place of the text")
         return self
@@ -60,7 +60,7 @@ class FilterConfig(StrictModel):
     """Judges what no rule matches. Answers are then held back whole."""
 
     @model_validator(mode="after")
-    def _used(self) -> FilterConfig:
+    def _validate_rules(self) -> FilterConfig:
         if not self.on and self.model_fields_set - {"input", "output"}:
             raise ValueError("neither input nor output is on, so nothing is filtered: set one of them")
         if self.on and not (self.rules or self.package_rules or self.classifier):

@@ -1,4 +1,4 @@
-"""How a delta is written down: codecs of matrices, embeddings, head and norms, factors, and the file's byte budget."""
+"""Settings of a delta's encoding: codecs of matrices, embeddings, head, norms and factors, and a limit of bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME_ROW = f"same{ROW}"
 
 
 class _Part(MemberOf):
-    """Any codec, or one with ``-row`` behind it."""
+    """A codec, optionally with the suffix ``-row``."""
 
     def words(self) -> tuple[str, ...]:
         return (*super().words(), *(f"{name}{ROW}" for name in self.kind.names()))
@@ -41,12 +41,12 @@ _PLAIN_FACTORS = ("bfloat16", "float32")
 
 
 def codec_of(word: str) -> str:
-    """The codec that a word such as ``int4-row`` names."""
+    """Return the codec that a value such as ``int4-row`` names."""
     return word.removesuffix(ROW)
 
 
 class CodecPolicy(StrictModel):
-    """Codec policy of a contributor's update, or of a soup."""
+    """The codecs of a contributor's update, or of a soup."""
 
     codec: MatrixCodec = "bitdelta"
     """Codec of matrices, ours or of an installed package: sign bits, the values themselves, factors of a truncated
@@ -123,22 +123,22 @@ class CodecPolicy(StrictModel):
 
     @property
     def gives_rows(self) -> bool:
-        """Whether ``same-row`` has more scales than ``same``: no other key sets their number, or that of bytes."""
+        """True if ``same-row`` has more scales than ``same``: no other key sets their number, or that of bytes."""
         return self.group_size is None and self.max_bits_per_weight is None
 
     @property
     def quantises_factors(self) -> bool:
-        """Whether LoRA factors lose enough for error feedback to matter."""
+        """True if LoRA factors lose enough for error feedback to matter."""
         return self.factors not in _PLAIN_FACTORS
 
     def _used(self) -> list[type[Codec]]:
-        """The codecs that a full delta may be written with; imports them."""
+        """Return the codecs that a full delta may be written with; imports them."""
         words = {self.codec, self.small_tensors, self.embeddings, self.head}
         words -= {"same", SAME_ROW, "as-merged"}
         return [CODECS.type_of(codec_of(word)) for word in sorted(words - {"auto"})]
 
     def _belongs(self, key: str, fact: str, auto: bool = True) -> None:
-        """Refuse a key that no codec of this policy reads; ``auto`` is whether the codec ``auto`` reads it."""
+        """Refuse a key that no codec of this policy reads; ``auto`` is true if the codec ``auto`` reads it."""
         used = self._used()
         if (auto and self.codec == "auto") or any(getattr(codec, fact) for codec in used):
             return
@@ -146,19 +146,19 @@ class CodecPolicy(StrictModel):
         raise ValueError(f"{key}, which {self.codec!r} does not have (in use: {', '.join(names) or 'none'})")
 
     def _differs(self, *keys: str) -> bool:
-        """Whether one of the keys is not at its default; what a codec is, is only looked up then."""
+        """Return True if one of the keys is not at its default; the codec is only looked up then."""
         fields = type(self).model_fields
         return any(getattr(self, key) != fields[key].default for key in keys)
 
     @model_validator(mode="before")
     @classmethod
-    def _nothing_to_feed_back(cls, given: Any) -> Any:
+    def _default_error_feedback(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("codec") == "as-merged":
             return {"error_feedback": False, **given}
         return given
 
     @model_validator(mode="after")
-    def _consistent(self) -> CodecPolicy:
+    def _validate_combinations(self) -> CodecPolicy:
         if self.codec == "as-merged" and self.error_feedback:
             raise ValueError(
                 "codec 'as-merged' loses nothing but rounding, and a residual is no product of factors; "

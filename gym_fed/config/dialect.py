@@ -19,7 +19,7 @@ _GROUP = "gym_fed.dialects"
 
 @dataclass
 class Translation:
-    """The keys of another tool's file, translated.
+    """The translated keys of another tool's file.
 
     Attributes:
         values: Our keys, ready to be validated.
@@ -35,7 +35,7 @@ class Translation:
 
 
 class Dialect(Protocol):
-    """The config files of one other tool.
+    """The config format of another tool.
 
     Attributes:
         title: The tool's name in messages, such as ``LLaMA-Factory``.
@@ -44,11 +44,11 @@ class Dialect(Protocol):
     title: str
 
     def matches(self, values: Mapping[str, Any]) -> bool:
-        """True if these values are of a file of this tool."""
+        """Return True if these values come from a file of this tool."""
         ...
 
     def job_of(self, values: dict[str, Any]) -> Job:
-        """The command that the file is for."""
+        """Return the command that the file is for."""
         ...
 
     def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:
@@ -65,11 +65,11 @@ class Dialect(Protocol):
 
 @functools.cache
 def dialects() -> tuple[Dialect, ...]:
-    """All installed dialects, sorted by the name of their entry point."""
+    """Return all installed dialects, sorted by the name of their entry point."""
     points = sorted(importlib.metadata.entry_points(group=_GROUP), key=lambda point: point.name)
     return tuple(point.load() for point in points)
 
 
 def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
-    """The dialect that values are written in; None for our own keys."""
+    """Return the dialect of a config's values; None for our own keys."""
     return next((dialect for dialect in dialects() if dialect.matches(values)), None)

@@ -13,7 +13,7 @@ from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_
 
 @dataclass(frozen=True)
 class ParsedConfig:
-    """A YAML file, read and parsed.
+    """A parsed YAML file.
 
     Attributes:
         file: Its path, for messages.
@@ -27,7 +27,7 @@ class ParsedConfig:
 
     @classmethod
     def read(cls, file: ParsedConfig | str | Path) -> ParsedConfig:
-        """Read and parse a file; one that was parsed is returned as it is.
+        """Read and parse a file; a parsed one is returned as it is.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID``; see ``parse_config``.
@@ -51,13 +51,13 @@ class ParsedConfig:
         return dialect_of(self.values)
 
     def mark(self, key: str) -> Mark:
-        """The line and column of a dotted key, or of the section that would hold it."""
+        """Return the line and column of a dotted key, or of the section that would hold it."""
         path: KeyPath = tuple(key.split("."))
         while path and path not in self.marks:
             path = path[:-1]
         return self.marks.get(path, (1, 1))
 
     def place(self, key: str) -> str:
-        """``file:line:column`` of a dotted key."""
+        """Return ``file:line:column`` of a dotted key."""
         line, column = self.mark(key)
         return f"{self.file}:{line}:{column}"

@@ -1,4 +1,4 @@
-"""The YAML of `gym predict`: which model answers which rows, and how it draws its answers."""
+"""The schema of `gym predict`'s YAML: a model, rows to answer, and sampling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_DRAWING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 class PredictConfig(StrictModel):
-    """Everything that decides the answers. Names of drawing are those of transformers' ``generate``."""
+    """A model, its rows and its sampling. Names of sampling are those of transformers' ``generate``."""
 
     model: str
     """``gym-nano``, a model folder, a run folder, or a Hugging Face name that is in the local cache."""
@@ -63,7 +63,7 @@ class PredictConfig(StrictModel):
     num_threads: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _settings_are_read(self) -> PredictConfig:
+    def _validate_sampling(self) -> PredictConfig:
         for key, default in _OF_DRAWING.items():
             if not self.do_sample and getattr(self, key) != default:
                 raise ValueError(f"{key}: is read with do_sample: true only")

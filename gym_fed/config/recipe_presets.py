@@ -17,7 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def sizes_for(file: Path) -> dict[str, dict[str, Any]]:
-    """The sizes that a recipe can have, by name: those of its own model's family. Other recipes have none."""
+    """Return the sizes of a recipe by name: those of its model's family. Other recipes have none."""
     model = yaml.safe_load(file.read_text(encoding="utf-8")).get("model")
     for sizes in _table(file, "sizes").values():
         if any(size["model"] == model for size in sizes.values()):
@@ -26,7 +26,7 @@ def sizes_for(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def fitted(file: Path, *, size: str | None, machine: str | None) -> str:
-    """A recipe's text for a size of its family and a kind of machine; None leaves either as the recipe has it.
+    """Return a recipe's text for a size of its family and a kind of machine; None leaves either unchanged.
 
     Raises:
         GymError: ``USAGE`` for a size or machine that there is not, or that the recipe cannot use.
@@ -80,7 +80,7 @@ def _placed(text: str, file: Path, machine: str) -> str:
 
 
 def _smaller_batches(recipe: dict[str, Any], rows: int) -> dict[str, Any]:
-    """So many rows at once and as many rows a step as before; whole groups of answers where prompts are answered."""
+    """Lower the batch and keep the rows per step, and whole groups of answers where prompts are answered."""
     group = (recipe.get(recipe.get("algorithm", "sft")) or {}).get("num_generations", 1)
     before = recipe["per_device_train_batch_size"]
     at_once = min(rows * group, before)
@@ -89,7 +89,7 @@ def _smaller_batches(recipe: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _with(text: str, key: str, value: Any, why: str) -> str:
-    """``key: value`` at the top level, its old comment replaced by ``why``."""
+    """Replace ``key: value`` at the top level, and its comment by ``why``."""
     shown = yaml.safe_dump({key: value}).strip()
     line = re.compile(rf"^{re.escape(key)}:.*$", re.MULTILINE)
     new = f"{shown} # {why}"
@@ -104,5 +104,5 @@ def _table(file: Path, name: str) -> dict[str, Any]:
 
 @cache
 def _parsed(table: Path) -> dict[str, Any]:
-    """All recipes share it, and each reads it."""
+    """Parse the sizes once for all recipes."""
     return yaml.safe_load(table.read_text(encoding="utf-8")) if table.is_file() else {}

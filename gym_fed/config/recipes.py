@@ -1,4 +1,4 @@
-"""The recipes that come with the package: the checkout's ``configs/``, which a wheel carries as ``assets/configs``."""
+"""The recipes of the package: the checkout's ``configs/``, which a wheel carries as ``assets/configs``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 @dataclass(frozen=True)
 class Recipe:
-    """One file.
+    """A recipe file.
 
     Attributes:
         name: Without ``.yaml``.
@@ -28,7 +28,7 @@ class Recipe:
 
 
 def recipes() -> list[Recipe]:
-    """Every recipe, by name.
+    """Return every recipe, by name.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` when the installation has none.
@@ -50,7 +50,7 @@ def recipes() -> list[Recipe]:
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name, with or without ``.yaml``.
+    """Return the recipe with a name, with or without ``.yaml``.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` when there is none.
@@ -67,7 +67,7 @@ def get_recipe(name: str) -> Recipe:
 def relocated(
     recipe: Recipe, target: Path, *, size: str | None = None, machine: str | None = None
 ) -> tuple[str, dict[Path, Path]]:
-    """A recipe's text for another place, and the data files that go there with it.
+    """Return a recipe's text for another folder, and the data files to copy there.
 
     A recipe names its rows as ``configs/data/...``, which is right in the checkout only.
 
@@ -96,7 +96,7 @@ def relocated(
 
 
 def _summary(file: Path) -> str:
-    """The comment at the top up to an empty line of it, the first command (an indented line) or its end."""
+    """Return the first comment up to an empty line, the first command (an indented line) or its end."""
     words: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines():
         text = line.removeprefix("#")

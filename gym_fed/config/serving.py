@@ -1,4 +1,4 @@
-"""`serving.yaml`: which base is served, where its variants are, how much memory and how many requests at once."""
+"""The schema of `serving.yaml`: the base, its variants, memory, and the number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
 
 
 def parse_bytes(value: object) -> object:
-    """``10GB`` (powers of 1000) or ``10GiB`` (powers of 1024) as a number of bytes; numbers are left as they are."""
+    """Parse ``10GB`` (powers of 1000) or ``10GiB`` (powers of 1024) to a number of bytes; numbers are unchanged."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value)
@@ -43,7 +43,7 @@ Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 
 
 class EngineConfig(StrictModel):
-    """The engine: how many requests at once, and how the variants' terms are computed."""
+    """Settings of the engine: concurrent requests, and how the variants' terms are computed."""
 
     max_concurrent: int = Field(default=32, ge=1)
     """Requests that generate at once, each with a KV cache of its own."""
@@ -89,7 +89,7 @@ class EngineConfig(StrictModel):
 
 
 class SamplingConfig(StrictModel):
-    """How a request is answered that does not say. null: as the base's generation_config.json, or else OpenAI's."""
+    """Defaults of requests. null: the base's generation_config.json, or else OpenAI's."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     """0 takes the likeliest token each time; so does ``do_sample: false`` of the base's file."""
@@ -103,7 +103,7 @@ class SamplingConfig(StrictModel):
 
 
 class ConnectionsConfig(StrictModel):
-    """What HTTP connections may take: how many there are, and how slow they may be."""
+    """Limits of HTTP connections: their number, and how slow they may be."""
 
     max_connections: int = Field(default=2000, ge=8)
     """In all, as far as the process may open so many files. Beyond it, one that has sent no request is closed."""
@@ -124,7 +124,7 @@ class ConnectionsConfig(StrictModel):
 
 
 class StoredAnswersConfig(StrictModel):
-    """Answers that are kept in memory, so that a later request may go on from one (``store``)."""
+    """Settings of answers kept in memory, so that later requests may continue them (``store``)."""
 
     keep_seconds: float = Field(default=86_400.0, gt=0)
     """How long an answer is kept at most."""
@@ -137,7 +137,7 @@ class StoredAnswersConfig(StrictModel):
 
 
 class TlsConfig(StrictModel):
-    """The server's certificate, in PEM; with it there is no plain HTTP."""
+    """The server's certificate, in PEM; with it, plain HTTP is off."""
 
     certificate: Path
     """With those of the authorities between it and a root, if there are any."""
@@ -147,7 +147,7 @@ class TlsConfig(StrictModel):
 
 
 class ServingConfig(ReadsOtherWords):
-    """`gym api` and `gym batch`."""
+    """The config of `gym api` and `gym batch`."""
 
     base: str = "gym-nano"
     """gym-nano, a model folder, or a name in the local cache."""
@@ -218,7 +218,7 @@ class ServingConfig(ReadsOtherWords):
     filter: FilterConfig = FilterConfig()
 
     @model_validator(mode="after")
-    def _keys_beyond_loopback(self) -> ServingConfig:
+    def _validate_host(self) -> ServingConfig:
         if self.api_keys is None and self.host not in LOOPBACK:
             raise ValueError(
                 f"host {self.host} is open to others, but api_keys is not set: make one with `gym api keys add`, "

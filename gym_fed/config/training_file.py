@@ -1,4 +1,4 @@
-"""Loads configs of runs from files with our keys or in another tool's dialect; errors name the file's own lines."""
+"""Loads configs of runs from files with our keys or another tool's; errors name the file's own lines."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def load_training_config(
 def load_predict_config(
     source: Source, overrides: Sequence[str] = (), *, ignore_unsupported: bool = False
 ) -> tuple[PredictConfig, list[str]]:
-    """Load the config of `gym predict`, from a file of ours or of a dialect.
+    """Load the config of `gym predict`, from our file or a dialect's.
 
     Raises:
         GymError: As ``load_training_config``.
@@ -116,7 +116,7 @@ def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
 
 
 def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, list[str]]:
-    """Translate a file in a dialect to a file with our keys, and to the comments that name what was left out of it.
+    """Translate a file in a dialect to our keys, with comments that name what was left out.
 
     Raises:
         GymError: ``USAGE`` for a file that is in no dialect; ``CONFIG_INVALID`` as ``load_training_config``.
@@ -141,7 +141,7 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
 def _from_overrides(
     overrides: Sequence[str], *, ignore_unsupported: bool, processes: int | None
 ) -> tuple[TrainingConfig, list[str]]:
-    """The config that overrides alone make."""
+    """Return the config of overrides without a file."""
     values: dict[str, Any] = {}
     placed = place_overrides(values, overrides)
     dialect = dialect_of(values)
@@ -174,7 +174,7 @@ def _validated(
     *,
     ignore_unsupported: bool,
 ) -> tuple[ConfigT, list[str]]:
-    """A translation as a config, and its notes."""
+    """Return a validated translation, and its notes."""
     notes = _notes(parsed, translation, ignore_unsupported=ignore_unsupported)
     values = translation.values
     placed = place_overrides(values, overrides)
@@ -183,7 +183,7 @@ def _validated(
 
 
 def _notes(parsed: ParsedConfig, translation: Translation, *, ignore_unsupported: bool) -> list[str]:
-    """A line for every key that was left out.
+    """Return a line for every key that was left out.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for keys on which the result depends.

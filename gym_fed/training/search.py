@@ -313,7 +313,7 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
 
 
 def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
-    """Return settings that cover every choice and both ends of every range, with the first value of the others."""
+    """Yield settings that cover every choice and both ends of every range, with the first value of the others."""
     values = {
         key: r.choices or [int(v or 0) if r.integer else v for v in (r.low, r.high)]
         for key, r in ranges.items()

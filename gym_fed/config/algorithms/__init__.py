@@ -17,7 +17,7 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class AlgorithmSections(StrictModel):
-    """Only the section of the chosen ``algorithm`` may be given; it is filled with its defaults when it is not."""
+    """The sections of algorithms. Only that of the chosen ``algorithm`` may be given; it has defaults."""
 
     reward_model: RewardModelSettings | None = None
     dpo: DpoSettings | None = None

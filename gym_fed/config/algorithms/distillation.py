@@ -9,7 +9,7 @@ from gym_fed.config.train.compute import Dtype
 
 
 class TeacherSettings(StrictModel):
-    """The model that is learnt from; it is never changed."""
+    """The teacher model, which is never changed."""
 
     teacher: str
     """A model name or folder, as for ``model``."""
@@ -19,7 +19,7 @@ class TeacherSettings(StrictModel):
 
 
 class DistillationSettings(TeacherSettings):
-    """Matches the teacher's distribution at every token (GKD), Agarwal et al. 2024. The vocabulary must be the same."""
+    """Settings of GKD, Agarwal et al. 2024, which matches the teacher's distributions. Vocabularies must be equal."""
 
     beta: float = Field(default=0.0, ge=0, le=1)
     """The divergence: 0 is forward KL (teacher to student), 1 reverse KL; between them the generalised
@@ -37,7 +37,7 @@ class DistillationSettings(TeacherSettings):
 
 
 class SequenceDistillationSettings(TeacherSettings):
-    """Trains on answers that the teacher writes to the rows' prompts, Kim and Rush 2016. Vocabularies may differ."""
+    """Settings of training on the teacher's answers, Kim and Rush 2016. Vocabularies may differ."""
 
     max_completion_length: int = Field(default=64, ge=1)
     """Longest answer of the teacher, in tokens; prompts whose answer does not end within it are left out."""

@@ -30,7 +30,7 @@ _DIVERGENT = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "
 
 
 class PreferenceSettings(StrictModel):
-    """What every algorithm here has."""
+    """The keys of every preference algorithm."""
 
     disable_dropout: bool = True
     """Dropout of the model and its adapter is off while training, and as it was afterwards."""
@@ -44,7 +44,7 @@ class RewardModelSettings(PreferenceSettings):
 
 
 class ReferenceSettings(PreferenceSettings):
-    """Algorithms that hold the policy against the model at the start."""
+    """The keys of algorithms that compare the policy with a reference."""
 
     precompute_ref_log_probs: bool | None = None
     """Score all rows with the reference before the first step instead of at every step. By default on where all
@@ -86,12 +86,12 @@ class DpoSettings(ReferenceSettings):
 
     @field_validator("loss_type", mode="before")
     @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
+    def _parse_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _losses_agree(self) -> DpoSettings:
-        """Every setting changes something, and no combination is one that TRL would refuse or ignore."""
+    def _validate_losses(self) -> DpoSettings:
+        """Refuse settings that change nothing, and combinations that TRL would refuse or ignore."""
         losses = set(self.loss_type)
         if self.loss_weights is not None and len(self.loss_weights) != len(self.loss_type):
             raise ValueError(
@@ -169,7 +169,7 @@ class TdpoSettings(PreferenceSettings):
     """Weight of the sequential KL term in TDPO2; TDPO1 has none."""
 
     @model_validator(mode="after")
-    def _alpha_is_read(self) -> TdpoSettings:
+    def _validate_alpha(self) -> TdpoSettings:
         if self.variant == 1 and self.alpha != 0.5:
             raise ValueError("alpha: variant 1 has none; remove it, or take variant 2")
         return self

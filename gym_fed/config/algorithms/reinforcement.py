@@ -10,7 +10,7 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class RolloutSettings(StrictModel):
-    """How answers are generated, and how often they are learnt from."""
+    """Settings of generated answers, and of how often they are learned from."""
 
     num_generations: int = Field(default=8, ge=2)
     """Answers to each prompt; the batch must be a multiple of it."""
@@ -50,7 +50,7 @@ class RolloutSettings(StrictModel):
 
 
 class _GroupSettings(RolloutSettings):
-    """What GRPO and GSPO share."""
+    """The common keys of GRPO and GSPO."""
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Advantages are divided by the rewards' standard deviation in the group of one prompt, in the batch, or not."""
@@ -84,7 +84,7 @@ class RlooSettings(RolloutSettings):
     """Rewards are clipped to ``[low, high]``."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> RlooSettings:
+    def _validate_order(self) -> RlooSettings:
         _require_range(self.reward_clip_range)
         return self
 
@@ -126,7 +126,7 @@ class PpoSettings(RolloutSettings):
     """False trains the critic's value head alone."""
 
     @model_validator(mode="after")
-    def _ordered(self) -> PpoSettings:
+    def _validate_order(self) -> PpoSettings:
         _require_range(self.reward_clip_range)
         return self
 

@@ -1,4 +1,4 @@
-"""Settings of supervised fine-tuning: which loss of a token is learned."""
+"""Settings of supervised fine-tuning: the loss of a token."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class SftSettings(StrictModel):
-    """The next-token loss of ``sft``; of models that read images, ``nll`` alone."""
+    """The next-token loss of ``sft``; models that read images use ``nll``."""
 
     loss_type: Literal["nll", "dft", "eaft", "asft"] = "nll"
     """``dft`` weighs a token by its own probability (Wu et al. 2025, "Dynamic Fine-Tuning"). ``eaft`` weighs it by how
@@ -28,7 +28,7 @@ class SftSettings(StrictModel):
     """For ``nll``: share of every target that is spread evenly over the vocabulary (Szegedy et al. 2016)."""
 
     @model_validator(mode="after")
-    def _settings_are_read(self) -> SftSettings:
+    def _validate_loss_type(self) -> SftSettings:
         if self.eaft_alpha != 1.0 and self.loss_type != "eaft":
             raise ValueError(f"eaft_alpha: is read by loss_type eaft, not by {self.loss_type}")
         if self.asft_alpha != 0.1 and self.loss_type != "asft":
@@ -39,6 +39,6 @@ class SftSettings(StrictModel):
 
 
 class SupervisedSections(StrictModel):
-    """Of training on one machine; rounds of a hub learn by ``nll``."""
+    """The section of training on one machine; rounds of a hub use ``nll``."""
 
     sft: SftSettings | None = None

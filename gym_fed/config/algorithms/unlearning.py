@@ -1,4 +1,4 @@
-"""Settings of the algorithms that make a model forget the rows of ``role: forget`` and keep the others."""
+"""Settings of the algorithms that make a model forget the rows with ``role: forget`` and keep the others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class UnlearningSettings(StrictModel):
-    """Every batch holds as many rows to forget as rows to keep."""
+    """The common keys. Every batch holds as many rows to forget as rows to keep."""
 
     retain_weight: float = Field(default=1.0, ge=0)
     """Weight of the loss on rows to keep; 0 needs none of them."""
 
 
 class GradientDifferenceSettings(UnlearningSettings):
-    """Ascends on what is to be forgotten and descends on what is to be kept, Liu et al. 2022."""
+    """Settings of gradient ascent on rows to forget and descent on rows to keep, Liu et al. 2022."""
 
     forget_loss_cap: float | None = Field(default=None, gt=0)
     """A row whose loss has risen to so many nats per token is forgotten: it pushes no further. Without a cap, as in

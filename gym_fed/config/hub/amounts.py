@@ -1,4 +1,4 @@
-"""How many credits there can be: sums stay whole numbers of 53 bits, which every JSON reader and database can count."""
+"""The limit of credits: sums stay whole numbers of 53 bits, which every JSON reader and database can count."""
 
 from __future__ import annotations
 

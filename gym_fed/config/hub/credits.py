@@ -1,4 +1,4 @@
-"""What a committed round is worth to its contributors: scores, free-riders, reputation, and the split of the pool."""
+"""Settings of rewards: scores, free-riders, reputation, and the split of the pool among a round's contributors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Factor = Annotated[float, Field(ge=0, le=1)]
 
 
 class ReputationConfig(StrictModel):
-    """How a contributor's reputation in [0, 1] moves, once per committed round; a new account begins at 0."""
+    """How a contributor's reputation in [0, 1] changes with each committed round; a new account starts at 0."""
 
     up: Annotated[float, Field(gt=0, le=1)] = 0.2
     """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
@@ -47,7 +47,7 @@ class ReputationConfig(StrictModel):
 
 
 class RewardsConfig(StrictModel):
-    """What a committed round is worth, and to whom."""
+    """The pay of a committed round, and its split."""
 
     pool: int = Field(1000, ge=0, le=MAX_AMOUNT)
     """Credits of one round."""
@@ -113,7 +113,7 @@ class RewardsConfig(StrictModel):
     this time a stolen key's transfers are undone by revoking it."""
 
     def terms(self) -> PayTerms:
-        """What of this is agreed to by contributors."""
+        """Return the terms that contributors agree to."""
         return PayTerms(
             pool=self.pool,
             score=self.score,
@@ -126,35 +126,27 @@ class RewardsConfig(StrictModel):
         )
 
     def under(self, terms: PayTerms | None) -> RewardsConfig:
-        """This config with the pay of ``terms``; as it is for None."""
+        """Return this config with the pay of ``terms``; unchanged for None."""
         if terms is None:
             return self
         return self.model_copy(update={**terms.model_dump(), "participation_weight": None})
 
     @property
     def measures(self) -> bool:
-        """Whether scores come from held-out data."""
+        """True if scores are measured on held-out data."""
         return bool(CONTRIBUTIONS.type_of(self.score).measures)
 
     @property
     def weights(self) -> tuple[float, float]:
-        """Shares of the pool for quality and for participation; they sum to 1."""
+        """The shares of the pool for quality and for participation; they sum to 1."""
         if self.quality_weight is not None:
             return self.quality_weight, 1.0 - self.quality_weight
         if self.participation_weight is not None:
             return 1.0 - self.participation_weight, self.participation_weight
         return (_DEFAULT_QUALITY, 1.0 - _DEFAULT_QUALITY) if self.measures else (0.0, 1.0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_split(cls, values: object) -> object:
-        if isinstance(values, dict) and "split" in values:
-            instead = {"equal": "participation"}.get(str(values["split"]), str(values["split"]))
-            raise ValueError(f"split is now called score: write `score: {instead}`")
-        return values
-
     @model_validator(mode="after")
-    def _weights_fit(self) -> RewardsConfig:
+    def _validate_weights(self) -> RewardsConfig:
         quality, participation = self.quality_weight, self.participation_weight
         if quality is not None and participation is not None and abs(quality + participation - 1.0) > 1e-9:
             raise ValueError(
@@ -175,7 +167,7 @@ class RewardsConfig(StrictModel):
         return self
 
     def check_gate(self, heldout: bool, evaluates: bool) -> None:
-        """Raises ``Problems`` where the gate lacks what the score is measured on."""
+        """Raise ``Problems`` if the gate lacks what the score is measured on."""
         problems = []
         if self.measures and not heldout:
             problems.append(
@@ -187,7 +179,7 @@ class RewardsConfig(StrictModel):
             raise Problems("", problems)
 
     def looks_into_updates(self, section: str) -> Iterator[Problem]:
-        """Whatever looks into single updates, which ``section`` promises nobody does."""
+        """Yield settings that look into single updates, which ``section`` rules out."""
         if self.measures:
             yield Problem(
                 "rewards.score",

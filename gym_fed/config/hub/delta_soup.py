@@ -19,7 +19,7 @@ _PRIVATE_METHOD = AggregationMethod.MEAN
 
 
 class DeltaSoupConfig(ReadsOtherWords):
-    """How contributions are written, screened and merged."""
+    """Settings of how contributions are written, screened and merged."""
 
     method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (
         AggregationMethod.BYZANTINE_ROBUST
@@ -62,14 +62,14 @@ class DeltaSoupConfig(ReadsOtherWords):
 
     @model_validator(mode="before")
     @classmethod
-    def _private_defaults(cls, values: Any) -> Any:
-        """With ``differential_privacy`` the open keys are those of the accounted rule that withstands most."""
+    def _default_private_keys(cls, values: Any) -> Any:
+        """With ``differential_privacy``, set open keys to the accounted rule with the highest tolerance."""
         if isinstance(values, dict) and values.get("differential_privacy") is not None:
             return {"method": _PRIVATE_METHOD, "norm_ratio": None, **values}
         return values
 
     @model_validator(mode="after")
-    def _stateless(self) -> DeltaSoupConfig:
+    def _validate_stateless(self) -> DeltaSoupConfig:
         for key in ("codec", "soup_codec"):
             if getattr(self, key).error_feedback:
                 raise ValueError(
@@ -84,7 +84,7 @@ class DeltaSoupConfig(ReadsOtherWords):
         return self
 
     @model_validator(mode="after")
-    def _accounted(self) -> DeltaSoupConfig:
+    def _validate_accounting(self) -> DeltaSoupConfig:
         if self.differential_privacy is None:
             return self
         if self.norm_ratio is not None:
@@ -97,7 +97,7 @@ class DeltaSoupConfig(ReadsOtherWords):
         return self
 
     def malicious_of(self, contributors: int) -> int:
-        """Malicious clients to withstand among so many contributors."""
+        """Return the number of malicious clients to withstand among N contributors."""
         if self.num_malicious_nodes is not None:
             return self.num_malicious_nodes
         return 0 if self._rule is None else int(self._rule.default_malicious(contributors))
@@ -108,7 +108,7 @@ class DeltaSoupConfig(ReadsOtherWords):
         return AGGREGATORS.type_of(self.method.value) if self.method.value in AGGREGATORS else None
 
     def recipe(self, contributors: int) -> SoupRecipe:
-        """The same as the recipe of a round of so many contributors, for an aggregator."""
+        """Return the same settings as a round's recipe for N contributors, for an aggregator."""
         return SoupRecipe(
             aggregator=self.method.value,
             aggregator_options=self.method_options,

@@ -1,4 +1,4 @@
-"""Evaluations at the gate: which suites a soup must not do worse on, on how many rows, by how much."""
+"""Evaluations at the gate: suites on which a soup must not be worse, with rows and tolerances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REGISTRY = Path(__file__).parents[2] / "assets" / "suites" / "registry.yaml"
 
 
 class GateEvaluation(StrictModel):
-    """A suite that every soup is evaluated on, beside the version it starts from and on the same rows."""
+    """A suite that every soup and the version before it are evaluated on, on the same rows."""
 
     suite: str
     """A suite, a group or a task (``gym eval list`` prints them), or a task file, relative to the hub's folder."""
@@ -34,7 +34,7 @@ class GateEvaluation(StrictModel):
 
     @field_validator("suite")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _validate_name(cls, name: str) -> str:
         names, beginnings = evaluation_names()
         if name in names or name.endswith((".yaml", ".yml")) or name.startswith(beginnings):
             return name
@@ -45,7 +45,7 @@ class GateEvaluation(StrictModel):
 
 @cache
 def evaluation_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of suites and tasks, and how names of a group's members begin, which the hub looks up when it starts.
+    """Return the names of suites and tasks, and prefixes of group members, which the hub looks up when it starts.
 
     The registry is read as plain YAML: a config imports no evaluation.
     """

@@ -13,7 +13,7 @@ _MAX_OPTIONS = 32
 
 
 class PayTerms(StrictModel):
-    """What a round pays, and for what; keys as in ``rewards`` of a hub's config."""
+    """The pay of a round; keys as in ``rewards`` of a hub's config."""
 
     pool: int = Field(ge=0, le=MAX_AMOUNT)
     score: str = Field(max_length=120)
@@ -27,11 +27,11 @@ class PayTerms(StrictModel):
     evals_share: float = Field(ge=0, le=1)
 
     def values_by_key(self) -> dict[str, Any]:
-        """Every value by its dotted key, such as ``pay.pool``."""
+        """Return every value by its dotted key, such as ``pay.pool``."""
         return {f"pay.{key}": value for key, value in self.model_dump(mode="json").items()}
 
     def in_words(self) -> str:
-        """One line for people."""
+        """Describe the terms in one line."""
         pool = f"{self.pool:,} credits a round"
         if self.quality_weight == 0.0:
             return f"{pool}, shared by all who are merged; contributions are not measured"

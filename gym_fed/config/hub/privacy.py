@@ -31,7 +31,7 @@ _MAX_MULTIPLIER = 4096.0
 
 
 class AdaptiveClipping(StrictModel):
-    """Follow a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871, algorithm 1)."""
+    """Clipping at a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871, algorithm 1)."""
 
     target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """The share of updates that should be within the clipping norm, gamma."""
@@ -45,7 +45,7 @@ class AdaptiveClipping(StrictModel):
 
 
 class ReleasePrivacy(StrictModel):
-    """One noisy release of a merge: whose share is hidden, behind how much noise."""
+    """The privacy of a noisy merge: whose share is hidden, and by how much noise."""
 
     mechanism: Mechanism = "gaussian"
     """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
@@ -62,29 +62,29 @@ class ReleasePrivacy(StrictModel):
     target_delta: TargetDelta = 1e-5
 
     @model_validator(mode="after")
-    def _votes_have_one_norm(self) -> ReleasePrivacy:
+    def _validate_clipping(self) -> ReleasePrivacy:
         if self.mechanism == "discrete_gaussian" and self.clipping != "whole":
             raise ValueError("clipping: votes are not clipped; per_layer belongs to mechanism: gaussian")
         return self
 
     def accounts_for(self, aggregator: str) -> bool:
-        """Whether this noise covers what one contributor can change in the result of ``aggregator``."""
+        """Return True if this noise covers what one contributor can change in the result of ``aggregator``."""
         return aggregator in AGGREGATORS and bool(
             getattr(AGGREGATORS.type_of(aggregator), _FACTS[self.mechanism])
         )
 
     def accounted(self) -> tuple[str, ...]:
-        """Aggregators of ours that this noise covers."""
+        """Return our aggregators that this noise covers."""
         return AGGREGATORS.own_with(_FACTS[self.mechanism])
 
     def refuse_unaccounted(self, soup: SoupRecipe) -> None:
-        """Raises ``Problems`` where what a merge by ``soup`` gives away is not accounted for."""
+        """Raise ``Problems`` if a merge by ``soup`` reveals what is not accounted for."""
         problems = list(self.unaccounted(soup))
         if problems:
             raise Problems("", problems)
 
     def unaccounted(self, soup: SoupRecipe) -> Iterator[Problem]:
-        """What a merge by ``soup`` would give away beside what is accounted for."""
+        """Yield what a merge by ``soup`` would reveal besides what is accounted for."""
         if not self.accounts_for(soup.aggregator):
             yield Problem(
                 "soup.aggregator",
@@ -124,7 +124,7 @@ class PrivacyConfig(ReleasePrivacy):
     """Allow ``rounds.num_rounds`` to be more than the budget pays for: the run ends when it is spent."""
 
     @model_validator(mode="after")
-    def _count_fits(self) -> PrivacyConfig:
+    def _validate_count(self) -> PrivacyConfig:
         if self.adaptive_clipping is None:
             return self
         if self.mechanism == "discrete_gaussian":
@@ -164,7 +164,7 @@ class LocalPrivacy(StrictModel):
 
 
 class SecureAggregationConfig(StrictModel):
-    """The hub learns the sum of the updates' votes and nothing about any of them (Bonawitz et al. 2017)."""
+    """Secure aggregation: the hub learns only the sum of the updates' votes (Bonawitz et al. 2017)."""
 
     threshold: Annotated[int, Field(ge=2, le=200)] = 3
     """Contributors that must stay to the end of a round; fewer than these learn nothing together, and neither does the
@@ -184,7 +184,7 @@ class SecureAggregationConfig(StrictModel):
 
 
 class SecureTask(StrictModel):
-    """What a contributor must know of a secure round before it trains."""
+    """The facts of a secure round that a contributor needs before it trains."""
 
     threshold: Annotated[int, Field(ge=2)]
     """Shares that give a secret back; more than half of those who begin, or the contributor refuses."""

@@ -12,7 +12,7 @@ SECTIONS = ("recipe", "codec")
 
 
 def recipe_values(recipe: TrainingRecipe, codec: CodecPolicy) -> dict[str, Any]:
-    """Every value by its dotted key, such as ``recipe.lora.r``; lists are values."""
+    """Return every value by its dotted key, such as ``recipe.lora.r``; lists are values."""
     values: dict[str, Any] = {}
     for section, model in zip(SECTIONS, (recipe, codec), strict=True):
         _put(section, model.model_dump(mode="json"), values)

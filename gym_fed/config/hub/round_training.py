@@ -1,4 +1,4 @@
-"""A round's recipe as the trainer's config, for contributors and the coordinator's root alike."""
+"""Converts a round's recipe to the trainer's config, for contributors and the coordinator's root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHECKPOINTS_PER_ROUND = 10
 def round_training(
     recipe: TrainingRecipe, server_round: int, output_dir: Path, device: str = "auto"
 ) -> TrainingConfig:
-    """The recipe of a round; the round's number is added to the seed."""
+    """Return the config of a round; the round's number is added to the seed."""
     schedule = recipe.lr_scheduler_type
     config = TrainingConfig(
         algorithm=recipe.algorithm,
@@ -45,7 +45,7 @@ def round_training(
 
 
 def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Those of the chosen algorithm and tuning method; what sends factors is described by ``lora``."""
+    """Return the sections of the chosen algorithm and method; what sends factors is described by ``lora``."""
     sections = recipe.chosen_sections()
     if recipe.sends_factors:
         sections[recipe.finetuning] = recipe.lora.model_dump()

@@ -1,4 +1,4 @@
-"""`gate.safety`: by how much a soup may lower the refusal margin."""
+"""`gate.safety`: how far a soup may lower the refusal margin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of the hub's YAML file, each by itself, and the file as their list."""
+"""The sections of the hub's YAML file, and the file as their list."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class EnrolmentConfig(StrictModel):
     """Ids of contributors (``gym-client id`` prints one's own); read by the policy ``allow-list``."""
 
     @model_validator(mode="after")
-    def _list_only_with_its_policy(self) -> EnrolmentConfig:
+    def _validate_policy(self) -> EnrolmentConfig:
         if self.allow_list and self.policy != "allow-list":
             raise ValueError(f"allow_list is given but policy is {self.policy!r}; set policy: allow-list")
         return self
 
 
 class RoundsConfig(StrictModel):
-    """When a round is over, and how long anybody waits."""
+    """When a round ends, and how long to wait."""
 
     num_rounds: int = Field(10, ge=1)
     min_contributors: int = Field(3, ge=1)
@@ -63,11 +63,11 @@ class RoundsConfig(StrictModel):
     contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
 
     def quorum(self, num_tasks: int) -> int:
-        """Updates that a round needs of which so many contributors have the task."""
+        """Return the updates that a round needs if N contributors have the task."""
         return max(self.min_contributors, math.floor(self.quorum_share * num_tasks) + 1 if num_tasks else 0)
 
     @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> RoundsConfig:
+    def _validate_bounds(self) -> RoundsConfig:
         if self.grace_max_seconds is not None and self.grace_max_seconds < self.grace_min_seconds:
             raise ValueError(f"grace_max_seconds is below grace_min_seconds ({self.grace_min_seconds:g})")
         if self.backoff_max_seconds < self.backoff_seconds:
@@ -76,7 +76,7 @@ class RoundsConfig(StrictModel):
 
 
 class AdmissionConfig(StrictModel):
-    """What an update may be at most."""
+    """The limits of an update."""
 
     max_update_bytes: int = Field(2 << 30, ge=1024)
     """Size limit of one update. Updates are also limited to 8 bytes per weight of the base plus about 1 MiB.
@@ -88,7 +88,7 @@ class AdmissionConfig(StrictModel):
 
 
 class GateConfig(StrictModel):
-    """What a soup must not make worse: loss on the coordinator's held-out set, evaluations, the refusal margin."""
+    """What a soup must not worsen: loss on the coordinator's held-out set, evaluations, the refusal margin."""
 
     heldout: str | None = None
     """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
@@ -108,7 +108,7 @@ class GateConfig(StrictModel):
     """By how much a soup may lower the refusal margin; absent: the safety probe is no gate."""
 
     @model_validator(mode="after")
-    def _suites_differ(self) -> GateConfig:
+    def _validate_suites(self) -> GateConfig:
         names = [evaluation.suite for evaluation in self.evals]
         if repeated := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"evals: suite {repeated!r} is there twice")
@@ -125,7 +125,7 @@ class RootConfig(StrictModel):
 
 
 class VariantsConfig(StrictModel):
-    """Personal variants that contributors keep on the hub, for their other machines and for each other."""
+    """Personal variants that contributors store on the hub, for their other machines and for each other."""
 
     enabled: bool = True
     max_per_contributor: int = Field(100, ge=1)
@@ -179,7 +179,7 @@ class LimitsConfig(StrictModel):
 
 
 class StorageConfig(StrictModel):
-    """Where state lives; relative paths are inside the hub's folder."""
+    """Where state is stored; relative paths are inside the hub's folder."""
 
     database: str = Field("sqlite:///hub.db", repr=False)
     """``sqlite:///FILE``, or ``postgresql+psycopg://USER@HOST/DATABASE`` with the password in ``PGPASSFILE``."""
@@ -212,13 +212,13 @@ class DashboardConfig(StrictModel):
 
     @field_validator("listen")
     @classmethod
-    def _can_listen(cls, text: str) -> str:
+    def _validate_listen(cls, text: str) -> str:
         Endpoint.parse(text, least_port=0)
         return text
 
     @field_validator("prompts")
     @classmethod
-    def _say_something_once(cls, prompts: list[str]) -> list[str]:
+    def _validate_prompts(cls, prompts: list[str]) -> list[str]:
         if not all(prompt.strip() for prompt in prompts):
             raise ValueError("a prompt is empty")
         if len(set(prompts)) < len(prompts):
@@ -227,7 +227,7 @@ class DashboardConfig(StrictModel):
 
 
 class ServerSections(StrictModel):
-    """The keys of ``gym-server.yaml``; how they must fit each other is with ``ServerConfig``."""
+    """The keys of ``gym-server.yaml``; ``ServerConfig`` checks combinations."""
 
     name: str = Field("a gym-fed community", max_length=80)
     listen: str = "127.0.0.1:9443"

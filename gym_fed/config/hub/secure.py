@@ -1,4 +1,4 @@
-"""Refusals of a hub with secure aggregation, when the config is read, each with the setting to write instead."""
+"""Refusals of a hub with secure aggregation, while the config is read, each with the setting to write instead."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from gym_fed.core.registries import AGGREGATORS
 
 
 def wanted_participants(config: ServerSections) -> int:
-    """Contributors that a secure round waits for before keys are shared."""
+    """Return the contributors that a secure round waits for before keys are shared."""
     secure = config.secure_aggregation
     assert secure is not None
     return secure.begin_with or needed_survivors(config)
 
 
 def needed_survivors(config: ServerSections) -> int:
-    """Contributors that must stay to the end."""
+    """Return the contributors that must stay to the end."""
     secure = config.secure_aggregation
     assert secure is not None
     return max(secure.threshold, config.rounds.min_contributors)
 
 
 def check_secure(config: ServerSections) -> None:
-    """Raises ``Problems`` with every key that does not go with ``secure_aggregation``."""
+    """Raise ``Problems`` with every key that conflicts with ``secure_aggregation``."""
     if config.secure_aggregation is None:
         return
     problems = [*_about_rounds(config), *_about_updates(config), *_about_soup(config)]

@@ -61,13 +61,13 @@ class ServerConfig(ServerSections):
         return most if self.variants.max_bytes is None else min(most, self.variants.max_bytes)
 
     def recipe_at(self, num_soups: int) -> TrainingRecipe:
-        """The recipe of the round that starts from a version of so many soups."""
+        """Return the recipe of the round that starts from the version after N soups."""
         rate = self.recipe.learning_rate * self.rounds.learning_rate_decay**num_soups
         return self.recipe.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
-    def _soups_of_factors_by_default(self) -> ServerConfig:
-        """LoRA rounds send the soup back as it is merged, as factors, unless ``soup.codec`` is set."""
+    def _default_soup_codec(self) -> ServerConfig:
+        """Send the soup of LoRA rounds as factors, as it is merged, unless ``soup.codec`` is set."""
         if self.recipe.sends_factors and "codec" not in self.soup.model_fields_set:
             soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
@@ -75,19 +75,19 @@ class ServerConfig(ServerSections):
 
     @field_validator("listen")
     @classmethod
-    def _can_listen(cls, text: str) -> str:
+    def _validate_listen(cls, text: str) -> str:
         Endpoint.parse(text, least_port=0)
         return text
 
     @field_validator("advertise")
     @classmethod
-    def _can_be_reached(cls, text: str | None) -> str | None:
+    def _validate_public_address(cls, text: str | None) -> str | None:
         if text is not None and Endpoint.parse(text).is_everywhere:
             raise ValueError(f"nobody can connect to {text}; name the host as contributors reach it")
         return text
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> ServerConfig:
+    def _validate_sections(self) -> ServerConfig:
         gate = self.gate
         self.rewards.check_gate(gate.heldout is not None, bool(gate.evals))
         if self.root is not None and self.root.data == self.gate.heldout and "task:" not in self.root.data:
@@ -120,7 +120,8 @@ class ServerConfig(ServerSections):
 
 
 def check_private(config: ServerSections) -> None:
-    """Raises ``Problems`` with every key that does not go with ``privacy``."""
+    """Raise ``Problems`` with every key that conflicts with ``privacy``, because it reveals an update despite the
+    noise."""
     if config.privacy is None:
         return
     problems = list(_problems(config))

@@ -1,4 +1,4 @@
-"""How a round's updates become one soup: the rule, clipping, weights, and the codec of the result."""
+"""Settings of how updates become a soup: the rule, clipping, weights, and the codec of the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         def __getattr__(cls, word: str) -> AggregationMethod: ...
 
     class AggregationMethod(StrEnum, metaclass=_Words):
-        """As below; which members it has is known when it runs."""
+        """An aggregator or merge method by name; its members are known at run time."""
 
 else:
     AggregationMethod = StrEnum(
@@ -94,19 +94,19 @@ class SoupRecipe(StrictModel):
 
     @classmethod
     def recorded(cls, stored: Mapping[str, Any]) -> SoupRecipe:
-        """A recipe as a ledger has it: one that names no ``merge_version`` was written when there was but the first."""
+        """Return a recipe from a ledger: one without ``merge_version`` was written when there was only the first."""
         return cls.model_validate({"merge_version": 1, **stored})
 
     @field_validator("pre_aggregators")
     @classmethod
-    def _once(cls, names: list[str]) -> list[str]:
+    def _validate_names(cls, names: list[str]) -> list[str]:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"{name!r} is listed twice")
         return names
 
     @model_validator(mode="after")
-    def _consistent(self) -> SoupRecipe:
+    def _validate_combinations(self) -> SoupRecipe:
         if (self.weighting == "num_examples") != (self.num_examples_cap is not None):
             raise ValueError(
                 "num_examples_cap is required for weighting: num_examples and belongs to no other"
@@ -129,7 +129,7 @@ class SoupRecipe(StrictModel):
         return self
 
     def for_round(self, server_round: int) -> SoupRecipe:
-        """The recipe of one round: what draws lots (``draws_lots`` of a rule) draws others every round."""
+        """Return the recipe of one round; rules with random draws (``draws_lots``) draw differently each round."""
         changed: dict[str, Any] = {}
         if AGGREGATORS.type_of(self.aggregator).draws_lots:
             changed["aggregator_options"] = _with_seed(self.aggregator_options, server_round)
@@ -141,7 +141,7 @@ class SoupRecipe(StrictModel):
         return self.model_copy(update=changed) if changed else self
 
     def check_feasible(self, contributors: int) -> None:
-        """Whether ``contributors`` updates are enough to outvote ``num_malicious_nodes``, by any rule.
+        """Refuse too few ``contributors`` to outvote ``num_malicious_nodes``, by any rule.
 
         What a rule needs beyond that is checked by the rule itself (``gym_fed.soup.pipeline.Pipeline.check``).
 
@@ -160,7 +160,7 @@ class SoupRecipe(StrictModel):
             )
 
     def weights(self, num_examples: Sequence[int]) -> list[float]:
-        """A weight for each update from the number of examples its contributor claims.
+        """Return a weight for each update from the number of examples that its contributor claims.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub knows.

@@ -1,4 +1,4 @@
-"""The task of one round, as a hub sends it to contributors.
+"""The task of a round, as a hub sends it to contributors.
 
 A contributor's agent parses this strictly: a key that is not listed here (a path, a command, code) refuses the
 task. Names follow TRL and PEFT, as in ``TrainingConfig``.
@@ -38,7 +38,7 @@ SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")
 
 
 class LoraRecipe(StrictModel):
-    """LoRA's factors, in PEFT's names; only read when they are what ``finetuning`` sends."""
+    """The settings of LoRA's factors, in PEFT's names; read only if ``finetuning`` sends factors."""
 
     r: int = Field(8, ge=1, le=1024)
     lora_alpha: int = Field(16, ge=1, le=4096)
@@ -58,7 +58,7 @@ RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
 
 
 class TrainingRecipe(OpenModel):
-    """How every contributor trains in a round. Data, devices and folders are the contributor's own affair."""
+    """How every contributor trains in a round. Each chooses data, devices and folders itself."""
 
     algorithm: RecipeAlgorithm = "sft"
     dpo: DpoSettings | None = None
@@ -89,19 +89,19 @@ class TrainingRecipe(OpenModel):
 
     @property
     def sends_factors(self) -> bool:
-        """Whether an update is LoRA's factors, as ``lora`` describes them, instead of values."""
+        """True if an update is LoRA's factors, as ``lora`` describes them, instead of values."""
         return bool(TUNING.type_of(self.finetuning).sends_factors)
 
     @model_serializer(mode="wrap")
-    def _as_older_agents_read_it(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A recipe that does not group is written as it was before the key existed."""
+    def _omit_group_by_length(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the key where it is false, so that the digests of such recipes do not depend on it."""
         data: dict[str, Any] = handler(self)
         if not self.group_by_length:
             data.pop("group_by_length", None)
         return data
 
     @model_validator(mode="after")
-    def _grouping_is_possible(self) -> TrainingRecipe:
+    def _validate_group_by_length(self) -> TrainingRecipe:
         if self.group_by_length and self.privacy is not None:
             raise ValueError("group_by_length: with privacy, batches would depend on the rows; remove it")
         if self.group_by_length and ALGORITHMS.type_of(self.algorithm).orders_rows:
@@ -109,14 +109,14 @@ class TrainingRecipe(OpenModel):
         return self
 
     @model_validator(mode="after")
-    def _private_losses_are_of_single_examples(self) -> TrainingRecipe:
+    def _validate_privacy(self) -> TrainingRecipe:
         if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
             those = " or ".join(ALGORITHMS.own_with("per_example"))
             raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")
         return self
 
     @model_validator(mode="after")
-    def _settings_agree(self) -> TrainingRecipe:
+    def _validate_settings(self) -> TrainingRecipe:
         chosen = self.chosen_sections().get(self.algorithm)
         if chosen is None:
             return self
@@ -135,7 +135,7 @@ class TrainingRecipe(OpenModel):
 
 
 def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raises ``Problems`` where the codec's distillation has nothing to work on, or looks past the noise."""
+    """Raise ``Problems`` if the codec's distillation has nothing to work on, or looks past the noise."""
     problems = []
     if codec.distill_steps and recipe.privacy is not None:
         text = ": distillation looks at the data without noise, and recipe.privacy is set; set it to 0"
@@ -148,7 +148,7 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 
 
 def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raises ``Problems`` where the codec would not keep the A that all contributors share."""
+    """Raise ``Problems`` if the codec would not preserve the A that all contributors share."""
     if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
         text = (
             f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
@@ -158,25 +158,17 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 
 
 class SoupReference(StrictModel):
-    """One committed soup: the object to fetch, and the version that it leads to."""
+    """A committed soup: the object to fetch, and the version that it leads to."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = Field(ge=1)
     version_digest: str = Field(pattern=_DIGEST)
-    server_round: int | None = Field(default=None, ge=1)
-    """The round that made the version, without which its digest cannot be recomputed; None only in a task of 0.1."""
-
-    @model_serializer(mode="wrap")
-    def _as_it_came(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A task of 0.1 is written as it was read: its bytes are compared with those on disk."""
-        data: dict[str, Any] = handler(self)
-        if self.server_round is None:
-            data.pop("server_round", None)
-        return data
+    server_round: int = Field(ge=1)
+    """The round that made the version; its digest depends on it."""
 
 
 class TaskSpec(StrictModel):
-    """Everything a contributor needs for one round, and nothing else."""
+    """Everything that a contributor needs for one round."""
 
     format: Literal["gym-task-1"] = "gym-task-1"
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
@@ -209,8 +201,8 @@ class TaskSpec(StrictModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _has_its_plugins(cls, values: Any, read: ModelWrapValidatorHandler[Any]) -> Any:
-        """Before anything else is read: without them a name would only be unknown, and no other is imported."""
+    def _validate_plugins(cls, values: Any, read: ModelWrapValidatorHandler[Any]) -> Any:
+        """Require the recorded plug-ins before anything else is read, and import no other."""
         named = values.get("plugins") if isinstance(values, dict) else None
         recorded = read_plugins(named) if named else []
         require_plugins(recorded, "the task")
@@ -218,8 +210,8 @@ class TaskSpec(StrictModel):
             return read(values)
 
     @model_serializer(mode="wrap")
-    def _as_ever(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A task without plug-ins, evaluations or pay leaves their keys out."""
+    def _omit_empty_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the keys of plug-ins, evaluations and pay where there are none."""
         data: dict[str, Any] = handler(self)
         for key in ("plugins", "evaluated_on", "pay"):
             if not data.get(key):
@@ -227,17 +219,17 @@ class TaskSpec(StrictModel):
         return data
 
     @model_validator(mode="after")
-    def _distills_full_deltas_only(self) -> TaskSpec:
+    def _validate_distillation(self) -> TaskSpec:
         check_distillation(self.recipe, self.codec)
         return self
 
     @model_validator(mode="after")
-    def _keeps_frozen_factors(self) -> TaskSpec:
+    def _validate_freeze_a(self) -> TaskSpec:
         check_frozen_a(self.recipe, self.codec)
         return self
 
     @model_validator(mode="after")
-    def _chain_ends_at_version(self) -> TaskSpec:
+    def _validate_version_digest(self) -> TaskSpec:
         end = self.soups[-1].version_digest if self.soups else self.base_digest
         if end != self.version_digest:
             raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")

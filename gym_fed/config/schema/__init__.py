@@ -1,1 +1,1 @@
-"""What all schemas share: the base class, members of registries as values, keys that members add."""
+"""The common part of all schemas: the base class, members of registries as values, keys that members add."""

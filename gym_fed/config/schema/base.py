@@ -20,13 +20,13 @@ _SAID = {False: ("no", "off"), True: ("yes", "on")}
 
 
 class StrictModel(BaseModel):
-    """A schema that knows all its keys. ``use_attribute_docstrings`` turns docstrings into field help."""
+    """A schema that refuses unknown keys. ``use_attribute_docstrings`` turns docstrings into field help."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _words_that_yaml_reads_as_truth(cls, values: Any) -> Any:
+    def _parse_truth_values(cls, values: Any) -> Any:
         """``mixed_precision: no`` is the word ``no``, where a key takes that word and no truth value."""
         if not isinstance(values, dict) or not any(isinstance(value, bool) for value in values.values()):
             return values
@@ -39,14 +39,14 @@ class StrictModel(BaseModel):
 
 
 class ReadsOtherWords(StrictModel):
-    """A schema that takes words of other platforms, each with a note; they are looked up when a value is refused."""
+    """A schema that accepts values of other platforms, each with a note; they are looked up when a value is refused."""
 
     from_file: ClassVar[str] = "the values of a file"
     """The context of a validation whose caller looks the words up, since it knows their places."""
 
     @model_validator(mode="wrap")
     @classmethod
-    def _words_of_other_platforms(
+    def _parse_other_words(
         cls, values: Any, handler: ModelWrapValidatorHandler[Any], info: ValidationInfo
     ) -> Any:
         try:
@@ -63,7 +63,7 @@ class ReadsOtherWords(StrictModel):
 
 
 def _word(value: bool, annotation: Any) -> Any:
-    """The word that was written, if it is the only one that ``annotation`` can mean; else the value itself."""
+    """Return the written word if ``annotation`` can mean only that; else the value itself."""
     members = list(_members(annotation))
     if bool in members:
         return value
@@ -72,7 +72,7 @@ def _word(value: bool, annotation: Any) -> Any:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types of a union, and the values of its literals."""
+    """Return the types of a union, and the values of its literals."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [member for part in get_args(annotation) for member in _members(part)] or [annotation]

@@ -11,7 +11,7 @@ _EVERYWHERE = {"0.0.0.0", "[::]", "::", "*"}
 
 
 class Endpoint(NamedTuple):
-    """Where something listens, or can be reached."""
+    """An address to listen on or to connect to."""
 
     host: str
     """A name or an address; IPv6 in brackets."""
@@ -20,12 +20,12 @@ class Endpoint(NamedTuple):
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether this stands for all addresses of a machine, and so for none that others could connect to."""
+        """True for the address of all interfaces, to which nobody can connect."""
         return self.host in _EVERYWHERE
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this very machine can connect to it."""
+        """True if only this machine can connect to it."""
         try:
             return ipaddress.ip_address(self.host.removeprefix("[").removesuffix("]")).is_loopback
         except ValueError:

@@ -18,7 +18,7 @@ from gym_fed.core.registries import Kind
 
 @dataclass(frozen=True)
 class MemberOf:
-    """``Annotated[str, MemberOf(AGGREGATORS)]``: the value is the name of a member of that kind, ours or installed.
+    """A marker for a key whose value is the name of a member: ``Annotated[str, MemberOf(AGGREGATORS)]``.
 
     The JSON schema lists the members of this machine. A member is looked up by name and not imported.
 
@@ -37,11 +37,11 @@ class MemberOf:
 
     @property
     def kinds(self) -> tuple[Registry[Any], ...]:
-        """All kinds whose members the key takes."""
+        """The kinds whose members the key accepts."""
         return (self.kind, *self.others)
 
     def words(self) -> tuple[str, ...]:
-        """Everything that the key takes."""
+        """Return every value that the key accepts."""
         names = (name for kind in self.kinds for name in kind.names())
         if not self.fact:
             return (*self.also, *names)
@@ -68,7 +68,7 @@ class MemberOf:
         return name
 
     def _near(self, name: str) -> str:
-        """What may have been meant: the word for it here, or one that is spelt alike."""
+        """Return what may have been meant: our name for it, or a similar one."""
         words = self.words()
         meant = [
             near for kind in self.kinds if (near := other_words.nearest_member(kind.kind, name)) in words
@@ -79,7 +79,7 @@ class MemberOf:
 
 
 class ByMember(StrictModel):
-    """What entries have in common, each of which is checked against the ``Settings`` of the member that it names.
+    """The base of entries that are validated by the ``Settings`` of the member that they name.
 
     ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
     that are named are imported; the JSON schema, which lists what each takes, imports all of them and leaves out
@@ -93,7 +93,7 @@ class ByMember(StrictModel):
 
     @classmethod
     def settings_of(cls, name: str) -> type[ByMember]:
-        """The class that an entry of the member ``name`` is checked against.
+        """Return the class that validates an entry of the member ``name``.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
@@ -109,7 +109,7 @@ class ByMember(StrictModel):
 
     @classmethod
     def chosen(cls, entry: Any) -> type[ByMember]:
-        """The class that an entry is checked against; this one where it names no member."""
+        """Return the class that validates an entry; this one if it names no member."""
         name = entry.get(cls.member_key) if isinstance(entry, Mapping) else None
         settings: type[ByMember] = cls
         if isinstance(name, str) and name in cls.member_kind:
@@ -119,7 +119,7 @@ class ByMember(StrictModel):
 
 @dataclass(frozen=True)
 class Chosen:
-    """Marks a value of a subclass of ``base`` that its member chooses."""
+    """A marker for a value of a subclass of ``base`` that its member chooses."""
 
     base: type[ByMember]
 

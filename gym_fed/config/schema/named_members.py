@@ -13,7 +13,7 @@ from gym_fed.config.yaml.strict import KeyPath
 
 
 def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyPath:
-    """The first place that names a member, as its kind says; empty where none does.
+    """Return the first place that names a member, as its kind is spelled; empty without one.
 
     Args:
         kind: What the member is, such as ``grader``.
@@ -25,7 +25,7 @@ def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyP
 
 
 def models_in(annotations: Sequence[Any]) -> Iterator[type[BaseModel]]:
-    """The schemas in annotations, at any depth."""
+    """Yield the schemas in annotations, at any depth."""
     for annotation in annotations:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation

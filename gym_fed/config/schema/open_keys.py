@@ -28,7 +28,7 @@ from gym_fed.core.registries import ALGORITHMS, TUNING, Kind
 
 @dataclass(frozen=True)
 class _Added:
-    """The value of a key that is no field.
+    """The value of a key that is not a field.
 
     Attributes:
         value: As it came.
@@ -45,7 +45,7 @@ class _Added:
 
 
 def _checked(added: Any) -> Any:
-    """The value as its member wants it."""
+    """Validate the value by its member."""
     if not isinstance(added, _Added):
         return added
     if added.idle:
@@ -58,7 +58,7 @@ def _checked(added: Any) -> Any:
 
 
 class OpenModel(ReadsOtherWords):
-    """A schema with a section for what its keys choose; every other key that is no field is refused.
+    """A schema with a section for what its keys choose; every other key that is not a field is refused.
 
     Only the section of what is chosen may be given, and it is there even when nothing in it is set.
     """
@@ -77,12 +77,12 @@ class OpenModel(ReadsOtherWords):
 
     @classmethod
     def sections(cls, kind: Kind[Any]) -> list[str]:
-        """The fields that are sections of members of ours."""
+        """Return the fields that are sections of our members."""
         return [name for name in kind.own() if name in cls.model_fields]
 
     @classmethod
     def added_key(cls, name: str) -> Any:
-        """What the key ``name``, which is no field, holds when its member is chosen; None when there is none.
+        """Return the type of the key ``name``, which is not a field, if its member is chosen; None without one.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
@@ -100,7 +100,7 @@ class OpenModel(ReadsOtherWords):
         return settings_types[0] if settings_types else None
 
     def chosen_sections(self) -> dict[str, Any]:
-        """The sections of what is chosen, by name; a member without a section has none here."""
+        """Return the sections of the chosen members by name; a member without a section has none."""
         fields, added = type(self).model_fields, self.__pydantic_extra__ or {}
         chosen = [(kind, getattr(self, key)) for key, kind in self.choices]
         return {name: added[name] for _, name in chosen if name in added} | {
@@ -109,7 +109,7 @@ class OpenModel(ReadsOtherWords):
 
     @model_validator(mode="before")
     @classmethod
-    def _sections_of_the_chosen(cls, values: Any) -> Any:
+    def _resolve_sections(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
         filled = values = cls._chosen_by_sections(values)
@@ -135,7 +135,7 @@ class OpenModel(ReadsOtherWords):
 
     @classmethod
     def _chosen_by_sections(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """A copy in which a section such as ``lora: {r: 16}`` chooses its method; see ``sections_choose``."""
+        """Return a copy in which a section such as ``lora: {r: 16}`` chooses its method; see ``sections_choose``."""
         filled = dict(values)
         for key, kind in cls.choices:
             if key not in cls.sections_choose or values.get(key) is not None:
@@ -156,8 +156,8 @@ class OpenModel(ReadsOtherWords):
         return _Added(value, wanted=cls.added_key(name))
 
     @model_validator(mode="after")
-    def _no_idle_sections(self) -> OpenModel:
-        """A section that nothing would read is a mistake, not a comment."""
+    def _validate_sections(self) -> OpenModel:
+        """Refuse a section that nothing would read."""
         for key, kind in self.choices:
             chosen = getattr(self, key)
             for name in self._idle(kind, chosen):
@@ -174,7 +174,7 @@ class OpenModel(ReadsOtherWords):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The fields, and what members of this machine add; those of other packages are listed and not imported."""
+        """Return the fields and the keys of our members; other packages' are listed and not imported."""
         resolved = handler.resolve_ref_schema(handler(schema))
         resolved["additionalProperties"] = False
         for key, kind in cls.choices:

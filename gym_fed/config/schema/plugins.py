@@ -1,4 +1,4 @@
-"""Which installed packages a config's members come from, recorded so that another machine can require the same.
+"""The packages that a config's members come from, recorded so that another machine can require the same.
 
     plugins_of(config)                        # what the config uses of other packages, with version and digest
     require_plugins(recorded, "the task")     # refuses by name where one is missing here, or is another
@@ -55,7 +55,7 @@ Plugins = Annotated[list[PluginRecord], Field(max_length=MAX_PLUGINS)]
 
 
 class _RecordedPlugins(BaseModel):
-    """The records of a document, whatever else is in it."""
+    """The records of a document; its other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -63,7 +63,7 @@ class _RecordedPlugins(BaseModel):
 
 
 def plugins_of(*models: BaseModel) -> list[PluginRecord]:
-    """Every member of another package that the configs name, once each, in order of kind and name.
+    """Return every member of another package that the configs name, once each, in order of kind and name.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` where two packages have one of them, or where its name cannot be recorded.
@@ -72,7 +72,7 @@ def plugins_of(*models: BaseModel) -> list[PluginRecord]:
 
 
 def records(members: Iterable[tuple[Registry[Any], str]]) -> list[PluginRecord]:
-    """Those of ``members`` (kind and name) that are of another package, as records, once each and sorted."""
+    """Return the records of ``members`` (kind and name) that are of another package, once each and sorted."""
     by_name = {}
     for kind, name in members:
         origin = kind.origin(name) if name in kind else None
@@ -82,12 +82,12 @@ def records(members: Iterable[tuple[Registry[Any], str]]) -> list[PluginRecord]:
 
 
 def as_json(recorded: Sequence[PluginRecord]) -> list[dict[str, Any]]:
-    """Plain values of records."""
+    """Return records as plain values."""
     return [record.model_dump(mode="json") for record in recorded]
 
 
 def read_records(values: object, where: str) -> list[PluginRecord]:
-    """Records from plain values that came from elsewhere.
+    """Read records from untrusted plain values.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for what is no list of records.
@@ -99,12 +99,12 @@ def read_records(values: object, where: str) -> list[PluginRecord]:
 
 
 def read_plugins(values: object) -> list[PluginRecord]:
-    """As ``read_records``, inside a schema's validator; raises pydantic's ``ValidationError``."""
+    """Read records inside a schema's validator; raises pydantic's ``ValidationError``."""
     return _RecordedPlugins.model_validate({"plugins": values}).plugins
 
 
 def recorded_in(text: str) -> list[PluginRecord]:
-    """The records of a JSON document that a stranger sent; none where it has none that can be read.
+    """Return the records of an untrusted JSON document; none if it has none that can be read.
 
     What is wrong with the document, its records included, is reported by its own schema.
     """
@@ -117,7 +117,7 @@ def recorded_in(text: str) -> list[PluginRecord]:
 def require_plugins(
     recorded: Sequence[PluginRecord], where: str, used: Sequence[PluginRecord] | None = None
 ) -> None:
-    """Refuse to go on without the very plug-ins that were recorded.
+    """Refuse to continue without exactly the recorded plug-ins.
 
     Args:
         recorded: What ``where`` names.
@@ -164,7 +164,7 @@ def _unrecorded(used: PluginRecord, where: str) -> GymError:
 
 
 def require_run_plugins(folder: Path) -> None:
-    """Refuse to resume the run in a folder without the plug-ins that it began with; any other folder is let pass.
+    """Refuse to resume the run in a folder without the plug-ins that it started with; accept any other folder.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a broken record.
@@ -231,7 +231,7 @@ def _record(kind: Registry[Any], name: str, origin: Origin) -> PluginRecord:
 
 
 def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
-    """Kind and name of everything that a config names by a ``MemberOf``, and of its entries that are a ``ByMember``."""
+    """Yield kind and name of everything that a config names by a ``MemberOf``, and of its ``ByMember`` entries."""
     if isinstance(model, ByMember):
         yield model.member_kind, str(getattr(model, model.member_key))
     for name, field in type(model).model_fields.items():
@@ -245,7 +245,7 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
 
 
 def markers_of(field: FieldInfo) -> list[MemberOf]:
-    """Of which kinds the names in a field's value are, at any depth of lists and mappings."""
+    """Return the kinds that the names in a field's value have, at any depth of lists and mappings."""
     return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
 
 
@@ -269,7 +269,7 @@ def _own(annotation: object) -> Iterator[MemberOf]:
 
 
 def _markers(parts: Iterable[object]) -> Iterator[MemberOf]:
-    """The markers among the parts of an annotation, at any depth."""
+    """Yield the markers in an annotation, at any depth."""
     for part in parts:
         if isinstance(part, MemberOf):
             yield part

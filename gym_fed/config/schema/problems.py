@@ -1,4 +1,4 @@
-"""Errors of a combination of settings: several reasons at once, each with its key."""
+"""Errors about combinations of settings: several reasons at once, each with its key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 
 class Problem(NamedTuple):
-    """One reason for a refusal."""
+    """A reason for a refusal."""
 
     key: str
     """The offending key, as ``gate.screen_updates``; it need not be in the file."""
@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
 
 class Problems(ValueError):
-    """Raised by validators; ``gym_fed.config.yaml.file`` makes a line of each problem, with its place in the file.
+    """An error of validators; ``gym_fed.config.yaml.file`` writes a line per problem, with its place in the file.
 
     Args:
         cause: The section that does not go with the keys, as ``privacy``; empty for none.
@@ -36,7 +36,7 @@ class Problems(ValueError):
 
 
 def first_problem(error: ValidationError, whole: str = "") -> str:
-    """The first thing that a schema found wrong, as ``field.part: reason``.
+    """Return the first error of a schema, as ``field.part: reason``.
 
     Args:
         error: What was raised.

@@ -1,4 +1,4 @@
-"""Configs that an older release has stored: keys that it did not know have the defaults of the schema."""
+"""Configs stored by an older release: keys that it did not know get the schema's defaults."""
 
 from __future__ import annotations
 

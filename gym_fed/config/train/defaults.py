@@ -25,7 +25,7 @@ from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 LARGE = 10_000_000
-"""Number of weights above which a pre-trained model is tuned by an adapter unless the user asks otherwise."""
+"""Number of weights above which a pre-trained model is tuned by an adapter unless the user sets the method."""
 
 ADAPTER = "lora"
 _SCHEDULE = "cosine"

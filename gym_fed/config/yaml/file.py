@@ -93,7 +93,7 @@ def _read_others(
     marks: dict[KeyPath, Mark],
     overridden: set[KeyPath],
 ) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
-    """Refused values in our words, where each stands in the file, and what came from the command line."""
+    """Return refused values in our words, with their places in the file, and what came from the command line."""
 
     def place(path: KeyPath) -> str:
         return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
@@ -117,7 +117,7 @@ def _read_others(
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
-    """``["a.b=3"]`` to ``[(("a", "b"), 3)]``; a key of digits alone is an index into a list.
+    """Parse ``["a.b=3"]`` to ``[(("a", "b"), 3)]``; a key of digits alone is an index into a list.
 
     Raises:
         GymError: ``USAGE`` for text without ``=`` or with an empty key, ``CONFIG_INVALID`` for bad YAML.
@@ -155,7 +155,7 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
 
 
 def dump_yaml(config: BaseModel) -> str:
-    """The resolved config as YAML, in schema order, readable by ``load_config`` again; absent sections are left out."""
+    """Return the resolved config as YAML, in schema order, for ``load_config``; absent sections are left out."""
     fields = type(config).model_fields
     values = {
         key: value
@@ -166,14 +166,14 @@ def dump_yaml(config: BaseModel) -> str:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which an alias is a value of its own, so that setting one place leaves the others."""
+    """Return a copy in which an alias is a value of its own, so that setting one place leaves the others."""
     if isinstance(value, dict):
         return {k: _unshared(v) for k, v in value.items()}
     return [_unshared(v) for v in value] if isinstance(value, list) else value
 
 
 def _set(values: Any, path: KeyPath, value: Any) -> KeyPath:
-    """Put ``value`` at ``path``, making the mappings on the way; gives the path with keys typed as found."""
+    """Put ``value`` at ``path``, creating mappings on the way; return the path with its keys' actual types."""
     place: KeyPath = ()
     for key in path[:-1]:
         key = _key_for(values, key, path)
@@ -194,7 +194,7 @@ def _set(values: Any, path: KeyPath, value: Any) -> KeyPath:
 
 
 def _key_for(container: dict[str, Any] | list[Any], key: str | int, path: KeyPath) -> Any:
-    """The key as its container wants it: a name for a mapping, an index that exists for a list."""
+    """Return the key in its container's type: a name for a mapping, an existing index for a list."""
     if isinstance(container, dict):
         return str(key)
     if isinstance(key, int) and key < len(container):
@@ -211,7 +211,7 @@ def _lines(
     marks: dict[KeyPath, Mark],
     overridden: set[KeyPath],
 ) -> Iterator[str]:
-    """One line, or for a combination that is refused one for each reason."""
+    """Yield a line, or one per reason for a refused combination."""
     raised = error.get("ctx", {}).get("error")
     if not isinstance(raised, Problems):
         yield _describe(error, values, schema, source, marks, overridden)
@@ -229,7 +229,7 @@ def _lines(
 
 
 def _mark(path: KeyPath, marks: dict[KeyPath, Mark], otherwise: Mark = (1, 1)) -> Mark:
-    """Where a key stands in the file, or the section that lacks it."""
+    """Return the place of a key in the file, or of the section that lacks it."""
     known = path
     while known not in marks and known:
         known = known[:-1]
@@ -258,7 +258,7 @@ def _describe(
 def _placed(
     path: KeyPath, message: str, source: str, marks: dict[KeyPath, Mark], overridden: set[KeyPath]
 ) -> str:
-    """The message after its place in the file, or on the command line."""
+    """Return the message after its place in the file, or on the command line."""
     if any(path[: len(o)] == o for o in overridden):
         return f"--set: {dotted(path)}: {message}" if path else f"--set: {message}"
     line, column = _mark(path, marks, marks.get((), (1, 1)))
@@ -266,7 +266,7 @@ def _placed(
 
 
 def _place(loc: KeyPath, values: Any) -> KeyPath:
-    """Pydantic's location without the names of union members, which are no keys of the file."""
+    """Return pydantic's location without the names of union members, which are not keys of the file."""
     place: KeyPath = ()
     for depth, key in enumerate(loc):
         last = depth == len(loc) - 1
@@ -284,7 +284,7 @@ _MOST_NAMES = 30  # more of them help nobody
 
 
 def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
-    """`` (did you mean 'x'?)`` when a known key at the same level is close."""
+    """Return `` (did you mean 'x'?)`` if a known key at the same level is close."""
     level: list[Any] = [schema]
     for key in path[:-1]:
         level = [inner for annotation in level for inner in _below(annotation, key)]
@@ -303,7 +303,7 @@ def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:
 
 
 def _below(annotation: Any, key: str | int) -> list[Any]:
-    """The annotations found under ``key``: a field's own, or for lists and mappings their elements'."""
+    """Return the annotations under ``key``: a field's own, or for lists and mappings their elements'."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         field = annotation.model_fields.get(str(key))
         if field is None and issubclass(annotation, OpenModel):

@@ -1,4 +1,4 @@
-"""Strict YAML: text to plain values and the place of every one of them.
+"""Strict YAML: parses text to plain values and the place of each.
 
 Stricter than YAML 1.1: no key twice, no merge keys, no tags but YAML's own, and bounds on size,
 depth and the expansion of aliases, so that a hostile file is refused before it costs anything.
@@ -27,7 +27,7 @@ _TAG = "tag:yaml.org,2002:"
 
 
 def read_config_text(file: Path) -> str:
-    """The text of a config file.
+    """Read the text of a config file.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, or ``CONFIG_INVALID`` when it is unreadable, too large or not UTF-8.
@@ -48,7 +48,7 @@ def read_config_text(file: Path) -> str:
 
 
 def parse_config(file: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, Mark]]:
-    """Values and marks of ``text``; ``file`` is for the messages only.
+    """Parse ``text`` to values and marks; ``file`` is for messages only.
 
     Raises:
         GymError: ``CONFIG_INVALID`` with line and column, for anything but one mapping of keys to values.
@@ -77,7 +77,7 @@ def parse_config(file: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, M
 
 
 def parse_value(text: str) -> Any:
-    """A value of the command line, in YAML or JSON.
+    """Parse a value of the command line, in YAML or JSON.
 
     Raises:
         ValueError: For what is neither, is nested too deeply, or repeats a part of itself by an alias.
@@ -96,18 +96,18 @@ def parse_value(text: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """The value as an error message quotes it: its repr, cut where it goes on."""
+    """Return the value as an error message quotes it: its repr, cut if it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}... ({len(text)} characters)"
 
 
 def dotted(path: KeyPath) -> str:
-    """``("a", 0, "b")`` as people write it: ``a.0.b``."""
+    """Write ``("a", 0, "b")`` as ``a.0.b``."""
     return ".".join(str(k) for k in path)
 
 
 class StrictLoader(yaml.SafeLoader):
-    """The safe loader, whose every complaint about a value carries that value's place."""
+    """The safe loader, whose errors about a value carry the value's place."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
@@ -122,7 +122,7 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def _collect_marks(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark], file: Path) -> None:
-    """Note where every key and item stands; an alias counts at each use, which bounds its expansion."""
+    """Record the place of every key and item; an alias counts at each use, which bounds its expansion."""
     marks.setdefault(path, _mark(node))
     if len(path) > MAX_DEPTH:
         raise _refusal(file, node.start_mark, f"nested more than {MAX_DEPTH} deep")

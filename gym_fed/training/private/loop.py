@@ -187,8 +187,8 @@ def poisson_sample(num_examples: int, expected: int) -> list[int]:
     """Return the indices of one batch, possibly none, each drawn with probability ``expected / num_examples``.
 
     64 bits decide on an example; the probability is rounded down to a multiple of 2^-64. The accountant's amplification
-    by sampling holds for this alone: not for shuffled batches of a fixed size, and not for a seeded generator, by which
-    whoever knows the seed would know who was in which batch.
+    by sampling holds for this alone: not for shuffled batches of a fixed size, and not for a seeded generator: the
+    seed would reveal who was in which batch.
     """
     if expected >= num_examples:
         return list(range(num_examples))

@@ -109,7 +109,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Return True if any process passes True: all of them then stop at the same step."""
+    """Return a function that is true if any process's is: all of them then stop at the same step."""
 
     def ask() -> bool:
         answer = wanted is not None and wanted()

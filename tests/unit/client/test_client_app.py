@@ -17,7 +17,6 @@ from gym_client.agent import hooks
 from gym_client.agent.hooks import Hooks, hooks_set
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
-from gym_client.agent.work import parse_task
 from gym_client.app import app
 from gym_client.identity.home import Home
 
@@ -252,21 +251,6 @@ def test_a_chain_of_versions_that_does_not_recompute_is_refused_naming_the_versi
         rounds.call(task)
     assert caught.value.code is ErrorCode.BASE_MISMATCH
     assert f"version 2 of the task ({second['version_digest']}) does not follow" in caught.value.message
-
-
-def test_a_task_of_an_older_hub_without_the_rounds_of_its_versions_is_read_and_kept_as_it_is(
-    rounds: Rounds,
-) -> None:
-    first = reference(rounds.spec.digest, b"one", 2)
-    second = reference(first["version_digest"], b"two", 5)
-    for soup in (first, second):
-        del soup["server_round"]
-    text = json.dumps(
-        rounds.task(soups=[first, second], version_digest=second["version_digest"], server_round=6)
-    )
-    assert parse_task(text).model_dump(mode="json")["soups"] == [first, second]
-    with pytest.raises(GymError, match="version 2 of the task"):
-        parse_task(text.replace('"server_round": 6', '"server_round": 5'))
 
 
 def test_a_soup_whose_bytes_are_not_its_name_is_refused(rounds: Rounds) -> None:

@@ -208,7 +208,6 @@ def test_harm_is_made_good_before_anything_more_is_earned() -> None:
 @pytest.mark.parametrize(
     ("rewards", "said"),
     [
-        ({"split": "equal"}, "split is now called score: write `score: participation`"),
         ({"quality_weight": 0.5}, "participation measures no quality"),
         ({"score": "estimate", "quality_weight": 0}, "use score: participation"),
         ({"score": "estimate", "quality_weight": 0.5, "participation_weight": 0.6}, "do not sum to 1"),

@@ -159,7 +159,7 @@ def test_a_seal_that_cannot_be_read_is_damage(tmp_path: Path, text: str) -> None
 def test_an_older_checkpoint_is_deleted_only_after_the_new_one_is_sealed(
     tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gym_fed.training.run import checkpoint_saving
+    from gym_fed.training.run import checkpoints
 
     there: list[set[str]] = []
 
@@ -167,7 +167,7 @@ def test_an_older_checkpoint_is_deleted_only_after_the_new_one_is_sealed(
         there.append({folder.name for folder in checkpoint.parent.iterdir()})
         seal(checkpoint)
 
-    monkeypatch.setattr(checkpoint_saving, "seal", sealing)
+    monkeypatch.setattr(checkpoints, "seal", sealing)
     changes = {**common(tiny_base, "lora"), "save_total_limit": 1}
     run(tmp_path / "run", **changes)
     assert there == [{"checkpoint-2"}, {"checkpoint-2", "checkpoint-4"}, {"checkpoint-4", "checkpoint-6"}]
