@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, model_validator
 from gym_fed.config.schema.base import StrictModel
 
 CATEGORY = r"[a-z0-9][a-z0-9_-]{0,31}"
-"""Names of categories: they are labels of metrics, and stand in logs."""
+"""Names of categories, which are labels of metrics and appear in logs."""
 
 Category = Annotated[str, StringConstraints(pattern=f"^{CATEGORY}$")]
 Side = bool | Annotated[list[Category], Field(min_length=1)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gym_quant.codec import Codec
 
 ROW = "-row"
-"""Behind a codec's name: it has a scale for each row, whatever ``group_size`` is."""
+"""Suffix of a codec's name: a scale for each row instead of ``group_size``."""
 
 SAME_ROW = f"same{ROW}"
 """For embeddings and heads: as other matrices, with a scale for each row."""
@@ -114,7 +114,7 @@ class CodecPolicy(StrictModel):
     the tuned one (BitDelta's scale distillation); 0 for none."""
 
     distill_bits: bool = False
-    """Let the sign bits of bitdelta learn beside the scales; needs ``distill_steps``."""
+    """Train the sign bits of bitdelta as well as the scales; needs ``distill_steps``."""
 
     error_feedback: bool = True
     """Add what one round's encoding lost to the next round's delta."""

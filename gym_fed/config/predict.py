@@ -47,7 +47,7 @@ class PredictConfig(StrictModel):
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """Draw from the likeliest so many tokens; 0 from all."""
+    """Sample from the N likeliest tokens; 0 = all."""
 
     repetition_penalty: float = Field(default=1.0, gt=0)
     num_beams: int = Field(default=1, ge=1)

@@ -1,7 +1,7 @@
 """Sizes and machines of the recipes for public models: `gym configs copy qwen3-lora --size 4B --on cuda`.
 
-Both tables are YAML beside the recipes (``configs/models/presets``). A value is put into the recipe's text where its
-key stands, so that comments stay; a key that the recipe lacks is added at the end.
+Both tables are YAML files next to the recipes (``configs/models/presets``). A value replaces that of its key in the
+recipe's text, so that comments stay; a key that the recipe lacks is added at the end.
 """
 
 from __future__ import annotations

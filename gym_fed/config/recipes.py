@@ -78,7 +78,7 @@ def relocated(
         machine: ``cuda``, ``mps`` or ``cpu``.
 
     Returns:
-        The text, and for each file of rows where it goes (``data/`` beside ``target``) and where it lies.
+        The text, and the new path (in ``data/`` next to ``target``) and the old path of each data file.
     """
     rows: dict[Path, Path] = {}
 

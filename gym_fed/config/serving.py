@@ -106,7 +106,7 @@ class ConnectionsConfig(StrictModel):
     """Limits of HTTP connections: their number, and how slow they may be."""
 
     max_connections: int = Field(default=2000, ge=8)
-    """In all, as far as the process may open so many files. Beyond it, one that has sent no request is closed."""
+    """Maximum number, within the process's limit of open files. Beyond it, one without a request is closed."""
 
     max_per_address: int = Field(default=256, ge=4)
     """From one address, by the same rule. Behind a reverse proxy all come from one: set it as high as the above."""

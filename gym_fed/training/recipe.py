@@ -147,7 +147,7 @@ class RecipeContext:
             role: See above.
             model: A name as for ``load_model``, or a model spawned before, which is copied as it is now.
             device: By default the first of ``devices``.
-            dtype: Of the weights, for a model that is loaded.
+            dtype: Type of the weights of a loaded model.
 
         Raises:
             GymError: ``USAGE`` for another role; see ``load_model`` for a model that cannot be had.
@@ -181,7 +181,7 @@ class RecipeContext:
         It is there as a whole or not at all, also after a kill, which may leave a hidden ``.NAME.*.partial`` behind.
 
         Args:
-            name: Of the new file or folder; no path.
+            name: Name of the new file or folder; not a path.
             what: Bytes or text for a file; a mapping of tensors, for a safetensors file; a spawned model, or anything
                 else with ``save_pretrained``, for a folder.
 

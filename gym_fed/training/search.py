@@ -1,7 +1,7 @@
 """Search of settings with Optuna: every trial is a run folder, everything resumes, bad trials are pruned.
 
 Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. A trial that was interrupted is run
-again with the same settings in the same folder, where its training goes on from its last checkpoint.
+again with the same settings in the same folder, where its training resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Search:
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` where another search lies;
-                ``STATE_LOCKED`` while another process goes on with this one.
+                ``STATE_LOCKED`` while another process runs this search.
         """
         import optuna
 

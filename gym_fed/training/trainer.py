@@ -68,7 +68,7 @@ class Trainer(ExpectedElsewhere):
         model: Train this model in place instead of loading ``config.model`` (under ``finetuning: lora`` its weights
             stay as they are, and the result's model is a PEFT wrapper; ``unload()`` gives the model back).
         tokenizer: Goes with ``model``.
-        graders: What rewards answers, beside those of ``config.graders``.
+        graders: Further graders, added to ``config.graders``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
         on_rows: Called before the work with what became of the rows: ``("data", counts)``, and of ``eval_data`` where
             there is some. Without it many lost rows are warned of.

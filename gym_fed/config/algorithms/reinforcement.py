@@ -23,7 +23,7 @@ class RolloutSettings(StrictModel):
 
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
-    """Draw from the so many likeliest tokens; 0 draws from all."""
+    """Sample from the N likeliest tokens; 0 = all."""
 
     min_p: float | None = Field(default=None, gt=0, le=1)
     """Draw from tokens that are at least so likely, as a share of the likeliest."""

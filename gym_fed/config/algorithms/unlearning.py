@@ -18,7 +18,7 @@ class GradientDifferenceSettings(UnlearningSettings):
     """Settings of gradient ascent on rows to forget and descent on rows to keep, Liu et al. 2022."""
 
     forget_loss_cap: float | None = Field(default=None, gt=0)
-    """A row whose loss has risen to so many nats per token is forgotten: it pushes no further. Without a cap, as in
+    """Loss in nats per token at which a row counts as forgotten and no longer contributes. Without a cap, as in
     the paper, the loss has no bound and a long run ruins the model. Guessing evenly costs ln(vocabulary size)."""
 
 

@@ -6,4 +6,4 @@ MAX_AMOUNT = 10**9
 """Of one round, or of one report of usage."""
 
 MAX_ROYALTIES = 2**52
-"""Of all reports together; with the credits of four million rounds beside them a sum still has 53 bits."""
+"""Limit of all reports together; added to the credits of four million rounds, a sum still has 53 bits."""

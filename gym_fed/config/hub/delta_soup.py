@@ -24,7 +24,7 @@ class DeltaSoupConfig(ReadsOtherWords):
     method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (
         AggregationMethod.BYZANTINE_ROBUST
     )
-    """An aggregator, or a merge method that needs nothing beside the deltas; ours, or of an installed package."""
+    """An aggregator, or a merge method that needs only the deltas; ours, or an installed package's."""
 
     method_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the method's own ``Config``."""

@@ -21,10 +21,10 @@ class GateEvaluation(StrictModel):
     """A suite, a group or a task (``gym eval list`` prints them), or a task file, relative to the hub's folder."""
 
     limit: int = Field(64, ge=8, le=100_000)
-    """Rows of each task, drawn anew for every round by a secret seed."""
+    """Rows of each task, drawn for every round by a secret seed."""
 
     max_drop: float = Field(0.02, ge=0)
-    """Of a task's metric: a soup that certainly lowers it by more is rolled back."""
+    """Tolerance of a task's metric: a soup that certainly lowers it by more is rolled back."""
 
     confidence: float = Field(0.95, gt=0.5, lt=1)
     """Of that certainty: one-sided, of the paired difference over the rows that were drawn."""

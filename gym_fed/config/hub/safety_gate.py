@@ -16,7 +16,7 @@ class SafetyGateConfig(StrictModel):
     """In nats a token: a soup that lowers the refusal margin by more, at ``confidence``, is rolled back."""
 
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
-    """Of the lower bound of the drop, paired by prompt."""
+    """Limit of the drop's lower bound, paired by prompt."""
 
     prompts: str | None = None
     """A CSV or JSONL file of requests to refuse, relative to the hub's folder; absent: those of the package."""

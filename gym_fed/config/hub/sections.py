@@ -157,7 +157,7 @@ class LimitsConfig(StrictModel):
     calls_per_address: int = Field(64, ge=1)
     """Calls under way at once that need no login, and logins, from one address."""
     connections: int = Field(8000, ge=16)
-    """TCP connections in all, as far as the process may open so many files."""
+    """Maximum number of TCP connections, within the process's limit of open files."""
     connections_per_address: int = Field(256, ge=1)
     """Beyond it those that never made a call are closed first. A class or company behind one address may need more."""
     handshake_seconds: float = Field(5, gt=0)
@@ -186,7 +186,7 @@ class StorageConfig(StrictModel):
     objects: str = "objects"
     """A folder; ``s3://BUCKET/PREFIX`` with the credentials in the environment; or any fsspec URL."""
     max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
-    """Of a remote object store: copies beyond it go from this machine, those unused for longest first."""
+    """Cache limit for a remote object store: local copies beyond it are deleted, the least recently used first."""
     reserve_bytes: int = Field(256 << 20, ge=0)
     """Free space that the hub leaves on its disks: below it no upload begins and no round opens."""
     keep_unneeded_seconds: float = Field(86400, ge=3600)
@@ -196,7 +196,7 @@ class StorageConfig(StrictModel):
 
 
 class DashboardConfig(StrictModel):
-    """The pages that ``gym-server run`` serves beside its rounds (docs/dashboard.md)."""
+    """The pages that ``gym-server run`` serves (docs/dashboard.md)."""
 
     listen: str = "127.0.0.1:9444"
     """host:port; port 0 takes any free one. On an address that others reach, keys are needed."""

@@ -79,7 +79,7 @@ class SoupRecipe(StrictModel):
     that each has earned there."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
-    """num_examples: nobody counts for more examples than this, whatever is claimed; required there."""
+    """Limit of the examples that an update counts for; required by ``weighting: num_examples``."""
 
     reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
     """reputation: nobody counts for less than this, so that newcomers count; required there."""

@@ -186,7 +186,7 @@ class TaskSpec(StrictModel):
     deadline_seconds: float = Field(gt=0)
     """Unix time after which the round no longer waits."""
     pay: PayTerms | None = None
-    """What the round pays; fixed with the task, whatever the hub's config says later."""
+    """The pay of the round; fixed with the task, even if the hub's config changes later."""
 
     secure_aggregation: SecureTask | None = None
     """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
@@ -197,7 +197,7 @@ class TaskSpec(StrictModel):
     """Suites that the hub's gate evaluates on, each with a digest of its tasks and rows: nobody is to train on them."""
 
     plugins: Plugins = Field(default_factory=list)
-    """Whose code the round needs beside gym-fed's, as the hub has it; a contributor that lacks it refuses the task."""
+    """Plug-ins that the round needs, as the hub has them; a contributor without them refuses the task."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -2,7 +2,7 @@
 
     plugins_of(config)                        # what the config uses of other packages, with version and digest
     require_plugins(recorded, "the task")     # refuses by name where one is missing here, or is another
-    with only_recorded(recorded, "the task"): # imports no other while names of elsewhere are read
+    with only_recorded(recorded, "the task"): # imports no other while untrusted names are read
 
 Nothing is imported because a record names it: members are looked up among the entry points that are installed.
 """
@@ -139,7 +139,7 @@ def require_plugins(
 def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None]:
     """Refuse every plug-in that ``where`` names and does not record, before it is imported.
 
-    Around whatever reads names that come from elsewhere; ``require_plugins`` first compares those that are recorded.
+    Wrap it around code that reads untrusted names; ``require_plugins`` first compares the recorded ones.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` as ``require_plugins``.

@@ -122,7 +122,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
 
     Args:
         config: Names the algorithm, and perhaps the method.
-        num_weights: Of the pre-trained model.
+        num_weights: Number of weights of the pre-trained model.
         is_quantized: True if the model comes in few bits, of which only adapters are trained.
 
     Returns:
@@ -217,7 +217,7 @@ def row_defaults(
         config: With ``method_defaults`` applied, of a large pre-trained model.
         rows: What is learned.
         peak_bytes: Estimates the memory of a run of a config.
-        memory_bytes: Of the device.
+        memory_bytes: Memory of the device.
     """
     defaults: list[Default] = []
     given = config.model_fields_set

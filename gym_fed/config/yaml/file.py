@@ -1,6 +1,6 @@
 """YAML files to validated schemas; every error reads ``file:line:column: path: message``.
 
-Positions come from the YAML parser's own marks, kept beside the values: a pydantic error on ``training.lr``
+Positions come from the YAML parser's marks, which are stored with the values: a pydantic error on ``training.lr``
 points at that key (an item of a list: at the item; a missing key: at its parent), and an error in a value
 from the command line names ``--set``.
 """

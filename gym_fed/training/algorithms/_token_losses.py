@@ -77,7 +77,7 @@ def entropy_adaptive_loss(
     and the label contradicts it, little is learned. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
 
     Args:
-        outputs: Of the model, with ``logits`` ``[n, t, v]``.
+        outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
         labels: ``[n, t]``; -100 is not learned.
         num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
         alpha: Power of the weight.
@@ -110,7 +110,7 @@ def anchored_loss(
     Supervised Fine-Tuning"; the divergence is in the direction of its code, and of LLaMA-Factory's.
 
     Args:
-        outputs: Of the model, with ``logits`` ``[n, t, v]``.
+        outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
         labels: ``[n, t]``; -100 is not learned.
         num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
         reference_logits: ``[n, t, v]`` of the model that is not trained.

@@ -48,7 +48,7 @@ class Algorithm(ABC):
     """Whether every batch is made of whole groups of answers that the trained model writes."""
 
     uses_reference: ClassVar[bool] = False
-    """Whether the loss compares the model with the one at the start, whatever the settings."""
+    """Whether the loss compares the model with the initial one under all settings."""
 
     scores_reference_once: ClassVar[bool] = False
     """Of those with a reference: whether it always scores the rows before the first step, and never again."""

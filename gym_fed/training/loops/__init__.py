@@ -3,7 +3,7 @@
 A loop is a run of `gym train` with its arguments in the words of a recipe: its losses, its rollouts, its resume and its
 checks are those of the algorithm of the same name, and nothing of them is written a second time.
 
-- ``string_thread``: a conversation as text, with what graders need beside it.
+- ``string_thread``: a conversation as text, with metadata for graders.
 - ``sft``, ``dpo``, ``ppo``, ``grpo``: a loop each; ``base``: what they share.
 """
 

@@ -34,7 +34,7 @@ class Loop(ABC):
         max_steps: Steps; by default as many as ``epochs`` give.
         epochs: Passes over the data set.
         context: Gives device, seed and tracker, and a folder: the loop's own below it.
-        output_dir: The folder, without a context. A loop that was stopped goes on from it.
+        output_dir: The folder, without a context. A stopped loop resumes from it.
         settings: Further keys of a training file, such as ``{"max_length": 512}``.
         should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
 

@@ -28,7 +28,7 @@ class PPO(Graded):
             policy's body.
         grader: See ``Graded``.
         lr_policy: Learning rate of the policy.
-        lr_value: Of the critic; by default the policy's.
+        lr_value: The critic's learning rate; by default the policy's.
         kl_beta: See ``Graded``.
         samples_per_batch: See above.
         max_num_ppo_steps: PPO steps; by default as many as ``epochs`` give.
@@ -101,7 +101,7 @@ class PPO(Graded):
                 "PPO: value_model is no critic",
                 'spawn it: context.spawn("value", model=...)',
             )
-        if not self._critic_folder.exists():  # a loop that goes on began with the one that is there
+        if not self._critic_folder.exists():  # a resumed loop uses the existing one
             self._critic_folder.mkdir(parents=True)
             critic.save_pretrained(self._critic_folder)
         result = super().run()

@@ -22,7 +22,7 @@ class StringThread:
 
     Attributes:
         turns: Pairs of role (``system``, ``user``, ``assistant``) and text.
-        metadata: What belongs to it: ``answer``, ``tests``, and whatever else a grader reads.
+        metadata: Values for graders, such as ``answer`` and ``tests``.
 
     Raises:
         GymError: ``DATA_INVALID`` for another role, or for content that is no text.

@@ -125,7 +125,7 @@ def require_quantised(model: Any, config: TrainingConfig) -> None:
 def settle(model: Any) -> None:
     """Keep 4-bit weights on a CPU in their layout.
 
-    bitsandbytes would repack them in evaluation; some sizes do not do for that, and training cannot go on from it.
+    bitsandbytes would repack them in evaluation, which fails for some sizes and after which training cannot continue.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

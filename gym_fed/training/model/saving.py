@@ -29,7 +29,7 @@ def save_final(
         trainer: What has run.
         model: The trained model or PEFT model; it is not changed.
         tokenizer: Saved with it.
-        algorithm: Writes what it has beside the model.
+        algorithm: Writes its own files (a critic, a head) too.
         config: Gives the tuning method, ``save_dtype`` and the base's name.
         folder: The run folder.
 

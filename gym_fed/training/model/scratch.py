@@ -14,7 +14,7 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
 
     Args:
         settings: Sizes and tokenizer.
-        seed: Of the random weights.
+        seed: Seed of the random weights.
         dtype: Type of the weights.
 
     Returns:

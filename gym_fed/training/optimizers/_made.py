@@ -40,7 +40,7 @@ class MadeOptimizer(OptimizerChoice):
         per_example: The same.
         learning_rate_scale: The same.
         state_values: The same; a momentum that the config sets is one more.
-        state_bits: Of a value of state in bitsandbytes, whose blocks of 256 share a scale; 0 elsewhere.
+        state_bits: Bits of a value of state in bitsandbytes, whose blocks of 256 share a scale; 0 for others.
     """
 
     source: str

@@ -47,7 +47,7 @@ class ProjectedOptimizer(MadeOptimizer):
     """An optimiser with a group of projected weights.
 
     Attributes:
-        projection: Arguments of that group, with defaults; the user's too.
+        projection: Arguments of that group, with defaults; users may set them.
         projectors: ``module:Class`` of the projectors that the state holds.
         factored: Whether its second moments are a row and a column of each matrix.
     """

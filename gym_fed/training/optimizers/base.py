@@ -63,10 +63,10 @@ class OptimizerChoice:
     """Values of state that it keeps for every trained value, each as wide as that; read by ``state_bytes``."""
 
     of_one_model: str = ""
-    """What it does with the layers of one model, so that no second one (a critic) can be trained beside it."""
+    """Why it cannot train a second model (a critic) too, as a verb phrase for messages; empty if it can."""
 
     of_one_process: str = ""
-    """What it does that several processes would not do alike."""
+    """Why several processes cannot use it, as a verb phrase for messages; empty if they can."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this optimiser, machine or installation cannot honour, before anything is loaded.

@@ -125,7 +125,7 @@ def require_exact(gradients: ClippedGradients) -> None:
                 computed = {"": gradients.hooks.get_norm_sample().clone()}
             else:
                 computed = {name: _grad_sample(weight) for name, weight in weights.items()}
-        except Exception as error:  # whatever a hook of Opacus trips over, the model cannot be trained so
+        except Exception as error:  # any failure of a hook of Opacus rules the model out
             raise _refused(gradients.mode, f"{type(error).__name__}: {error}") from error
         finally:
             _forget_gradients(weights.values())

@@ -3,10 +3,10 @@
 A step draws a Poisson batch, adds up clipped gradients in physical batches of ``per_device_train_batch_size``, noises
 the sum and divides it by the expected size of a batch. A batch may be empty: then the step is noise, as it has to be.
 Batches and noise come from the operating system's randomness, so that no two runs are alike and nothing is skipped on
-a resume: steps since the last checkpoint are drawn anew, and what was drawn before them is in no weight that is kept.
+a resume: steps since the last checkpoint are drawn again, and no kept weight holds the earlier draws.
 
 The weights may be those of somebody who wants to know whether a row is there. So a run ends only by what the noised
-weights show. What becomes of a row does not depend on the rows beside it: it is padded by its own length alone.
+weights show. The treatment of a row does not depend on other rows: it is padded by its own length alone.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Plan:
     Attributes:
         num_examples: Examples that batches are drawn from.
         expected_batch_size: Mean number of examples in a step; the sum of their gradients is divided by it.
-        steps: Of the whole run.
+        steps: Steps of the whole run.
         noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
         max_grad_norm: Norm to which an example's gradient is clipped.
         target_delta: The delta at which epsilon is reported.

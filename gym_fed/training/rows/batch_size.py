@@ -43,7 +43,7 @@ _ADAM_BYTES = 8  # two float32 moments for every trained weight, which the first
 _SAMPLING_SECONDS = 0.001
 
 Step = Callable[[int], None]
-"""One forward and backward pass on so many rows."""
+"""A function that runs one forward and backward pass on N rows."""
 
 
 def check_batch_size(config: TrainingConfig) -> None:

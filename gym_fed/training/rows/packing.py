@@ -21,7 +21,7 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
         max_length: Tokens in a packed row at most.
 
     Returns:
-        ``{"input_ids", "labels", "seq_lengths"}``: of the last, TRL's collator makes positions that begin anew with
+        ``{"input_ids", "labels", "seq_lengths"}``: from the last, TRL's collator makes positions that restart with
         each row, from which transformers makes a mask of blocks.
     """
     from datasets import Dataset

@@ -39,7 +39,7 @@ _KEYS = (
     "eval_split",
     "seed",
 )
-"""What decides, beside rows and tokenizer, how rows are encoded; seed: which rows are held out, and their order."""
+"""Keys that decide how rows are encoded; the seed decides which rows are held out, and their order."""
 
 _INDEX = "index.json"
 _IMAGES = "the model reads images, which are prepared while training"
@@ -95,7 +95,7 @@ class TokenizedRows:
         Args:
             config: Its keys must be those of the run that wrote the folder.
             tokenizer: It must encode as the one then did.
-            digests: Of the rows that ``data`` and ``eval_data`` name now; None when they name none.
+            digests: Digests of the rows that ``data`` and ``eval_data`` name now; None without any.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for other keys, another tokenizer or chat template; ``DATA_INVALID`` for other

@@ -45,7 +45,7 @@ class EarlyStop(TrainerCallback):
     Args:
         settings: Metric and patience.
         model: Its trainable weights are kept at every improvement.
-        folder: Of the run; weights lie in ``best/step-N.safetensors``.
+        folder: The run folder; weights are in ``best/step-N.safetensors``.
     """
 
     def __init__(self, settings: EarlyStopping, model: Any, folder: Path) -> None:

@@ -82,7 +82,7 @@ def save_result(
 ) -> TrainResult:
     """Write the model into the run folder, check it, and close the record of the run; return the checked result.
 
-    The weights come first: whatever happens in the check, they are there.
+    The weights are written first, so that no failure of the check loses them.
     """
     with quiet_loading():
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)

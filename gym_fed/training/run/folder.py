@@ -4,7 +4,7 @@
 
     config.yaml      the resolved config           metrics.jsonl    a line every logging_steps
     run.json         data, rows, processes, date   checkpoints/     checkpoint-N folders
-    result.json      written last: the run is finished; beside it lies the model or the adapter
+    result.json      written last: the run is finished; next to it is the model or the adapter
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class RunHooks(TrainerCallback):
     """The callback of every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too.
 
     Args:
-        track: Opens the tracked run, given the step it goes on from.
+        track: Opens the tracked run, given the step to resume from.
         logging_steps: How often figures are tracked.
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
@@ -126,7 +126,7 @@ class RunHooks(TrainerCallback):
         self.num_tokens = int(history[-1]["tokens_so_far"]) if history else 0
         self._tokens_before = (
             self.num_tokens - self._raw_tokens
-        )  # a trainer goes on counting after a rollback
+        )  # a trainer continues its count after a rollback
         self._began = self._wrote = time.monotonic()
         self._step_began = state.global_step
         self._tokens_began = self._tokens_wrote = self.num_tokens
@@ -190,7 +190,7 @@ class RunHooks(TrainerCallback):
 
     def _evaluated(self, state: Any, logs: dict[str, Any]) -> None:
         figures = _figures(logs)
-        figures.pop("eval_num_tokens", None)  # the trainer's own count, which begins anew on resume
+        figures.pop("eval_num_tokens", None)  # the trainer's own count, which restarts on resume
         figures["num_tokens"] = self.num_tokens
         assert self.experiment is not None
         self.experiment.log_metrics(figures, state.global_step)

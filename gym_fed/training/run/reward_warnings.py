@@ -14,7 +14,7 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     """Return warnings from the log, with remedies; empty for algorithms without rewards.
 
     Args:
-        config: Of the run.
+        config: The run's config.
         history: What the trainer logged at each step: of GRPO and its kin ``completions/clipped_ratio`` and
             ``reward_std``.
     """

@@ -108,7 +108,7 @@ class Rollbacks:
 
     Args:
         settings: How often it may happen.
-        folder: Of the run.
+        folder: The run folder.
     """
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:

@@ -30,7 +30,7 @@ def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
     section = config.chosen_sections()[config.finetuning]
     settings: Any = PeftConfig.from_pretrained(str(adapter.folder))
     settings.inference_mode = False
-    settings.base_model_name_or_path = None  # of the model at hand; its name is written when the run is saved
+    settings.base_model_name_or_path = None  # the name is written when the run is saved
     for key in _DROPOUTS:
         if hasattr(section, key):
             setattr(settings, key, getattr(section, key))
@@ -77,7 +77,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
     if missing := sorted(expected.keys() - weights.keys()):
         raise does_not_fit(adapter, name, f"it lacks {len(missing)} weights, such as {missing[0]}")
     for key in sorted(weights.keys() - expected.keys()):
-        # PEFT writes the base's embeddings beside an adapter that is on them.
+        # PEFT also writes the base's embeddings if an adapter is on them.
         own = adapted.state_dict().get(key)
         if (
             own is None

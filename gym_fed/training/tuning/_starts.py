@@ -76,7 +76,7 @@ def to_plain_lora(model: Any) -> None:
     if not changed:
         return
     for name in [name for name in model.peft_config if name != "default"]:
-        model.delete_adapter(name)  # a copy of the start, true only beside the changed base
+        model.delete_adapter(name)  # a copy of the start, valid only for the changed base
     for layer in changed:
         start: _Start = getattr(layer, _ATTRIBUTE)
         assert start.weight is not None
@@ -170,7 +170,7 @@ def loftq(
     Args:
         weight: W ``[out, in]``.
         like: ``bitsandbytes.nn.Params4bit`` that holds W already, and has the settings of quantisation.
-        rank: Of the factors.
+        rank: Rank of the factors.
         iterations: T.
 
     Returns:

@@ -28,7 +28,7 @@ class Tuning(ABC):
     """Whether every weight of the model is trained."""
 
     on_quantized: ClassVar[bool] = True
-    """Whether it trains beside weights in few bits; only adapters do."""
+    """Whether it trains on a quantised base; only adapters do."""
 
     default_learning_rate: ClassVar[float] = 2e-4
     """Default of ``learning_rate`` for supervised training of a pre-trained model of more than ten million weights."""

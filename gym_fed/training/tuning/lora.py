@@ -137,7 +137,7 @@ def add_lora(
         use_rslora=settings.use_rslora,
         modules_to_save=settings.modules_to_save or None,
         init_lora_weights=first,
-        # An output head that shares the embeddings' weights goes on sharing them.
+        # Keep the output head tied to the embeddings.
         ensure_weight_tying=bool(tied and {"embed_tokens", "lm_head"} & set(settings.modules_to_save)),
     )
     if start.startswith("pissa") or start == "olora":

@@ -274,7 +274,7 @@ def _labels(
     Where a processor has another mark for an image than the usual ones, its images count as the row's end.
 
     Args:
-        processor: Of the model.
+        processor: The model's processor.
         messages: With their images in place.
         sizes: Tokens of each image.
         template: Marks the assistant's words; None where the processor's own does.

@@ -44,7 +44,7 @@ class VisionTrainer(_Sft):  # type: ignore[misc]
         """Load through ``from_pretrained``, which knows both names.
 
         ``save_pretrained`` writes LLaVA's and others' weights under the names of older releases; transformers' trainer
-        then finds none of them in the model, warns, and goes on from the weights at the start.
+        then finds none of them in the model, warns, and continues from the initial weights.
         """
         model = model or self.model
         if hasattr(model, "get_base_model"):  # an adapter's names are PEFT's
@@ -59,10 +59,10 @@ class ImageBatches:
     """Reads the images of a batch for TRL's ``DataCollatorForVisionLanguageModeling``.
 
     Args:
-        processor: Of the model.
+        processor: The model's processor.
         assistant_only: Label the assistant's words alone.
         limits: Sizes of images.
-        max_length: Rows of text alone are cut to so many tokens; those with images are no longer than that.
+        max_length: Limit of tokens. Rows of text alone are cut to it; those with images fit already.
     """
 
     def __init__(

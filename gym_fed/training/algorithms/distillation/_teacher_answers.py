@@ -1,6 +1,6 @@
 """Answers of a teacher to prompts, stored in a file as they arrive, so that none is generated twice.
 
-Until the run folder is opened they lie beside it, in ``.NAME.teacher.jsonl``; then in it, as ``teacher.jsonl``: a line
+Until the run folder is opened they are next to it, in ``.NAME.teacher.jsonl``; then in it, as ``teacher.jsonl``: a line
 for each distinct prompt, ``{"key", "prompt", "answer", "finished"}``. The key names teacher, settings and prompt.
 """
 
@@ -45,7 +45,7 @@ class TeacherAnswers:
     def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return ``{"answer", "finished"}`` for each row's ``prompt``; answers that no file holds are generated.
 
-        Every answer follows from settings, seed and rows alone, whatever was in the files before.
+        Every answer follows from settings, seed and rows alone, not from the files.
         """
         keys = [self._key(row) for row in rows]
         distinct = dict(zip(keys, rows, strict=True))

@@ -36,7 +36,7 @@ _Rloo: Any = RLOOTrainer
 class Rollouts(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
 
-    A checkpoint may fall between two uses of the same answers. They are saved with it, so that a resumed run goes on
+    A checkpoint may fall between two uses of the same answers. They are saved with it, so that a resumed run continues
     learning from them instead of generating others, and ends with the same weights.
     """
 

@@ -42,7 +42,7 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 class _Tokenised(GlobalBatch):
     """A mix-in, placed before one of the two, for tokenised rows; it counts tokens as TRL's other trainers do.
 
-    Their loss is a mean over pairs and, beside it, one over tokens: the chosen answer's next-token loss.
+    Their loss is a mean over pairs plus one over tokens, the chosen answer's next-token loss.
     """
 
     pair_loss: Callable[..., Any]

@@ -1,6 +1,6 @@
 """Simple preference optimisation, Meng et al. 2024, "SimPO"; over TRL's experimental ``CPOTrainer``.
 
-The loss is ``simpo_loss``, and beside it ``cpo_alpha`` times the chosen answer's next-token loss.
+The loss is ``simpo_loss`` plus ``cpo_alpha`` times the chosen answer's next-token loss.
 """
 
 from __future__ import annotations

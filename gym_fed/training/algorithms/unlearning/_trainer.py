@@ -19,7 +19,7 @@ _Sft: Any = SFTTrainer  # its annotations are not relied on
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     """A trainer of ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
 
-    ``L_retain`` is in nats per token. What is logged beside the loss: ``forget_nll`` and ``retain_nll``, the plain
+    ``L_retain`` is in nats per token. It also logs ``forget_nll`` and ``retain_nll``, the plain
     losses of the two halves in nats per token.
 
     Args:
