@@ -32,11 +32,11 @@ LINE_SECONDS = 10.0
 
 
 def batch(
-    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one JSON object a line.")],
+    source: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Requests, one JSON object per line.")],
     target: Annotated[
         Path,
         typer.Argument(
-            metavar="OUT.jsonl", help="Answers, in order of completion; continued if it is there."
+            metavar="OUT.jsonl", help="Answers, in order of completion; an existing file is continued."
         ),
     ],
     base: Annotated[
@@ -50,18 +50,19 @@ def batch(
         ),
     ] = None,
     adapter: AdapterOption = None,
-    chat_template: ChatTemplateOption = None,
     variants: ServedVariants = None,
+    chat_template: ChatTemplateOption = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="serving.yaml, as `gym api` reads it.")
+        Path | None, typer.Option("--config", metavar="FILE", help="A config of `gym api`.")
     ] = None,
     overrides: SetOption = None,
     errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="Failing requests go here instead of OUT.")
+        Path | None,
+        typer.Option("--errors", metavar="FILE", help="Write failed requests to this file instead of OUT."),
     ] = None,
     seed: Annotated[
         int,
-        typer.Option("--seed", min=0, help="Of requests that name none: each gets one of its own from it."),
+        typer.Option("--seed", min=0, help="Seed of the sampling, for requests without one."),
     ] = 0,
     yes: YesOption = False,
     as_json: AsJson = False,

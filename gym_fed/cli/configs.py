@@ -40,14 +40,14 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 @app.command("copy")
 def copy_recipe(
-    name: Annotated[str, typer.Argument(help="A recipe of `gym configs list`.", autocompletion=recipes)],
-    dest: Annotated[Path, typer.Argument(help="A file, or a folder to put it in.")] = Path("."),
+    name: Annotated[str, typer.Argument(help="Recipe, as `gym configs list` shows.", autocompletion=recipes)],
+    dest: Annotated[Path, typer.Argument(help="File or folder to copy it to.")] = Path("."),
     size: Annotated[
         str | None,
-        typer.Option("--size", metavar="SIZE", help="Of a public model, as `gym configs list` shows."),
+        typer.Option("--size", metavar="SIZE", help="Size of the public model, as `gym configs list` shows."),
     ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="MACHINE", help="Settings for cuda, mps or cpu.")
+        str | None, typer.Option("--on", metavar="MACHINE", help="Machine to train on: cuda, mps or cpu.")
     ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -73,14 +73,12 @@ def copy_recipe(
 
 @app.command("validate")
 def validate_file(
-    file: Annotated[Path, typer.Argument(help="A YAML file of gym train, or of LLaMA-Factory.")],
+    file: Annotated[Path, typer.Argument(help="YAML file of gym train or LLaMA-Factory.")],
     set_: SetOption = None,
-    nproc: Annotated[int, typer.Option("--nproc", min=1, help="For so many processes.")] = 1,
+    nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to check for.")] = 1,
     schema_only: Annotated[
         bool,
-        typer.Option(
-            "--schema-only", help="Look at the file alone: not for models and rows, nor what can run here."
-        ),
+        typer.Option("--schema-only", help="Check only the file, not models, rows or this machine."),
     ] = False,
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
@@ -107,7 +105,9 @@ def validate_file(
 
 @app.command("schema")
 def print_schema(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it to a file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File to write.")
+    ] = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
@@ -132,9 +132,10 @@ def print_schema(
 
 @app.command("import")
 def import_file(
-    file: Annotated[Path, typer.Argument(help="LLaMA-Factory's YAML file.")],
+    file: Annotated[Path, typer.Argument(help="YAML file of LLaMA-Factory.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Our file; standard output if absent.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write; standard output by default."),
     ] = None,
     overwrite: Overwrite = False,
     ignore_unsupported: IgnoreUnsupported = False,

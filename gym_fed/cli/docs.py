@@ -23,9 +23,9 @@ def docs(
     page: Annotated[
         str, typer.Argument(help="A page: train, quickstart, glossary, decisions/README, ...")
     ] = "index",
-    print_page: Annotated[bool, typer.Option("--print", help="Print the page in the terminal.")] = False,
+    print_page: Annotated[bool, typer.Option("--print", help="Print the page to the terminal.")] = False,
     open_page: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
+        bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -34,7 +34,7 @@ def doctor(
         typer.Option(
             "--home",
             metavar="FOLDER",
-            help="Your key, accounts, receipts and caches.",
+            help="Folder of your key, accounts, receipts and caches.",
             envvar="GYM_HOME",
             show_default="~/.gym-fed",
         ),

@@ -26,8 +26,7 @@ def export(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="gym-nano, a model folder, the output_dir of a run, an adapter's folder, BASE:VARIANT, "
-            "a .gymdelta, or a LLaMA-Factory file that merges.",
+            help="Model folder or name, run, adapter, BASE:VARIANT, .gymdelta or LLaMA-Factory file.",
             autocompletion=models,
         ),
     ] = None,
@@ -37,23 +36,8 @@ def export(
             "--output",
             "-o",
             metavar="PATH",
-            help="New folder or file; its suffix says the format.",
+            help="New file or folder; its suffix selects the format.",
             show_default="MODEL's name",
-        ),
-    ] = None,
-    adapter: AdapterOption = None,
-    variant: Annotated[
-        str | None,
-        typer.Option("--variant", metavar="NAME", help="This variant of MODEL.", autocompletion=variants),
-    ] = None,
-    variants: ServedVariants = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="MODEL",
-            help="Base of MODEL, which is a .gymdelta or an adapter.",
-            show_default="the one it names",
         ),
     ] = None,
     format_: Annotated[
@@ -61,32 +45,49 @@ def export(
         typer.Option(
             "--format",
             click_type=MemberName(EXPORT_FORMATS, checked=False),
-            help="What to write: gguf, huggingface, adapter, ...; see --list.",
+            help="Format to write: gguf, huggingface, adapter, ...; see --list.",
             show_default="by the suffix of --output, else huggingface",
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype",
-            help="float32, bfloat16 or float16.",
-            show_default="the base's, if it keeps 99% of the delta",
         ),
     ] = None,
     quantization: Annotated[
         str,
         typer.Option(
             "--quantization",
-            help="How weights are rounded, such as q8_0 of gguf; see --list.",
+            metavar="NAME",
+            help="Quantization of the weights, such as q8_0 for gguf; see --list.",
             show_default="the source's own precision",
         ),
     ] = "",
+    adapter: AdapterOption = None,
+    variant: Annotated[
+        str | None,
+        typer.Option("--variant", metavar="NAME", help="Variant of MODEL.", autocompletion=variants),
+    ] = None,
+    variants: ServedVariants = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="Base of MODEL, if that is a .gymdelta or an adapter.",
+            show_default="the one it names",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="DTYPE",
+            help="Data type: float32, bfloat16 or float16.",
+            show_default="the base's, if it keeps 99% of the delta",
+        ),
+    ] = None,
     rank: Annotated[
         int | None,
         typer.Option(
             "--rank",
             min=1,
-            help="Rank of a variant written as an adapter.",
+            help="Rank of the adapter to write.",
             show_default="32, or its own",
         ),
     ] = None,
@@ -95,20 +96,21 @@ def export(
         typer.Option(
             "--data",
             metavar="FILE",
-            help="Rows that calibrate awq and gptq, or measure an adapter.",
+            help="Rows to calibrate awq and gptq with, or to measure an adapter.",
         ),
     ] = None,
     shard_size: Annotated[
-        str, typer.Option("--shard-size", help="Most bytes of one weights' file, such as 500MB.")
+        str,
+        typer.Option(
+            "--shard-size", metavar="SIZE", help="Maximum size of each file of weights, such as 500MB."
+        ),
     ] = "5GB",
     skip_check: Annotated[
-        bool, typer.Option("--skip-check", help="Do not read it back in a fresh process and compare.")
+        bool, typer.Option("--skip-check", help="Do not load the result in a new process to compare it.")
     ] = False,
     list_: Annotated[
         bool,
-        typer.Option(
-            "--list", help="Print all formats: what each writes, what reads it back, what it needs."
-        ),
+        typer.Option("--list", help="List the formats, what reads them, and what they need."),
     ] = False,
     yes: YesOption = False,
     as_json: AsJson = False,

@@ -17,7 +17,8 @@ from gym_fed.core.text import counted
 
 def grade(
     rows: Annotated[
-        Path, typer.Argument(metavar="ROWS", help="Prompts (with --model), or prompts and completions.")
+        Path,
+        typer.Argument(metavar="ROWS", help="File of prompts (with --model), or of prompts and completions."),
     ],
     graders: Annotated[
         Path,
@@ -30,17 +31,19 @@ def grade(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="The model that answers: gym-nano, a model folder or a run folder.",
+            help="Model that answers: gym-nano, a model folder or a run folder.",
             autocompletion=models,
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 64,
-    device: Annotated[str, DEVICE] = "auto",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens per answer.")
+    ] = 64,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write every answer with its rewards to this JSONL file."),
+        typer.Option("--output", "-o", metavar="FILE", help="JSONL file for every answer with its rewards."),
     ] = None,
+    device: Annotated[str, DEVICE] = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Print the mean reward of each grader, and of their weighted sum."""

@@ -34,7 +34,7 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.", autocompletion=
 
 @app.command("list")
 def list_runs(
-    root: Annotated[Path, typer.Argument(help="Where to look, at any depth.")] = Path("runs"),
+    root: Annotated[Path, typer.Argument(help="Folder of runs, at any depth.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List every run below a folder, the newest first."""
@@ -133,9 +133,17 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
 def plot(
     runs: Runs,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A picture (.png, .svg, .pdf); else a line of text.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Picture to write (.png, .svg, .pdf); else text is printed.",
+        ),
     ] = None,
-    metric: Annotated[list[str] | None, typer.Option("--metric", help="A figure; may be repeated.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", metavar="NAME", help="Metric to draw; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw figures over steps: into a file, or as a line of bars on the terminal."""

@@ -33,9 +33,7 @@ keys_app = App(
 )
 app.add_typer(keys_app, name="keys")
 
-RunsOption = Annotated[
-    Path, typer.Option("--runs", metavar="FOLDER", help="Folder that runs lie in, at any depth.")
-]
+RunsOption = Annotated[Path, typer.Option("--runs", metavar="FOLDER", help="Folder of runs, at any depth.")]
 DEFAULT_RUNS = Path("runs")
 
 
@@ -45,7 +43,7 @@ def serve(
     port: Annotated[int, PORT] = 7860,
     runs: RunsOption = DEFAULT_RUNS,
     open_page: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open the browser; by default on a terminal.")
+        bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")
     ] = None,
     as_json: AsJsonLines = False,
 ) -> None:

@@ -14,8 +14,8 @@ from typer.models import CommandFunctionType
 _LONGEST_CHOICES = 48
 """Characters of an option and its choices; longer ones are shown as NAME."""
 _BOUNDS = r"(?:[\d.]+<=?)?x(?:[<>]=?[\d.]+)?"
-_COLUMN = 28
-"""Widest first column; a longer option has its help on the next line."""
+_COLUMN = 26
+"""Widest first column; a longer option has its help on the next line, and does not widen the column."""
 
 
 class Command(TyperCommand):
@@ -36,7 +36,10 @@ class Command(TyperCommand):
             ]
             if records:
                 with formatter.section(title):
-                    formatter.write_dl(records, col_max=_COLUMN)
+                    width = max(
+                        (len(names) for names, _ in records if len(names) <= _COLUMN), default=_COLUMN
+                    )
+                    formatter.write_dl(records, col_max=width)
 
 
 class CommandGroup(TyperGroup):
@@ -102,8 +105,9 @@ def _first_sentence(text: str) -> str:
 
 
 def _plain_record(record: tuple[str, str]) -> tuple[str, str]:
-    """Shorten a help record: no bounds, which errors name, no long list of choices, no escapes for rich."""
-    names, text = record[0].replace(" RANGE", ""), record[1].replace("\\[", "[")
+    """Shorten a help record: NUMBER for numbers, no bounds, no long list of choices, no markup of rich."""
+    names = re.sub(r" (?:INTEGER|FLOAT)(?: RANGE)?$", " NUMBER", record[0])
+    text = record[1].replace("\\[", "[")
     if len(names) > _LONGEST_CHOICES:
         names = re.sub(r"\[.*\]", "NAME", names)
     text = re.sub(rf"; {_BOUNDS}\]", "]", text)

@@ -16,38 +16,39 @@ SetOption = Annotated[
 ]
 AdapterOption = Annotated[
     list[str] | None,
-    typer.Option("--adapter", metavar="FOLDER", help="Put this adapter on; repeatable."),
+    typer.Option("--adapter", metavar="FOLDER", help="Apply this adapter; repeatable."),
 ]
 ServedVariants = Annotated[
     Path | None,
     typer.Option(
         "--variants",
         metavar="FOLDER",
-        help="Folder of variants, as `gym variant` fills it.",
+        help="Folder of variants.",
         show_default="~/.gym-fed/variants, if there",
     ),
 ]
-DEVICE = typer.Option("--device", help="auto, cpu, cuda or mps.")
+DEVICE = typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu, cuda or mps.")
 FormatOption = Annotated[
-    str, typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="How rows are laid out.")
+    str, typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)), help="Format of the rows.")
 ]
 ColumnsOption = Annotated[
     str | None,
     typer.Option(
         "--columns",
         metavar="OURS=THEIRS",
-        help="The file's columns, such as prompt=question.",
+        help="Names of the file's columns, such as prompt=question.",
         show_default=False,
     ),
 ]
 AgreeOption = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Accept the guess of columns that have other names; it is printed."),
+    typer.Option("--yes", "-y", help="Accept a guess of the columns' names; it is printed."),
 ]
 LicenceOption = Annotated[
     str | None,
     typer.Option(
         "--licence",
+        metavar="LICENCE",
         help="SPDX identifier, such as Apache-2.0 or CC-BY-4.0, or LicenseRef-NAME.",
         show_default="not stated",
     ),
@@ -56,23 +57,26 @@ AllowDifferences = Annotated[
     bool,
     typer.Option(
         "--allow-differences",
-        help="Take a fine-tune whose config or tokenizer differs from the base's; they are named and left out.",
+        help="Accept a fine-tune with another config or tokenizer than the base; differences are named and left out.",
     ),
 ]
 IgnoreUnsupported = Annotated[
     bool,
     typer.Option("--ignore-unsupported", help="Ignore LLaMA-Factory's keys that have no counterpart."),
 ]
-HOST = typer.Option("--host", help="Address to listen on; beyond loopback, keys are needed.")
-PORT = typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
+HOST = typer.Option(
+    "--host", metavar="ADDRESS", help="Address to listen on; beyond loopback, keys are needed."
+)
+PORT = typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
 
-KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Who has the key.", show_default=False)]
+KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's holder.", show_default=False)]
 RoleOption = Annotated[
-    Literal["viewer", "operator"], typer.Option("--role", help="A viewer looks; an operator changes.")
+    Literal["viewer", "operator"],
+    typer.Option("--role", help="A viewer only looks; an operator changes things."),
 ]
 ExportedLedger = Annotated[
     Path | None,
     typer.Option(
-        "--ledger", metavar="FILE", help="An exported ledger, in place of the hub.", show_default=False
+        "--ledger", metavar="FILE", help="Use this exported ledger instead of the hub.", show_default=False
     ),
 ]

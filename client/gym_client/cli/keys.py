@@ -57,7 +57,11 @@ def encrypt(
     passphrase_file: PassphraseFile = None,
     new_passphrase_file: Annotated[
         Path | None,
-        typer.Option(help="As --passphrase-file, for the new one.", show_default="GYM_PASSPHRASE"),
+        typer.Option(
+            metavar="FILE",
+            help="A file whose first line is the new passphrase.",
+            show_default="GYM_PASSPHRASE",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -156,7 +160,8 @@ def rotate(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     another: Annotated[
-        bool, typer.Option(help="Create another key even if some hub has not accepted the last one.")
+        bool,
+        typer.Option("--another", help="Create another key even if some hub has not accepted the last one."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -180,7 +185,10 @@ def revoke(
     home: HomeFolder = None,
     server: Server = None,
     contributor: Annotated[
-        str | None, typer.Option(help="The account, if this home has none there.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="ID", help="Id of the account, if this home has none at the hub.", show_default=False
+        ),
     ] = None,
     key_file: Annotated[
         Path | None,
@@ -192,7 +200,7 @@ def revoke(
         ),
     ] = None,
     passphrase_file: PassphraseFile = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Declare the key lost or stolen: it becomes useless, and its transfers are cancelled."""
@@ -221,8 +229,8 @@ def revoke(
 
 
 def transfer(
-    to: Annotated[str, typer.Option(help="Id of the contributor that gets them.")],
-    amount: Annotated[int, typer.Option(help="Credits.")],
+    to: Annotated[str, typer.Option(metavar="ID", help="Id of the receiving contributor.")],
+    amount: Annotated[int, typer.Option(help="Number of credits.")],
     server: Server = None,
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,

@@ -84,12 +84,14 @@ def join(
     server: Server = None,
     invite: Annotated[
         str | None,
-        typer.Option(envvar="GYM_INVITE", help="An invite, or its token.", show_default=False),
+        typer.Option(envvar="GYM_INVITE", metavar="INVITE", help="Invite, or its token.", show_default=False),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="JSON, JSONL or text file. Default: the last one, else a small example.", show_default=False
+            metavar="FILE",
+            help="JSON, JSONL or text file; by default the last one, else an example.",
+            show_default=False,
         ),
     ] = None,
     format: Annotated[
@@ -104,17 +106,18 @@ def join(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="Folder of the base model, where you have it.",
+            help="Folder of the base model, if you have it.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Shown to the coordinator.", show_default="your id")
+        str | None,
+        typer.Option(metavar="NAME", help="Your name, shown to the coordinator.", show_default="your id"),
     ] = None,
     home: HomeFolder = None,
     device: Annotated[str, DEVICE] = "auto",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Leave after N rounds.", show_default=False)
+        int | None, typer.Option(min=1, help="Exit after N rounds.", show_default=False)
     ] = None,
     yes: Annotated[
         bool,
@@ -123,7 +126,10 @@ def join(
         ),
     ] = False,
     fingerprint: Annotated[
-        str | None, typer.Option(help="The server's key, sha256:...", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="FINGERPRINT", help="Fingerprint of the server's key, sha256:...", show_default=False
+        ),
     ] = None,
     accept: Annotated[
         list[str] | None,
@@ -138,7 +144,7 @@ def join(
         bool,
         typer.Option(
             "--service",
-            help="Exit with 0 after errors that only a person can fix, so that it is not restarted.",
+            help="Exit with 0 after errors that need a person, so that a service manager does not restart it.",
         ),
     ] = False,
     no_wait: Annotated[

@@ -16,7 +16,7 @@ HomeFolder = Annotated[
         "--home",
         metavar="FOLDER",
         envvar="GYM_HOME",
-        help="Your key, accounts, receipts and caches.",
+        help="Folder of your key, accounts, receipts and caches.",
         show_default="~/.gym-fed",
     ),
 ]
@@ -30,9 +30,11 @@ PassphraseFile = Annotated[
 ]
 Server = Annotated[
     str | None,
-    typer.Option("--server", help="host or host:port of the hub.", show_default="the one joined last"),
+    typer.Option(
+        "--server", metavar="HOST", help="host or host:port of the hub.", show_default="the one joined last"
+    ),
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Plain text, to a loopback address only.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Use plain text; for loopback addresses only.")]
 
 
 def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:

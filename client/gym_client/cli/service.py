@@ -52,7 +52,9 @@ def install_service(
     passphrase_file: PassphraseFile = None,
     platform: Annotated[
         str | None,
-        typer.Option(help="linux, macos or windows.", show_default="this machine's"),
+        typer.Option(
+            metavar="NAME", help="Operating system: linux, macos or windows.", show_default="this machine's"
+        ),
     ] = None,
     only_print: Annotated[bool, typer.Option("--print", help="Print the file and write nothing.")] = False,
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Delete the file.")] = False,

@@ -52,9 +52,7 @@ keys_app = App(
 )
 app.add_typer(keys_app, name="keys")
 
-FileOption = Annotated[
-    Path, typer.Option("--file", metavar="FILE", help="The server's api_keys; made where there is none.")
-]
+FileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `add` creates it.")]
 DEFAULT_FILE = Path("api_keys.json")
 
 
@@ -63,7 +61,7 @@ def serve(
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="A YAML file of serving, or of LLaMA-Factory; without it, the base of your variants, and them."
+            help="YAML file of gym api or LLaMA-Factory; by default your variants and their base."
         ),
     ] = None,
     base: Annotated[
@@ -76,22 +74,23 @@ def serve(
             show_default="that of the variants, or gym-nano",
         ),
     ] = None,
-    adapter: AdapterOption = None,
-    chat_template: ChatTemplateOption = None,
-    variants: ServedVariants = None,
     host: Annotated[str | None, HOST] = None,
     port: Annotated[int | None, PORT] = None,
+    adapter: AdapterOption = None,
+    variants: ServedVariants = None,
     api_keys: Annotated[
-        Path | None, typer.Option("--api-keys", metavar="FILE", help="File that gym api keys fills.")
+        Path | None,
+        typer.Option("--api-keys", metavar="FILE", help="File of keys, as `gym api keys add` writes it."),
     ] = None,
     set_: SetOption = None,
+    chat_template: ChatTemplateOption = None,
     drain_seconds: Annotated[
         float,
-        typer.Option("--drain-seconds", min=0.0, help="How long answers may go on after Ctrl-C or SIGTERM."),
+        typer.Option("--drain-seconds", min=0.0, help="Seconds for running answers after Ctrl-C or SIGTERM."),
     ] = 20.0,
     until_eof: Annotated[
         bool,
-        typer.Option("--until-eof", help="Leave when standard input ends, as a child of another program."),
+        typer.Option("--until-eof", help="Exit when standard input ends, as a child of another program."),
     ] = False,
     yes: YesOption = False,
     as_json: AsJsonLines = False,
@@ -294,29 +293,33 @@ def add(
     file: FileOption = DEFAULT_FILE,
     variant: Annotated[
         list[str] | None,
-        typer.Option("--variant", metavar="NAME", help="May use this variant.", autocompletion=variants),
+        typer.Option(
+            "--variant", metavar="NAME", help="Allow this variant; repeatable.", autocompletion=variants
+        ),
     ] = None,
     owner: Annotated[
         list[str] | None,
-        typer.Option("--owner", metavar="ID", help="May use all variants of this account or user id."),
+        typer.Option("--owner", metavar="ID", help="Allow all variants of this account or user id."),
     ] = None,
-    all_variants: Annotated[bool, typer.Option("--all-variants", help="May use every variant.")] = False,
-    base: Annotated[bool, typer.Option("--base/--no-base", help="May use the base itself.")] = True,
+    all_variants: Annotated[bool, typer.Option("--all-variants", help="Allow every variant.")] = False,
+    base: Annotated[bool, typer.Option("--base/--no-base", help="Allow the base itself.")] = True,
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="May read /metrics, which cover everybody's requests.")
+        bool, typer.Option("--metrics", help="Allow /metrics, which cover everybody's requests.")
     ] = False,
     manage_variants: Annotated[
-        bool, typer.Option("--manage-variants", help="May add and remove variants over HTTP.")
+        bool, typer.Option("--manage-variants", help="Allow adding and removing variants over HTTP.")
     ] = False,
     requests_per_minute: Annotated[
-        int | None, typer.Option("--requests-per-minute", min=1, help="Without it, no limit.")
+        int | None,
+        typer.Option("--requests-per-minute", min=1, help="Request limit per minute; none by default."),
     ] = None,
     tokens_per_minute: Annotated[
         int | None,
-        typer.Option("--tokens-per-minute", min=1, help="Of prompts and answers; without it, no limit."),
+        typer.Option("--tokens-per-minute", min=1, help="Token limit per minute; none by default."),
     ] = None,
     expires_days: Annotated[
-        float | None, typer.Option("--expires-days", min=0.0, help="From now; without it, never.")
+        float | None,
+        typer.Option("--expires-days", min=0.0, help="Days until the key expires; by default it does not."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

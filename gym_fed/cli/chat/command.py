@@ -29,44 +29,45 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="gym-nano, a model folder, the output_dir of a run, BASE:VARIANT, or a LLaMA-Factory file; "
-            "with --api a model's name.",
+            help="Model folder or name, run, BASE:VARIANT or LLaMA-Factory file; with --api a model's name.",
             autocompletion=models,
         ),
     ] = None,
-    adapter: AdapterOption = None,
-    chat_template: ChatTemplateOption = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="Ask this, print the answer, leave.")] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", help="A system message before everything.")
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Print the answer to this prompt, then exit.")
     ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
+    adapter: AdapterOption = None,
     variant: Annotated[
         str | None,
         typer.Option("--variant", metavar="NAME", help="Answer with this variant.", autocompletion=variants),
     ] = None,
     variants: ServedVariants = None,
-    api: Annotated[
-        str | None,
-        typer.Option(
-            "--api", metavar="URL", help="Talk to this server with OpenAI's API, such as `gym api`."
-        ),
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option("--api-key-env", metavar="NAME", help="Environment variable that has the API key."),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 512,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens per answer.")
+    ] = 512,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 always takes the likeliest token.")
+        float, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 = greedy.")
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option("--seed", help="Makes sampling repeatable.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="Another sampling setting, such as top_p=0.9; may be repeated."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set another sampling parameter, such as top_p=0.9; repeatable.",
         ),
     ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the sampling.")] = None,
+    chat_template: ChatTemplateOption = None,
     device: Annotated[str | None, DEVICE] = None,
+    api: Annotated[
+        str | None,
+        typer.Option("--api", metavar="URL", help="Chat with the model of this OpenAI-compatible server."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the API key."),
+    ] = None,
     yes: YesOption = False,
     as_json: AsJsonLines = False,
 ) -> None:

@@ -11,7 +11,7 @@ ChatTemplateOption = Annotated[
     typer.Option(
         "--chat-template",
         metavar="NAME",
-        help="Write conversations by this template: a name such as chatml, a Jinja file, or Jinja.",
+        help="Chat template: a name such as chatml, a Jinja file, or Jinja text.",
         show_default="the model's own",
     ),
 ]

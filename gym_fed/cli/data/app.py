@@ -66,17 +66,18 @@ def list_tasks(
 
 @app.command("generate")
 def generate_file(
-    file: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Where to write the rows.")],
+    file: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="File to write.")],
     task: Annotated[
-        list[str], typer.Option("--task", help="A task; give it again to mix several.", autocompletion=tasks)
+        list[str],
+        typer.Option("--task", metavar="NAME", help="Task to generate; repeatable.", autocompletion=tasks),
     ],
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="How many rows in all.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed gives other rows.")] = 0,
+    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Number of rows, over all tasks.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the rows.")] = 0,
     rehearse: Annotated[
-        float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows that ask base tasks instead.")
+        float, typer.Option("--rehearse", min=0.0, max=0.9, help="Share of rows from the base's own tasks.")
     ] = 0.0,
     split: Annotated[
-        SplitName, typer.Option("--split", help="The two never share a prompt.")
+        SplitName, typer.Option("--split", help="Which rows to write; the two share no prompt.")
     ] = SplitName.train,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,
@@ -101,10 +102,14 @@ def score(
     ],
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", help="Only these tasks (all by default).", autocompletion=tasks),
+        typer.Option(
+            "--task", metavar="NAME", help="Task to score; repeatable; all by default.", autocompletion=tasks
+        ),
     ] = None,
-    num: Annotated[int, typer.Option("--num", "-n", min=1, help="Held-out prompts per task.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed draws other prompts.")] = 0,
+    num: Annotated[
+        int, typer.Option("--num", "-n", min=1, help="Number of held-out prompts per task.")
+    ] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the prompts.")] = 0,
     device: Annotated[str, DEVICE] = "auto",
     as_json: AsJson = False,
 ) -> None:
@@ -131,11 +136,11 @@ def score(
 
 @app.command()
 def push(
-    name: Annotated[str, typer.Argument(help="Such as me/stories.")],
-    path: Annotated[Path, typer.Argument(help="A file, or a folder all of whose files are meant.")],
+    name: Annotated[str, typer.Argument(help="Name of the dataset, such as me/stories.")],
+    path: Annotated[Path, typer.Argument(help="File, or folder of files.")],
     registry: RegistryOption,
     licence: LicenceOption = None,
-    description: Annotated[str, typer.Option("--description", help="A few words on what it is for.")] = "",
+    description: Annotated[str, typer.Option("--description", help="Short description.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Push a file or folder as the next version of a dataset. A licence is needed."""
@@ -152,9 +157,9 @@ def push(
 @app.command()
 def pull(
     reference: Annotated[
-        str, typer.Argument(metavar="NAME[@VERSION]", help="The newest version by default.")
+        str, typer.Argument(metavar="NAME[@VERSION]", help="Dataset; its newest version by default.")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where its files go.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder for the files.")],
     registry: RegistryOption,
     as_json: AsJson = False,
 ) -> None:

@@ -19,7 +19,7 @@ _WIDE = 150
 
 
 def list_catalogue(
-    name: Annotated[str | None, typer.Argument(help="One data set, with all that is known of it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Data set to show; by default all are listed.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the data sets of the hub that have a name here, or show one with its columns, bytes and place.

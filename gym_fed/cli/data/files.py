@@ -24,7 +24,8 @@ T = TypeVar("T")
 _EVERY = 10_000
 
 OutOption = Annotated[
-    Path, typer.Option("--output", "-o", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
+    Path,
+    typer.Option("--output", "-o", metavar="FILE", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file."),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
@@ -61,11 +62,12 @@ def convert(
     file: Annotated[
         Path, typer.Argument(metavar="OUT", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file.")
     ],
-    to: Annotated[str, typer.Option("--to", click_type=MemberName(FORMATS), help="The format to write.")],
+    to: Annotated[str, typer.Option("--to", click_type=MemberName(FORMATS), help="Format to write.")],
     format: FormatOption = "auto",
     columns: ColumnsOption = None,
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Also pairs as judgements, or as their chosen answer.")
+        bool,
+        typer.Option("--allow-loss", help="Also write pairs as judgements, or only their chosen answer."),
     ] = False,
     overwrite: OverwriteOption = False,
     yes: AgreeOption = False,
@@ -104,9 +106,9 @@ def mix(
     file: OutOption,
     num: Annotated[
         int | None,
-        typer.Option("--num", "-n", min=1, help="How many rows.", show_default="till a source ends"),
+        typer.Option("--num", "-n", min=1, help="Number of rows.", show_default="till a source ends"),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Another seed draws another order.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the order.")] = 0,
     stopping: Annotated[
         StoppingRule, typer.Option("--stopping", help="When the mixture ends.")
     ] = StoppingRule.first_exhausted,
@@ -154,7 +156,9 @@ def dedup(
     file: OutOption,
     near: Annotated[
         float | None,
-        typer.Option("--near", min=0.3, max=0.99, help="Also drop what is at least so alike, such as 0.8."),
+        typer.Option(
+            "--near", min=0.3, max=0.99, help="Also drop rows of at least this similarity, such as 0.8."
+        ),
     ] = None,
     exact: Annotated[
         bool, typer.Option("--exact/--no-exact", help="Drop rows equal to an earlier one.")

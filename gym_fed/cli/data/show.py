@@ -37,26 +37,25 @@ def show(
         typer.Option(
             "--model",
             metavar="MODEL",
-            help="Whose tokenizer to use.",
+            help="Model whose tokenizer to use.",
             show_default="the config's, or gym-nano",
         ),
     ] = None,
-    num: Annotated[int, typer.Option("--num", "-n", min=0, help="How many rows to show.")] = 3,
+    num: Annotated[int, typer.Option("--num", "-n", min=0, help="Number of rows to show.")] = 3,
     format: FormatOption = "auto",
     columns: ColumnsOption = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", min=2, help="Cut sequences to so many tokens.")
+        int | None,
+        typer.Option("--max-length", min=2, help="Maximum number of tokens per row; longer rows are cut."),
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Look at the first so many rows only.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of rows.")] = None,
     set_: SetOption = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
             "--against",
             metavar="A,B",
-            help="Look for evaluation rows of these suites or tasks.",
+            help="Search for evaluation rows of these suites or tasks.",
             show_default="of every suite that is on this machine",
         ),
     ] = None,

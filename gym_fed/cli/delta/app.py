@@ -38,13 +38,18 @@ def compare(
             metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
         ),
     ],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Deltas made from this pair.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="The .gymdelta files made from this pair.")
+    ],
     data: Annotated[
-        Path | None, typer.Option(help="Text to measure the layers' outputs on; without it, weights only.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Text to measure the layers' outputs on, in addition to the weights."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Only the first so many rows of --data.")] = 64,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 64,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).", metavar="FILE")
+        Path | None, typer.Option(help="Picture of the errors to write (.png, .svg, .pdf).", metavar="FILE")
     ] = None,
     json_: AsJson = False,
 ) -> None:
@@ -86,7 +91,7 @@ def compare(
 
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta.")], json_: AsJson = False
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta file.")], json_: AsJson = False
 ) -> None:
     """Check a delta and show what is in it."""
     from gym_fed.delta.file import DeltaFile
@@ -99,9 +104,11 @@ def show(
 @app.command()
 def apply(
     base: _Base,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta made from this base.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the model; must not exist.")],
-    scale: Annotated[float, typer.Option(help="Multiply the delta by this.")] = 1.0,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta file made from this base.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="New folder for the model.")
+    ],
+    scale: Annotated[float, typer.Option(help="Factor of the delta.")] = 1.0,
     json_: AsJson = False,
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""

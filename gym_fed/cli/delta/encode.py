@@ -39,49 +39,55 @@ def encode(
             metavar="TUNED", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The .gymdelta file to write.")
+    ],
     codec: Annotated[
         str,
         typer.Option(
             "--codec",
             click_type=MemberName(CODECS, ("auto",), checked=False),
-            help="Codec of matrices, or auto for a budget.",
+            help="Codec of the matrices; auto fits a budget.",
         ),
     ] = "bitdelta",
     group_size: Annotated[
-        str | None, typer.Option(help="Columns that share a scale; or row, tensor, auto.")
+        str | None, typer.Option(metavar="SIZE", help="Columns per scale; or row, tensor, auto.")
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="lora: rank; a LoRA run's own factors are kept as is.")
+        int | None, typer.Option(help="Rank for lora; a LoRA run's own factors are kept.")
     ] = None,
     small: Annotated[
         str | None,
         typer.Option(
             metavar="CODEC",
-            help="Codec of norms and other small tensors.",
+            help="Codec of the norms and other small tensors.",
             click_type=MemberName(CODECS, checked=False),
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Calibration text: distils scales, and weighs errors by the layers' inputs."),
+        typer.Option(
+            metavar="FILE",
+            help="Calibration text: scales are distilled, and errors weighted by the layers' inputs.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A key of CodecPolicy or of calibration, such as embeddings=int8.",
+            help="Set a key of the codec or its calibration, such as embeddings=int8; repeatable.",
         ),
     ] = None,
     aligned: Annotated[
-        str | None, typer.Option(help="safety_threshold: the safe, instruction-tuned model; by default BASE.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Instruction-tuned model for safety_threshold; BASE by default."),
     ] = None,
     unaligned: Annotated[
-        str | None, typer.Option(help="safety_threshold: what that was aligned from. No default.")
+        str | None, typer.Option(metavar="MODEL", help="Model before its alignment, for safety_threshold.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the errors into this file (png, svg, pdf).", metavar="FILE")
+        Path | None, typer.Option(help="Picture of the errors to write (.png, .svg, .pdf).", metavar="FILE")
     ] = None,
     allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,

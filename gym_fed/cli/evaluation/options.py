@@ -12,9 +12,7 @@ AllVariants = Annotated[
     typer.Option(
         "--variants",
         metavar="FOLDER",
-        help="Their folder; alone, MODEL and all of them.",
+        help="Folder of variants; alone, MODEL and all of them.",
     ),
 ]
-FolderOption = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FOLDER", help="The folder of records.")
-]
+FolderOption = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of records.")]

@@ -33,7 +33,7 @@ def probe_model(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A name, folder, run, adapter, BASE:VARIANT or .gymdelta file.",
+            help="Model name or folder, run, adapter, BASE:VARIANT or .gymdelta file.",
             autocompletion=models,
         ),
     ],
@@ -42,7 +42,7 @@ def probe_model(
         typer.Option(
             "--prompts",
             metavar="FILE",
-            help="Harmful requests instead of the package's: CSV or JSONL, also of HarmBench or StrongREJECT.",
+            help="Harmful requests to use instead of the package's: CSV or JSONL.",
         ),
     ] = None,
     variant: Annotated[
@@ -50,7 +50,7 @@ def probe_model(
         typer.Option(
             "--variant",
             metavar="NAME",
-            help="This variant of MODEL; may be repeated. base is MODEL itself.",
+            help="Variant of MODEL, or base for MODEL itself; repeatable.",
             autocompletion=variants,
         ),
     ] = None,
@@ -60,7 +60,7 @@ def probe_model(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="Base of MODEL, which is a .gymdelta.",
+            help="Base of MODEL, if that is a .gymdelta.",
             autocompletion=models,
             show_default="the one it names",
         ),
@@ -69,14 +69,15 @@ def probe_model(
     resistance: Annotated[
         bool,
         typer.Option(
-            "--resistance/--no-resistance", help="Fine-tune a copy on 8 harmful rows, and measure again."
+            "--resistance/--no-resistance", help="Fine-tune a copy on 8 harmful rows and measure again."
         ),
     ] = True,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, max=1024, help="Of each answer to an attack.")
+        int, typer.Option("--max-tokens", min=1, max=1024, help="Maximum number of tokens per answer.")
     ] = 32,
     compare: Annotated[
-        str | None, typer.Option("--compare", metavar="OTHER", help="Another model: the paired difference.")
+        str | None,
+        typer.Option("--compare", metavar="OTHER", help="Compare with this model, prompt by prompt."),
     ] = None,
     device: Annotated[str, DEVICE] = "cpu",
     yes: YesOption = False,

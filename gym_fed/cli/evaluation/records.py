@@ -20,17 +20,21 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.results import EvalResults, SampleResult
 
 RecordArgument = Annotated[
-    str, typer.Argument(metavar="RECORD", help="Its id, the beginning of one, or its file.")
+    str, typer.Argument(metavar="RECORD", help="Id (or its first characters) or file of a record.")
 ]
 EVALS = Path("evals")
 
 
 def show_record(
     record: Annotated[
-        str | None, typer.Argument(metavar="[RECORD]", help="Its id or file; without it, all are listed.")
+        str | None,
+        typer.Argument(
+            metavar="[RECORD]",
+            help="Id (or its first characters) or file of a record; by default all are listed.",
+        ),
     ] = None,
     samples: Annotated[
-        int, typer.Option("--samples", min=0, help="Show so many samples of each task, too.")
+        int, typer.Option("--samples", min=0, help="Number of samples to show of each task.")
     ] = 0,
     folder: FolderOption = EVALS,
     as_json: AsJson = False,
@@ -57,9 +61,11 @@ def show_record(
 def compare_records(
     first: RecordArgument,
     second: RecordArgument,
-    confidence: Annotated[float, typer.Option("--confidence", help="Of the intervals.")] = 0.95,
+    confidence: Annotated[
+        float, typer.Option("--confidence", help="Confidence level of the intervals.")
+    ] = 0.95,
     shared_rows: Annotated[
-        bool, typer.Option("--shared-rows", help="Where rows differ, compare on those that both have.")
+        bool, typer.Option("--shared-rows", help="If the rows differ, compare on those in both.")
     ] = False,
     folder: FolderOption = EVALS,
     as_json: AsJson = False,
@@ -78,23 +84,26 @@ def compare_records(
 
 def replay_sample(
     record: RecordArgument,
-    sample: Annotated[int, typer.Option("--sample", min=0, help="Its number.")],
+    sample: Annotated[int, typer.Option("--sample", min=0, help="Number of the sample.")],
     task: Annotated[
-        str | None, typer.Option("--task", help="Of which task; needed where the record has several.")
+        str | None,
+        typer.Option("--task", metavar="NAME", help="Task of the sample, if the record has several."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="MODEL", help="Where the model is now.", show_default="the record's"),
+        typer.Option(
+            "--model", metavar="MODEL", help="Present location of the model.", show_default="the record's"
+        ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="A folder of evaluation sets.")
+        Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
     ] = None,
     task_file: Annotated[
         list[str] | None,
         typer.Option(
             "--task-file",
             metavar="FILE",
-            help="The file that the task was in; no file that a record names is read.",
+            help="File of the task; no file that a record names is read.",
         ),
     ] = None,
     folder: FolderOption = EVALS,

@@ -33,29 +33,59 @@ def run_evaluation(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="A model folder, run, adapter, BASE:VARIANT or .gymdelta; with --api a model's name.",
+            help="Model folder or name, run, adapter, BASE:VARIANT or .gymdelta; with --api a model's name.",
             autocompletion=models,
         ),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option("--suite", help="A suite of gym eval list; repeatable.", autocompletion=suites),
+        typer.Option(
+            "--suite",
+            metavar="NAME",
+            help="Suite, as `gym eval list` shows; repeatable.",
+            autocompletion=suites,
+        ),
     ] = None,
-    tasks: Annotated[
-        list[str] | None,
-        typer.Option("--tasks", metavar="A,B", help="Tasks, groups or task files."),
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="File of your own rows, or folder of evaluation sets.",
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most rows of each task.")] = None,
-    num_fewshot: Annotated[
+    columns: ColumnsOption = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Maximum number of rows of each task.")
+    ] = None,
+    max_tokens: Annotated[
         int | None,
-        typer.Option("--num-fewshot", min=0, help="Examples per prompt.", show_default="the task's"),
+        typer.Option(
+            "--max-tokens",
+            min=1,
+            help="Maximum number of tokens per answer.",
+            show_default="twice the rows'",
+        ),
     ] = None,
+    grader: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grader",
+            metavar="NAME",
+            help="Grader of the answers, such as numeric.",
+        ),
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="OTHER", help="Compare with this model or record."),
+    ] = None,
+    adapter: AdapterOption = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
             "--variant",
             metavar="NAME",
-            help="A variant of MODEL, or base; repeatable.",
+            help="Variant of MODEL, or base for MODEL itself; repeatable.",
             autocompletion=variants,
         ),
     ] = None,
@@ -70,48 +100,16 @@ def run_evaluation(
             show_default="named there",
         ),
     ] = None,
-    adapter: AdapterOption = None,
-    api: Annotated[
-        str | None,
-        typer.Option("--api", metavar="URL", help="Evaluate the model of an OpenAI API."),
-    ] = None,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option("--api-key-env", metavar="NAME", help="Environment variable that has the API key."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            help="Your own rows, or a folder of sets.",
-        ),
-    ] = None,
-    columns: ColumnsOption = None,
-    grader: Annotated[
+    tasks: Annotated[
         list[str] | None,
-        typer.Option(
-            "--grader",
-            metavar="NAME",
-            help="Grade answers, such as numeric.",
-        ),
+        typer.Option("--tasks", metavar="A,B", help="Tasks, groups or task files, separated by commas."),
     ] = None,
-    max_tokens: Annotated[
+    num_fewshot: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
-            min=1,
-            help="Longest answer.",
-            show_default="twice the rows'",
+            "--num-fewshot", min=0, help="Number of examples per prompt.", show_default="the task's"
         ),
     ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="Measure what was kept.",
-        ),
-    ] = True,
     apply_chat_template: Annotated[
         bool | None,
         typer.Option(
@@ -120,14 +118,29 @@ def run_evaluation(
             show_default="the task's",
         ),
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="float32 or bfloat16.")] = "float32",
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Measure lost knowledge.",
+        ),
+    ] = True,
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="DTYPE", help="Data type: float32 or bfloat16.")
+    ] = "float32",
     device: Annotated[str, DEVICE] = "cpu",
-    compare: Annotated[
+    api: Annotated[
         str | None,
-        typer.Option("--compare", metavar="OTHER", help="A model or record to compare with."),
+        typer.Option("--api", metavar="URL", help="Evaluate the model of this OpenAI-compatible server."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the API key."),
     ] = None,
     folder: FolderOption = EVALS,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Compute again what has a record.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Evaluate again, even if there is a record.")
+    ] = False,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:

@@ -22,15 +22,13 @@ SetsOption = Annotated[
     typer.Option(
         "--sets",
         metavar="FOLDER",
-        help="Folder of the fetched sets.",
+        help="Folder of fetched evaluation sets.",
         show_default="$GYM_HOME/evals or ~/.gym-fed/evals",
     ),
 ]
 DataOption = Annotated[
     Path | None,
-    typer.Option(
-        "--data", metavar="FOLDER", help="A folder of evaluation sets, looked at before those fetched."
-    ),
+    typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets."),
 ]
 
 
@@ -67,7 +65,7 @@ def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJso
 def fetch_suites(
     suite: Annotated[list[str], typer.Argument(metavar="SUITE...", help="Suites, tasks or data sets.")],
     update: Annotated[
-        bool, typer.Option("--update", help="Take the newest commit instead of the one that is locked.")
+        bool, typer.Option("--update", help="Fetch the newest commit instead of the locked one.")
     ] = False,
     yes: YesOption = False,
     sets: SetsOption = None,

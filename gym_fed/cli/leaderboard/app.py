@@ -18,10 +18,14 @@ app = App(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
 )
 
-BoardOption = Annotated[Path, typer.Option("--board", envvar="GYM_LEADERBOARD", help="The board's file.")]
+BoardOption = Annotated[
+    Path, typer.Option("--board", envvar="GYM_LEADERBOARD", metavar="FILE", help="The board's file.")
+]
 HeadOption = Annotated[
     str | None,
-    typer.Option("--head", help="A hash seen as the board's head before: refuse a board without it."),
+    typer.Option(
+        "--head", metavar="HASH", help="Refuse a board that does not contain this earlier head (hash)."
+    ),
 ]
 DEFAULT = Path("leaderboard.jsonl")
 
@@ -59,10 +63,14 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
 @app.command()
 def add(
     record: Annotated[
-        str, typer.Argument(metavar="RECORD", help="Its id, the beginning of one, or its file.")
+        str, typer.Argument(metavar="RECORD", help="Id (or its first characters) or file of a record.")
     ],
-    model_name: Annotated[str, typer.Option("--model-name", help="What the board calls the model.")],
-    organization: Annotated[str, typer.Option("--organization", help="Who submits it.")],
+    model_name: Annotated[
+        str, typer.Option("--model-name", metavar="NAME", help="Name of the model on the board.")
+    ],
+    organization: Annotated[
+        str, typer.Option("--organization", metavar="NAME", help="Organization that submits it.")
+    ],
     board: BoardOption = DEFAULT,
     folder: FolderOption = Path("evals"),
     key: KeyOption = None,
@@ -96,9 +104,9 @@ def verify(
         str, typer.Option("--model", metavar="MODEL", help="Your copy of the model that was submitted.")
     ],
     board: BoardOption = DEFAULT,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="How many to re-run.")] = 32,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Number of samples to re-run.")] = 32,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="FOLDER", help="A folder of evaluation sets.")
+        Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
     ] = None,
     key: KeyOption = None,
     head: HeadOption = None,
@@ -138,9 +146,9 @@ def verify(
 
 @app.command("html")
 def write_html(
-    file: Annotated[Path, typer.Argument(metavar="FILE.html", help="Where to write the page.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.html", help="File to write.")],
     board: BoardOption = DEFAULT,
-    title: Annotated[str, typer.Option("--title", help="Its heading.")] = "Leaderboard",
+    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Leaderboard",
     head: HeadOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: AsJson = False,

@@ -37,16 +37,16 @@ def pull(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Of a registry (NAME, NAME@VERSION, NAME:TAG), or of the Hub, such as Qwen/Qwen3-0.6B.",
+            help="Model of a registry (NAME, NAME@VERSION, NAME:TAG) or of the Hub (Qwen/Qwen3-0.6B).",
         ),
     ],
     registry: RegistryOption = None,
     output: Annotated[
         str | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="For a registry's model: where it goes."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="New folder for a registry's model."),
     ] = None,
     hub: Annotated[
-        bool, typer.Option("--hub", help="Take the Hub's, also where the registry has the name.")
+        bool, typer.Option("--hub", help="Pull from the Hub, even if the registry has the name.")
     ] = False,
     signer: SignerOption = None,
     base: BaseOption = None,

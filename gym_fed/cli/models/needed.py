@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 YesOption = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="Accept downloads and guesses of columns."),
+    typer.Option("--yes", "-y", help="Accept downloads, and guesses of columns."),
 ]
 _T = TypeVar("_T")
 

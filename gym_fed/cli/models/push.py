@@ -38,40 +38,40 @@ def push(
         str,
         typer.Argument(
             metavar="NAME",
-            help="Such as me/stories, of which it is the next version. --to hf: also NAME@VERSION.",
+            help="Name of the model, such as me/stories; with --to hf also NAME@VERSION.",
         ),
     ],
     model: Annotated[
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="gym-nano; folder of a model, run or adapter; a .gymdelta. --to hf: without it, the registry's NAME.",
+            help="Model, run or adapter folder, .gymdelta or gym-nano; by default, with --to hf, the registry's NAME.",
         ),
     ] = None,
     registry: RegistryOption = None,
     licence: LicenceOption = None,
-    description: Annotated[
-        str | None, typer.Option("--description", help="A few words on what it is for.")
-    ] = None,
+    description: Annotated[str | None, typer.Option("--description", help="Short description.")] = None,
     base: BaseOption = None,
     parent: Annotated[
         list[str] | None,
-        typer.Option("--parent", metavar="NAME@VERSION", help="Made from this version; may be repeated."),
+        typer.Option("--parent", metavar="NAME@VERSION", help="Version that it was made from; repeatable."),
     ] = None,
     evals: Annotated[
         list[Path] | None,
         typer.Option(
             "--evals",
             metavar="PATH",
-            help="A record of gym eval, or a folder, of which this model's are taken; may be repeated.",
+            help="A record of gym eval, or a folder of records; repeatable.",
         ),
     ] = None,
-    label: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Put this tag on it.")] = None,
+    label: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Tag of the new version.")] = None,
     to: Annotated[
-        Destination, typer.Option("--to", help="hf: a folder as the Hugging Face Hub takes it.")
+        Destination,
+        typer.Option("--to", help="Where to publish: a registry, or a folder for the Hugging Face Hub."),
     ] = Destination.REGISTRY,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FOLDER", help="--to hf: the folder; required.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="--to hf: new folder for the model; required."),
     ] = None,
     repo: Annotated[
         str | None,
@@ -79,12 +79,10 @@ def push(
             "--repo", metavar="OWNER/NAME", help="--to hf: upload the folder to this repository of the Hub."
         ),
     ] = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="--repo: everybody may see it, if the repository is new.")
-    ] = False,
+    public: Annotated[bool, typer.Option("--public", help="--repo: make a new repository public.")] = False,
     as_is: Annotated[
         bool,
-        typer.Option("--as-is", help="--to hf: leave a delta as a .gymdelta, without the weights it makes."),
+        typer.Option("--as-is", help="--to hf: keep a delta as a .gymdelta; do not rebuild its model."),
     ] = False,
     signer: SignerOption = None,
     yes: YesOption = False,

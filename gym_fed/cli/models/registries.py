@@ -29,23 +29,26 @@ RegistryOption = Annotated[
 ]
 SignerOption = Annotated[
     str | None,
-    typer.Option("--signer", metavar="FINGERPRINT", help="The key that must have signed it, sha256:..."),
+    typer.Option(
+        "--signer", metavar="FINGERPRINT", help="Fingerprint of the key that must have signed it, sha256:..."
+    ),
 ]
 BaseOption = Annotated[
-    str | None, typer.Option("--base", metavar="MODEL", help="The base, where it is not found by its name.")
+    str | None,
+    typer.Option("--base", metavar="MODEL", help="The base model, if it is not found by its name."),
 ]
 AsIsOption = Annotated[
-    bool, typer.Option("--as-is", help="Leave a delta as a .gymdelta; do not rebuild its model.")
+    bool, typer.Option("--as-is", help="Keep a delta as a .gymdelta; do not rebuild its model.")
 ]
 YesOption = Annotated[
     bool,
     typer.Option(
         "--yes",
         "-y",
-        help="Accept an unknown signer the first time (the key is pinned), and consent to downloads from the Hub.",
+        help="Accept a new signer, whose key is pinned, and downloads from the Hub.",
     ),
 ]
-_Reference = Annotated[str, typer.Argument(metavar="NAME", help="NAME, NAME@VERSION or NAME:TAG.")]
+_Reference = Annotated[str, typer.Argument(metavar="NAME", help="Model: NAME, NAME@VERSION or NAME:TAG.")]
 
 
 def of_registry(name: str, registry: str | None) -> bool:
@@ -173,9 +176,9 @@ def verify(
 def tag(
     name: _Reference,
     label: Annotated[
-        str | None, typer.Argument(metavar="TAG", help="Such as stable; without it, the tags are listed.")
+        str | None, typer.Argument(metavar="TAG", help="Tag, such as stable; by default all are listed.")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the tag away.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tag.")] = False,
     registry: RegistryOption = None,
     as_json: AsJson = False,
 ) -> None:

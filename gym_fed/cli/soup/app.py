@@ -31,15 +31,22 @@ _KINDS = ("aggregator", "pre-aggregator", "merge method", "server optimizer")
 def statistics(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="The fine-tune: a folder or a LoRA run.", autocompletion=runs),
+        typer.Argument(
+            metavar="MODEL", help="Model folder of the fine-tune, or a LoRA run.", autocompletion=runs
+        ),
     ],
-    data: Annotated[Path, typer.Option(help="Rows of the kind it was trained on.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .safetensors to write.")],
+    data: Annotated[Path, typer.Option(metavar="FILE", help="Rows like those it was trained on.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The .safetensors file to write.")
+    ],
     kind: Annotated[
-        Literal["fisher", "moments"], typer.Option(help="fisher for fisher, moments for regmean.")
+        Literal["fisher", "moments"],
+        typer.Option(help="Kind of statistics: fisher (for fisher) or moments (for regmean)."),
     ],
-    limit: Annotated[int, typer.Option(min=1, help="Only the first so many rows of --data.")] = 256,
-    max_length: Annotated[int, typer.Option(min=2, help="Rows are cut to so many tokens.")] = 256,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 256,
+    max_length: Annotated[
+        int, typer.Option(min=2, help="Maximum number of tokens per row; longer rows are cut.")
+    ] = 256,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     json_: AsJson = False,
 ) -> None:

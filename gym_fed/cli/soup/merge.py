@@ -40,44 +40,34 @@ def merge(
         ),
     ],
     rule: Annotated[
-        str, typer.Option(help="An aggregator or merge method; see gym soup rules.", autocompletion=rules)
+        str,
+        typer.Option(
+            metavar="NAME", help="Aggregator or merge method; see `gym soup rules`.", autocompletion=rules
+        ),
     ],
     base: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Model folder or name of the base of all.",
+            help="Model folder or name of the base of all updates.",
             autocompletion=models,
             show_default="the one that the updates name",
         ),
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .gymdelta to write.")] = Path(
-        "soup.gymdelta"
-    ),
-    pre: Annotated[
-        list[str] | None, typer.Option(help="A pre-aggregator; give it again for further steps.")
-    ] = None,
-    num_malicious_nodes: Annotated[int, typer.Option(min=0, help="Malicious clients to withstand.")] = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The .gymdelta file to write.")
+    ] = Path("soup.gymdelta"),
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A setting of the rule, such as density=0.3 or max_norm=2; of a step, STEP.KEY=VALUE; "
-            "codec.max_error, codec.rank, gate.tolerance. May be repeated.",
+            help="Set a key of the rule (density=0.3), a step (STEP.KEY=VALUE), or codec.max_error, codec.rank, "
+            "gate.tolerance; repeatable.",
         ),
     ] = None,
-    weight: Annotated[str | None, typer.Option(help="A weight for each update, such as 2,1,1.")] = None,
-    statistics: Annotated[
-        list[Path] | None,
-        typer.Option(help="What some methods need (gym soup rules): one for each update, in order."),
-    ] = None,
-    root: Annotated[
-        str | None, typer.Option(help="The coordinator's own update, for rules that need one.")
-    ] = None,
-    heldout: Annotated[Path | None, typer.Option(help="Rows to compare soup and base on.")] = None,
-    gate: Annotated[
-        Path | None, typer.Option(help="Rows on which no soup may do worse than the base.")
+    weight: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Weight of each update, such as 2,1,1.")
     ] = None,
     codec: Annotated[
         str,
@@ -86,8 +76,29 @@ def merge(
             help="compact (within 0.1 or 0.01 of each tensor), exact (float32), as-merged (bfloat16), or a codec.",
         ),
     ] = "compact",
+    heldout: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows to compare the soup and the base on.")
+    ] = None,
+    gate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Rows on which the soup must not do worse than the base."),
+    ] = None,
+    pre: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Pre-aggregator; repeat it for further steps.")
+    ] = None,
+    num_malicious_nodes: Annotated[
+        int, typer.Option(min=0, help="Number of malicious clients to withstand.")
+    ] = 0,
+    statistics: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Statistics of each update, in order, for rules that need them."),
+    ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(metavar="UPDATE", help="The coordinator's own update, for rules that need it."),
+    ] = None,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Name updates that cannot be used, and go on.")
+        bool, typer.Option("--skip-broken", help="Report updates that cannot be used, and merge the others.")
     ] = False,
     allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 
 def predict(
     config: Annotated[
-        Path, typer.Argument(help="A YAML file with model and eval_data, or one of LLaMA-Factory.")
+        Path, typer.Argument(help="YAML file with model and eval_data, or a LLaMA-Factory file.")
     ],
     set_: SetOption = None,
     columns: ColumnsOption = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens", min=1, help="Longest answer.", show_default="max_new_tokens of the file"
+            "--max-tokens",
+            min=1,
+            help="Maximum number of tokens per answer.",
+            show_default="max_new_tokens of the file",
         ),
     ] = None,
     yes: YesOption = False,

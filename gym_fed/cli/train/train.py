@@ -27,19 +27,9 @@ if TYPE_CHECKING:
 def train(
     config: Annotated[
         Path | None,
-        typer.Argument(help="A YAML file, such as configs/nano-sft.yaml; every key is a flag, too."),
+        typer.Argument(help="YAML file, such as configs/nano-sft.yaml."),
     ] = None,
     set_: SetOption = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Continue an unfinished run, or refuse it.")
-    ] = True,
-    nproc: Annotated[
-        int | None, typer.Option("--nproc", min=1, help="Train in so many processes of this machine.")
-    ] = None,
-    ignore_unsupported: IgnoreUnsupported = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")
     ] = False,
@@ -47,9 +37,19 @@ def train(
         bool,
         typer.Option(
             "--check/--no-check",
-            help="Measure what is gained and lost: held-out rows, three of your prompts, ordinary knowledge.",
+            help="Measure gain and loss: held-out rows, three of your prompts, general knowledge.",
         ),
     ] = True,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, help="Number of processes to train in on this machine.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Continue an unfinished run, or refuse it.")
+    ] = True,
+    ignore_unsupported: IgnoreUnsupported = False,
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(help="A YAML file with a search section.")],
+    config: Annotated[Path, typer.Argument(help="YAML file with a search section.")],
     trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="Trials in all, those before a resume included.")
+        int | None,
+        typer.Option("--trials", min=1, help="Total number of trials, including those before a resume."),
     ] = None,
     set_: SetOption = None,
     yes: YesOption = False,

@@ -26,31 +26,35 @@ _KEYS = {"file", "name", "user", "note"}
 def add(
     deltas: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[DELTA]...", help="A .gymdelta, or many: all are added, or none."),
+        typer.Argument(metavar="[DELTA]...", help="One or more .gymdelta files; all are added, or none."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="What it is served as.", show_default="the file's own name")
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Name of the variant.", show_default="the file's own name"
+        ),
     ] = None,
     source: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="PATH",
-            help="A folder, of which every .gymdelta is added; or a list: JSON lines of file, name, user and note.",
+            help="Folder of .gymdelta files to add; or JSON lines of file, name, user and note.",
         ),
     ] = None,
     user: Annotated[
         str | None,
-        typer.Option(
-            "--user", metavar="ID", help="Whose it is; by default the account of the key that signs."
-        ),
+        typer.Option("--user", metavar="ID", help="Owner; by default the account of the signing key."),
     ] = None,
     sign: Annotated[
-        bool, typer.Option("--sign/--unsigned", help="By default a server refuses unsigned ones.")
+        bool,
+        typer.Option("--sign/--unsigned", help="Sign it; by default a server refuses unsigned variants."),
     ] = True,
     key: KeyOption = None,
-    note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of the one there is.")] = False,
+    note: Annotated[str, typer.Option("--note", help="Note for people, such as what it was made from.")] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace an existing variant of that name.")
+    ] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:

@@ -41,7 +41,7 @@ app.add_typer(receipt_app, name="receipt")
 @app.command("list")
 def list_variants(
     user: Annotated[
-        str | None, typer.Option("--user", metavar="ID", help="Only those of this owner.")
+        str | None, typer.Option("--user", metavar="ID", help="Show only variants of this owner.")
     ] = None,
     store: StoreOption = None,
     as_json: AsJson = False,
@@ -78,10 +78,10 @@ def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False)
 
 @app.command()
 def verify(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The variant.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every variant of the store.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the variant.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Check every variant of the store.")] = False,
     allow_unsigned: Annotated[
-        bool, typer.Option("--allow-unsigned", help="A variant without a signature is in order.")
+        bool, typer.Option("--allow-unsigned", help="Accept variants without a signature.")
     ] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
@@ -115,10 +115,10 @@ def verify(
 
 @app.command()
 def trust(
-    user: Annotated[str, typer.Argument(metavar="USER", help="An account's id, or a user id.")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="Id of an account or user.")],
     public_key: Annotated[str, typer.Argument(metavar="KEY", help="The public key: 64 hex digits.")],
     revoke: Annotated[
-        bool, typer.Option("--revoke", help="Refuse what it signed, from now on and for good.")
+        bool, typer.Option("--revoke", help="Refuse everything that the key signs, for good.")
     ] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
@@ -141,7 +141,7 @@ def trust(
 def gc(
     keep: Annotated[
         int | None,
-        typer.Option("--keep", min=1, help="Keep so many revisions of each variant, from now on, too."),
+        typer.Option("--keep", min=1, help="Number of revisions to keep of each variant, from now on."),
     ] = None,
     store: StoreOption = None,
     as_json: AsJson = False,

@@ -40,15 +40,13 @@ Base = Annotated[
 Device = Annotated[str, DEVICE]
 HeldOut = Annotated[
     float,
-    typer.Option(
-        "--heldout-share", min=0.0, max=0.5, help="Share of the rows that measures and is not trained on."
-    ),
+    typer.Option("--heldout-share", min=0.0, max=0.5, help="Share of the rows held out for measurement."),
 ]
 AsChat = Annotated[
     bool | None,
     typer.Option(
         "--as-chat/--plain",
-        help="Prompts and answers that are strings: turns of a chat, or bare text for /v1/completions.",
+        help="Train on prompts and answers as chat turns, or as plain text.",
         show_default="as-chat where the base has a chat template",
     ),
 ]
@@ -56,57 +54,59 @@ AsBefore = Annotated[
     bool | None,
     typer.Option(
         "--as-chat/--plain",
-        help="What prompts and answers that are strings are.",
+        help="Train on prompts and answers as chat turns, or as plain text.",
         show_default="as when the variant was created",
     ),
 ]
-Unsigned = Annotated[bool, typer.Option("--unsigned", help="Sign nothing; no key is needed.")]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Do not sign; no key is needed.")]
 Output = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", help="Keep the work here, checkpoints too.", show_default="removed at the end"
+        "--output",
+        "-o",
+        metavar="FOLDER",
+        help="Folder for checkpoints and logs.",
+        show_default="removed at the end",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Forget unfinished work of this variant first.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete unfinished work on this variant first.")]
 
 
 def create(
     data: Annotated[
         str,
-        typer.Option("--data", metavar="FILE", help="Examples or preferences, recognized by their columns."),
+        typer.Option("--data", metavar="FILE", help="Rows to train on: examples or preferences."),
     ],
-    user: Annotated[
-        str, typer.Option("--user", metavar="ID", help="Whose it is: an account, or a plain id.")
-    ],
+    user: Annotated[str, typer.Option("--user", metavar="ID", help="Owner: an account, or a plain id.")],
     name: Annotated[
-        str | None, typer.Option(help="What it is served as.", show_default="the user id")
+        str | None, typer.Option(metavar="NAME", help="Name of the variant.", show_default="the user id")
     ] = None,
     base: Base = "gym-nano",
-    method: Annotated[str, typer.Option(help="lora, or full for all weights at one bit each.")] = "lora",
-    codec: Annotated[
-        str,
-        typer.Option(
-            click_type=MemberName(CODECS, ("auto",), checked=False), help="How the change is written."
-        ),
-    ] = "auto",
+    method: Annotated[
+        str, typer.Option(metavar="METHOD", help="lora, or full (all weights, one bit each).")
+    ] = "lora",
     steps: Annotated[
         int | None,
         typer.Option(
             "--steps",
             "--max-steps",
             min=1,
-            help="Most optimiser steps.",
+            help="Maximum number of optimizer steps.",
             show_default="by the number of rows",
         ),
     ] = None,
-    held_out: HeldOut = 0.2,
+    set_: SetOption = None,
     columns: ColumnsOption = None,
     as_chat: AsChat = None,
+    held_out: HeldOut = 0.2,
+    codec: Annotated[
+        str,
+        typer.Option(click_type=MemberName(CODECS, ("auto",), checked=False), help="Codec of the delta."),
+    ] = "auto",
     store: StoreOption = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Make the next revision of a variant that exists.")
     ] = False,
-    set_: SetOption = None,
     output: Output = None,
     overwrite: Overwrite = False,
     key: KeyOption = None,
@@ -157,7 +157,7 @@ def create(
 
 
 def rebase(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The variant.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the variant.")],
     onto: Annotated[
         str,
         typer.Option(
@@ -166,7 +166,7 @@ def rebase(
     ],
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FILE", help="The owner's rows: what the losses are measured on."),
+        typer.Option("--data", metavar="FILE", help="The owner's rows, to measure the losses on."),
     ] = None,
     steps: Annotated[
         int,
@@ -174,30 +174,35 @@ def rebase(
             "--steps",
             "--max-steps",
             min=0,
-            help="Train on from what was carried, so many steps at most; 0 does not.",
+            help="Maximum number of optimizer steps to train on for; 0 skips training.",
         ),
     ] = 0,
+    output_name: Annotated[
+        str | None,
+        typer.Option(
+            "--output-name", metavar="NAME", help="Keep the old variant, and add the new one under this name."
+        ),
+    ] = None,
+    set_: SetOption = None,
+    columns: ColumnsOption = None,
+    as_chat: AsBefore = None,
+    held_out: HeldOut = 0.2,
     base: Annotated[
         str | None,
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="The old base, to measure there too.",
+            help="The old base, to measure the variant there, too.",
             show_default="the variant's base_model",
         ),
     ] = None,
-    output_name: Annotated[
-        str | None, typer.Option("--output-name", help="Leave the old one, and add it under this name.")
-    ] = None,
-    held_out: HeldOut = 0.2,
-    columns: ColumnsOption = None,
-    as_chat: AsBefore = None,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also if it is no better than the new base alone, or untested."),
+        typer.Option(
+            "--force", help="Keep the result even if it is untested or no better than the new base."
+        ),
     ] = False,
     store: StoreOption = None,
-    set_: SetOption = None,
     overwrite: Overwrite = False,
     key: KeyOption = None,
     unsigned: Unsigned = False,

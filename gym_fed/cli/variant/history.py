@@ -42,7 +42,7 @@ def undo(
     name: NameArgument,
     to: Annotated[
         int | None,
-        typer.Option("--to", min=1, help="Which revision.", show_default="the one before the newest"),
+        typer.Option("--to", min=1, help="Revision to return to.", show_default="the one before the newest"),
     ] = None,
     key: KeyOption = None,
     store: StoreOption = None,

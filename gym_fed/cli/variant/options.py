@@ -32,9 +32,11 @@ StoreOption = Annotated[
 ]
 KeyOption = Annotated[
     Path | None,
-    typer.Option("--key", metavar="FILE", help="PEM file of the key that signs; by default this home's own."),
+    typer.Option("--key", metavar="FILE", help="PEM file of the signing key; by default this home's."),
 ]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The variant.", autocompletion=variants)]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the variant.", autocompletion=variants)
+]
 
 
 def open_store(store: Path | None, *, create: bool = False, require_signature: bool = False) -> VariantStore:

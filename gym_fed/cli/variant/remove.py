@@ -40,13 +40,13 @@ receipt_app = App(help="Check the receipts of removed variants.", no_args_is_hel
 def remove(
     name: NameArgument,
     everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Also from every hub that this home has joined.")
+        bool, typer.Option("--everywhere", help="Remove it from every hub that this home has joined, too.")
     ] = False,
     receipt: Annotated[
         Path | None,
-        typer.Option("--receipt", metavar="FILE", help="Where the receipt goes.", show_default="the store"),
+        typer.Option("--receipt", metavar="FILE", help="File for the receipt.", show_default="the store"),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     key: KeyOption = None,
     store: StoreOption = None,
     home: HomeFolder = None,
@@ -101,7 +101,7 @@ def remove(
 
 @receipt_app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="As gym variant remove wrote it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Receipt, as `gym variant remove` wrote it.")],
     home: HomeFolder = None,
     as_json: AsJson = False,
 ) -> None:

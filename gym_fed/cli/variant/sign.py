@@ -14,13 +14,16 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def sign(
-    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A .gymdelta.")],
-    name: Annotated[str, typer.Option("--name", help="What it is to be served as.")],
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A .gymdelta file.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the variant.")],
     key: KeyOption = None,
     revision: Annotated[
-        int, typer.Option("--revision", min=1, help="Above that of the one it replaces.")
+        int,
+        typer.Option(
+            "--revision", min=1, help="Revision number; higher than that of the variant it replaces."
+        ),
     ] = 1,
-    note: Annotated[str, typer.Option("--note", help="For people: what it was made from.")] = "",
+    note: Annotated[str, typer.Option("--note", help="Note for people, such as what it was made from.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Sign a delta for a server that adds variants over HTTP; the manifest is written beside it."""

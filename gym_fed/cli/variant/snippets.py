@@ -27,16 +27,21 @@ if TYPE_CHECKING:
 
 def snippets(
     name: NameArgument,
-    url: Annotated[str, typer.Option("--url", help="Of the server that has it.")] = DEFAULT_URL,
+    url: Annotated[
+        str, typer.Option("--url", metavar="URL", help="URL of the server that has the variant.")
+    ] = DEFAULT_URL,
     api_key: Annotated[
-        str, typer.Option("--api-key", help="Of the server.", show_default="none is needed")
+        str,
+        typer.Option(
+            "--api-key", metavar="KEY", help="API key of the server.", show_default="none is needed"
+        ),
     ] = NO_KEY,
     base: Annotated[
         str | None,
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="Its base on this machine.",
+            help="The base model on this machine.",
             show_default="as the variant calls it",
         ),
     ] = None,

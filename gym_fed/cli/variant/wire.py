@@ -33,13 +33,18 @@ def push(
     readers: Annotated[
         str | None,
         typer.Option(
-            help="Ids of who else may read it, joined by commas.", show_default="as before; new ones: nobody"
+            metavar="IDS",
+            help="Accounts that may read it, separated by commas.",
+            show_default="as before; new ones: nobody",
         ),
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Everyone enrolled may read it.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="Nobody else may read it any more.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Allow every contributor of the hub to read it.")
+    ] = False,
+    private: Annotated[bool, typer.Option("--private", help="Allow nobody else to read it.")] = False,
     revision: Annotated[
-        int | None, typer.Option(min=1, help="Sign it anew with this number.", show_default="its own")
+        int | None,
+        typer.Option(min=1, help="Sign it again with this revision number.", show_default="its own"),
     ] = None,
     store: StoreOption = None,
     home: HomeFolder = None,
@@ -76,7 +81,7 @@ def pull(
         typer.Option(
             "--user",
             metavar="ID",
-            help="Whose it is: an account, or what create --user called you.",
+            help="Owner: an account, or the id given to create --user.",
             show_default="your own account",
         ),
     ] = None,

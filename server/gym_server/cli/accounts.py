@@ -36,7 +36,7 @@ def add_account_commands(app: typer.Typer) -> None:
 def accounts(
     folder: Folder = DEFAULT_FOLDER,
     wide: Annotated[
-        bool, typer.Option("--wide", help="Print whole ids, keys and times, as in a pipe.")
+        bool, typer.Option("--wide", help="Print full ids, keys and times, as in a pipe.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +71,7 @@ def revoke(
 def rebind(
     contributor: Contributor,
     public_key: Annotated[
-        str, typer.Option(help="The new key: `gym-client id --json` in a new home shows it.")
+        str, typer.Option(metavar="KEY", help="The new public key, as `gym-client id --json` prints it.")
     ],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
@@ -167,8 +167,10 @@ def create_invites(
     count: Annotated[
         int, typer.Option(min=1, max=_MOST, help="Number of invites; each admits one contributor.")
     ] = 1,
-    note: Annotated[str, typer.Option(help="A note on the receiver, kept on the hub only.")] = "",
-    expires_days: Annotated[float, typer.Option(min=0.001, max=365, help="Days until they expire.")] = 7.0,
+    note: Annotated[str, typer.Option(help="Note on the receiver; it stays on the hub.")] = "",
+    expires_days: Annotated[
+        float, typer.Option(min=0.001, max=365, help="Days until the invites expire.")
+    ] = 7.0,
     as_json: AsJson = False,
 ) -> None:
     """Create invites, a line each; every one works once."""
@@ -225,7 +227,8 @@ def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> No
 @invites_app.command()
 def cancel(
     ids: Annotated[
-        list[str], typer.Argument(metavar="ID...", help="As `list` shows them.", show_default=False)
+        list[str],
+        typer.Argument(metavar="ID...", help="Ids of invites, as `list` shows them.", show_default=False),
     ],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,

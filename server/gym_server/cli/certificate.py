@@ -39,7 +39,8 @@ def request(
     ] = None,
     folder: Folder = DEFAULT_FOLDER,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File of the request.", show_default="printed")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write.", show_default="printed"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +67,9 @@ def request(
 
 @app.command()
 def add(
-    chain: Annotated[Path, typer.Argument(help="PEM, the hub's certificate first.", show_default=False)],
+    chain: Annotated[
+        Path, typer.Argument(help="PEM file, with the hub's certificate first.", show_default=False)
+    ],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:

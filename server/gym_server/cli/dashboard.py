@@ -33,7 +33,7 @@ def dashboard(
     folder: Folder = DEFAULT_FOLDER,
     host: Annotated[str | None, HOST] = None,
     port: Annotated[int | None, PORT] = None,
-    public: Annotated[bool, typer.Option("--public", help="Everybody may look without a key.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see it without a key.")] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Show a hub's folder in the browser, stopped or running. Nothing is changed there, whatever the role."""

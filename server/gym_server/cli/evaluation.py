@@ -24,18 +24,20 @@ def evaluate(
     folder: Folder = DEFAULT_FOLDER,
     version: Annotated[
         list[int] | None,
-        typer.Option("--version", help="Height; may be repeated.", show_default="all versions"),
+        typer.Option("--version", help="Number of the version; repeatable.", show_default="all versions"),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option("--suite", help="Suite or task; may be repeated.", show_default="gate.evals, or tiny"),
+        typer.Option(
+            "--suite", metavar="NAME", help="Suite or task; repeatable.", show_default="gate.evals, or tiny"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows of each task.")] = 64,
     chat: Annotated[
         bool | None,
         typer.Option(
             "--apply-chat-template/--no-chat-template",
-            help="All prompts in the model's chat template; or none (--no-chat-template).",
+            help="Use the chat template.",
             show_default="as gate.evals",
         ),
     ] = None,
@@ -60,7 +62,8 @@ def evaluate(
 def compare(
     folder: Folder = DEFAULT_FOLDER,
     version: Annotated[
-        int | None, typer.Option("--version", help="Height.", show_default="the current version")
+        int | None,
+        typer.Option("--version", help="Number of the version.", show_default="the current version"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -21,12 +21,18 @@ app = App(help="Show, verify, export and replay the hub's append-only, signed re
 @app.command()
 def show(
     folder: Folder = DEFAULT_FOLDER,
-    from_sequence: Annotated[int, typer.Option("--from", min=1, help="First entry.")] = 1,
+    from_sequence: Annotated[int, typer.Option("--from", min=1, help="Number of the first entry.")] = 1,
     kind: Annotated[
-        str | None, typer.Option(help="verdict, version, credit, royalty, transfer, ...", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Kind of entries: verdict, version, credit, royalty, transfer, ...",
+            show_default=False,
+        ),
     ] = None,
     contributor: Annotated[
-        str | None, typer.Option(help="Only entries that name this id.", show_default=False)
+        str | None,
+        typer.Option(metavar="ID", help="Show only entries that name this account.", show_default=False),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of entries.", show_default=False)
@@ -73,7 +79,9 @@ def verify(
     ledger: ExportedLedger = None,
     server_id: Annotated[
         str | None,
-        typer.Option(help="With --ledger: id of the hub that must have signed.", show_default=False),
+        typer.Option(
+            metavar="ID", help="With --ledger: id of the hub that must have signed it.", show_default=False
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -144,7 +152,7 @@ def export(
 
 @app.command()
 def replay(
-    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
+    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="Number of a committed round.")],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
@@ -166,7 +174,7 @@ def replay(
 
 @app.command()
 def rescore(
-    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="A committed round.")],
+    server_round: Annotated[int, typer.Argument(metavar="ROUND", min=1, help="Number of a committed round.")],
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
@@ -196,33 +204,45 @@ def rescore(
 
 @app.command()
 def attribute(
-    amount: Annotated[int, typer.Option(min=1, help="Whole credits to split.")],
+    amount: Annotated[int, typer.Option(min=1, help="Number of credits to split.")],
     folder: Folder = DEFAULT_FOLDER,
     version: Annotated[
-        str | None, typer.Option(help="Height or digest of the version that was used.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Number or digest of the version that was used.", show_default=False
+        ),
     ] = None,
     variant: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A .gymdelta that was used.", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="The .gymdelta file that was used.", show_default=False),
     ] = None,
     usage: Annotated[
         Path | None,
-        typer.Option(help='Lines of {"version" or "model": ..., "tokens": N}.', show_default=False),
+        typer.Option(
+            metavar="FILE",
+            help='File of JSON lines: {"version" or "model": ..., "tokens": N}.',
+            show_default=False,
+        ),
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="With --variant: the id of its owner.", show_default=False),
+        typer.Option(metavar="ID", help="With --variant: id of its owner.", show_default=False),
     ] = None,
-    owner_share: Annotated[float, typer.Option(min=0, max=1, help="With --variant: the owner's part.")] = 0.0,
+    owner_share: Annotated[
+        float, typer.Option(min=0, max=1, help="With --variant: share of the owner.")
+    ] = 0.0,
     policy: Annotated[
-        str, typer.Option(help="How rounds are weighed: improvement or equal.")
+        str, typer.Option(metavar="NAME", help="Weights of the rounds: improvement or equal.")
     ] = "improvement",
     record: Annotated[
-        bool, typer.Option("--record", help="Credit the parts, and write them into the ledger.")
+        bool, typer.Option("--record", help="Pay the credits, and write them to the ledger.")
     ] = False,
     usage_id: Annotated[
         str | None,
         typer.Option(
-            help="With --record: id of the usage, credited once.", show_default="the usage file's sha256"
+            metavar="ID",
+            help="With --record: id under which the usage is paid once.",
+            show_default="the usage file's sha256",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -110,32 +110,42 @@ def init(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the hub, shown to contributors.", show_default="a gym-fed community"),
+        typer.Option(
+            metavar="NAME", help="Name of the hub, shown to contributors.", show_default="a gym-fed community"
+        ),
     ] = None,
     enrolment: Annotated[
-        str | None, typer.Option(help="open, invite or allow-list.", show_default="invite")
+        str | None,
+        typer.Option(metavar="MODE", help="Who may join: open, invite or allow-list.", show_default="invite"),
     ] = None,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Where contributors reach the hub.", show_default="127.0.0.1:9443"
+            metavar="HOST:PORT",
+            help="Address at which contributors reach the hub.",
+            show_default="127.0.0.1:9443",
         ),
     ] = None,
     heldout: Annotated[
         str | None,
-        typer.Option(help="Rows that judge every version: a file, or task:NAME.", show_default="none"),
+        typer.Option(
+            metavar="ROWS",
+            help="Rows to evaluate every version on: a file, or task:NAME.",
+            show_default="none",
+        ),
     ] = None,
     num_rounds: Annotated[
         int | None, typer.Option(help="Number of versions that the run makes.", show_default="10")
     ] = None,
     min_contributors: Annotated[
-        int | None, typer.Option(help="Quorum: updates that a round waits for.", show_default="3")
+        int | None, typer.Option(help="Number of updates that a round waits for (quorum).", show_default="3")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take the defaults.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt; use the defaults.")] = False,
     encrypt_keys: Annotated[
         bool,
         typer.Option(
-            help="Encrypt keys with GYM_SERVER_PASSPHRASE, or with a passphrase typed at the prompt."
+            "--encrypt-keys",
+            help="Encrypt keys with GYM_SERVER_PASSPHRASE, or with a passphrase typed at the prompt.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -179,17 +189,21 @@ def init(
 def run(
     folder: Folder = DEFAULT_FOLDER,
     overrides: SetOption = None,
-    exit_when_done: Annotated[bool, typer.Option(help="Exit when all rounds are committed.")] = False,
-    insecure: Annotated[bool, typer.Option(help="Plain text, on a loopback address only.")] = False,
+    exit_when_done: Annotated[
+        bool, typer.Option("--exit-when-done", help="Exit when all rounds are committed.")
+    ] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use plain text; for loopback addresses only.")
+    ] = False,
     dashboard: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve pages for the browser there.", show_default=False),
+        typer.Option(metavar="HOST:PORT", help="Serve the dashboard at this address.", show_default=False),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check everything that rounds need, and exit.")
+        bool, typer.Option("--check", help="Check everything that rounds need, then exit.")
     ] = False,
     events: Annotated[
-        bool, typer.Option("--events", help="With --json, also a line per event: joins, training, verdicts.")
+        bool, typer.Option("--events", help="With --json: print a line per join, update and verdict, too.")
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -337,11 +351,12 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 def model(
     output: Annotated[Path, typer.Argument(help="A new folder for the model.")],
     folder: Folder = DEFAULT_FOLDER,
-    version: Annotated[int | None, typer.Option(help="Height of the version; the newest by default.")] = None,
+    version: Annotated[int | None, typer.Option(help="Number of the version; the newest by default.")] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="float32, bfloat16 or float16.",
+            metavar="DTYPE",
+            help="Data type: float32, bfloat16 or float16.",
             show_default="the base's if it keeps 99% of the change, else float32",
         ),
     ] = None,

@@ -27,10 +27,13 @@ def add_care_commands(app: typer.Typer) -> None:
 
 
 def backup(
-    to: Annotated[str, typer.Option("--to", help="A folder, or an fsspec URL such as s3://bucket/hub.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="URL", help="Folder, or fsspec URL such as s3://bucket/hub.")
+    ],
     folder: Folder = DEFAULT_FOLDER,
     every: Annotated[
-        str | None, typer.Option(help="Repeat at this interval: 30m, 1h, 1d.", show_default=False)
+        str | None,
+        typer.Option(metavar="TIME", help="Repeat at this interval: 30m, 1h, 1d.", show_default=False),
     ] = None,
     keep: Annotated[
         int | None,
@@ -90,38 +93,48 @@ def restore(
         str | None,
         typer.Option(
             "--from",
-            help="Place of the backups. Omit it for a folder that was put back by hand.",
+            metavar="URL",
+            help="Folder or URL of the backups; omit it if you copied the folder back yourself.",
             show_default=False,
         ),
     ] = None,
     snapshot: Annotated[
-        str | None, typer.Option(help="Name of the snapshot.", show_default="the newest")
+        str | None, typer.Option(metavar="NAME", help="Name of the snapshot.", show_default="the newest")
     ] = None,
     newest_head: Annotated[
         Path | None,
         typer.Option(
-            help="A file with the newest known head: gym-client ledger head --json.", show_default=False
+            metavar="FILE",
+            help="File with the newest known head, from `gym-client ledger head --json`.",
+            show_default=False,
         ),
     ] = None,
     fork: Annotated[
         bool,
-        typer.Option("--fork", help="Continue from an older state; contributors are shown the statement."),
+        typer.Option("--fork", help="Continue from an older state; contributors are notified."),
     ] = False,
     at: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Without --from: the last entry that stays valid.", show_default="the newest"
+            min=0, help="Without --from: number of the last valid entry.", show_default="the newest"
         ),
     ] = None,
     reason: Annotated[
-        str, typer.Option(help="Reason, shown to every contributor.")
+        str, typer.Option(help="Reason, shown to contributors and written to the ledger.")
     ] = "restored from a backup",
     database: Annotated[
-        str | None, typer.Option(help="An empty database to use instead of the config's.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="URL", help="URL of an empty database to use instead of the config's.", show_default=False
+        ),
     ] = None,
     objects: Annotated[
         str | None,
-        typer.Option(help="Where objects go instead of the config's storage.objects.", show_default=False),
+        typer.Option(
+            metavar="URL",
+            help="Folder or URL of objects, instead of the config's storage.objects.",
+            show_default=False,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -172,10 +185,16 @@ def check(
     folder: Folder = DEFAULT_FOLDER,
     backup_at: Annotated[
         str | None,
-        typer.Option("--backup", help="A place of backups to check instead of a hub.", show_default=False),
+        typer.Option(
+            "--backup",
+            metavar="URL",
+            help="Check the backups in this folder or URL instead of a hub.",
+            show_default=False,
+        ),
     ] = None,
     snapshot: Annotated[
-        str | None, typer.Option(help="With --backup: check only this snapshot.", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME", help="With --backup: check only this snapshot.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -207,10 +226,14 @@ def gc(
     grace: Annotated[
         str | None,
         typer.Option(
-            help="Keep files younger than this: 7d, 12h.", show_default="storage.keep_unneeded_seconds"
+            metavar="TIME",
+            help="Keep files younger than this, such as 7d or 12h.",
+            show_default="storage.keep_unneeded_seconds",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and delete nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report what would be deleted, and delete nothing.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete unreferenced objects and temporary files, as a running hub does every ten minutes."""

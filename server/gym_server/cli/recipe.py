@@ -40,7 +40,8 @@ def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 @app.command("set")
 def change(
     settings: Annotated[
-        list[str], typer.Argument(help="Keys of recipe or codec: recipe.max_steps=40.", show_default=False)
+        list[str],
+        typer.Argument(help="Keys of recipe or codec, such as recipe.max_steps=40.", show_default=False),
     ],
     folder: Folder = DEFAULT_FOLDER,
     reason: Reason = "",

@@ -11,7 +11,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 Reason = Annotated[
-    str, typer.Option(help="Why: shown to contributors and written to the ledger.", show_default=False)
+    str, typer.Option(help="Reason, shown to contributors and written to the ledger.", show_default=False)
 ]
 
 
@@ -24,7 +24,9 @@ def add_steering_commands(app: typer.Typer) -> None:
 def pause(
     folder: Folder = DEFAULT_FOLDER,
     reason: Reason = "",
-    now: Annotated[bool, typer.Option("--now", help="End the round under way without a version.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Also end the current round, without a version.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Let no further round begin, until `gym-server resume`; the round under way ends as usual."""
@@ -59,7 +61,7 @@ def skip(folder: Folder = DEFAULT_FOLDER, reason: Reason = "", as_json: AsJson =
 
 def rollback(
     version: Annotated[
-        int, typer.Argument(min=0, help="Height of the version; 0 is the base.", show_default=False)
+        int, typer.Argument(min=0, help="Number of the version; 0 is the base.", show_default=False)
     ],
     folder: Folder = DEFAULT_FOLDER,
     reason: Reason = "",

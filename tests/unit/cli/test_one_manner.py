@@ -103,6 +103,10 @@ def test_an_option_of_all_commands_has_one_text_of_help() -> None:
         "--home",
         "--server",
         "--port",
+        "--max-tokens",
+        "--insecure",
+        "--apply-chat-template",
+        "--as-chat",
     )
     for name in (*shared, "--host", "--role", "--licence", "--ignore-unsupported", "--passphrase-file"):
         texts = {one.help for _, command in ALL for one in options(command) if one.opts[0] == name}
@@ -125,6 +129,15 @@ def test_every_text_of_help_is_a_sentence() -> None:
         if not getattr(one, "hidden", False) and one.name != "help"
     ]
     assert [found for found in texts if not found[1].rstrip().endswith((".", "..."))] == []
+
+
+def test_help_names_what_an_option_takes_or_does() -> None:
+    """``Maximum number of tokens per answer.``, not ``Of each answer.``; only prose is TEXT."""
+    fragments = re.compile(r"(Of|Whose|What|How|May|Its|Most|Longest|As|Such as|Only)\b")
+    shown = [(path, option, thing(option, command)) for path, command in ALL for option in options(command)]
+    assert [(path, option.opts) for path, option, _ in shown if fragments.match(option.help or "")] == []
+    prose = {"--prompt", "--system", "--description", "--title", "--note", "--reason"}
+    assert {option.opts[0] for _, option, taken in shown if taken == "TEXT"} == prose
 
 
 def test_the_help_of_every_command_begins_with_a_verb() -> None:
