@@ -47,7 +47,7 @@ base_model: {base_model}        # gym-nano, a model folder or a name of the Hub;
 
 enrolment:
   policy: {policy}              # open | invite | allow-list
-  # allow_list: [c0123456789abcdef]   # ids, as `gym-client id` prints them
+  # allow_list: [c0123456789abcdef0123456789abcdef]   # ids, as `gym-client id` prints them
 
 rounds:
   num_rounds: {num_rounds}
