@@ -66,7 +66,9 @@ def run_federation(
         for name, join in joiners.items():
             start(name, join(f"{event['host']}:{event['port']}", event["fingerprint"]))
         for line in hub.stdout:
-            on_round(json.loads(line))
+            event = json.loads(line)
+            if event["event"] == "round":
+                on_round(event)
         if hub.wait() != 0:
             _failed(folder, "hub")
         seconds = time.monotonic() - began
