@@ -26,7 +26,7 @@ class ClassifierConfig(StrictModel):
     """A user's message; ``{text}`` is the request or the answer."""
 
     category: Category = "classifier"
-    """Of what it refuses."""
+    """Category of what it refuses."""
 
     threshold: float = Field(default=0.5, gt=0, lt=1)
     """Probability of yes, of yes and no alone, from which on a text is refused."""

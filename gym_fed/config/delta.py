@@ -91,10 +91,10 @@ class CodecPolicy(StrictModel):
     """Number format of dense tensors."""
 
     lora_rank: Annotated[int, Field(ge=1)] | None = None
-    """lora, or another codec of factors: their rank; required there."""
+    """Rank of ``lora`` or another codec of factors; required there."""
 
     factors: FactorCodec = "bfloat16"
-    """How factors are written, of codec ``lora`` and of LoRA fine-tunes: as they are (``float32`` for a product that is
+    """Encoding of factors, of codec ``lora`` and of LoRA fine-tunes: unquantised (``float32`` for a product that is
     right to 1e-6), in one of the grids, or ``auto``: for every singular component of the product the grid that keeps
     the most within ``factor_bits``."""
 
@@ -110,14 +110,14 @@ class CodecPolicy(StrictModel):
     not fit stay in the error-feedback residual, so this needs ``error_feedback``."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Full deltas: steps in which the scales learn, on the contributor's own data, to make the decoded model speak like
-    the tuned one (BitDelta's scale distillation); 0 for none."""
+    """Full deltas: steps in which the scales learn, on the contributor's own data, to match the tuned model's outputs
+    (BitDelta's scale distillation); 0 for none."""
 
     distill_bits: bool = False
     """Train the sign bits of bitdelta as well as the scales; needs ``distill_steps``."""
 
     error_feedback: bool = True
-    """Add what one round's encoding lost to the next round's delta."""
+    """Add the encoding error of one round to the next round's delta."""
 
     _rank_is_needed: ClassVar[bool] = True
 

@@ -21,28 +21,28 @@ class PredictConfig(StrictModel):
     """``gym-nano``, a model folder, a run folder, or a Hugging Face name that is in the local cache."""
 
     adapter: str | Annotated[list[str], Field(min_length=1)] | None = None
-    """Adapters on ``model``, merged one after the other."""
+    """Adapters to merge into ``model``, in this order."""
 
     eval_data: list[DataConfig] = Field(min_length=1)
-    """Rows that end with an answer: the model gets what stands before it."""
+    """Rows that end with an answer; the model gets the part before it."""
 
     output_dir: Path = Path("runs/predict")
-    """Where ``generated_predictions.jsonl`` and ``predict_results.json`` go."""
+    """Folder of ``generated_predictions.jsonl`` and ``predict_results.json``."""
 
     chat_template: str | None = Field(default=None, min_length=1)
-    """As in a training config."""
+    """A chat template instead of the model's, as in a training config."""
 
     enable_thinking: bool | None = None
-    """Given to the chat template, for models that think or not by it (Qwen3); None leaves it to the template."""
+    """Value for the chat template of models with a thinking mode (Qwen3); None = the template's default."""
 
     max_length: int = Field(default=1024, ge=2)
-    """Rows whose prompt has more tokens are dropped, and counted."""
+    """Maximum tokens of a prompt; rows with more are dropped and counted."""
 
     max_new_tokens: int = Field(default=256, ge=1)
-    """Longer answers are cut."""
+    """Maximum tokens of an answer."""
 
     do_sample: bool = False
-    """Draw answers by ``seed``, instead of the likeliest token at each place."""
+    """Sample answers by ``seed`` instead of greedy decoding."""
 
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -52,7 +52,7 @@ class PredictConfig(StrictModel):
     repetition_penalty: float = Field(default=1.0, gt=0)
     num_beams: int = Field(default=1, ge=1)
     skip_special_tokens: bool = True
-    """Leave special tokens out of the answers that are written down and compared."""
+    """Leave special tokens out of the saved and compared answers."""
 
     batch_size: int = Field(default=8, ge=1)
     """Prompts that are answered together."""

@@ -16,7 +16,7 @@ class Recipe:
 
     Attributes:
         name: Without ``.yaml``.
-        file: Where it lies.
+        file: Its path.
         summary: Its first comment, as one line.
         sizes: Public models that it fits, by size; empty for others.
     """

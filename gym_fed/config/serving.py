@@ -46,57 +46,57 @@ class EngineConfig(StrictModel):
     """Settings of the engine: concurrent requests, and how the variants' terms are computed."""
 
     max_concurrent: int = Field(default=32, ge=1)
-    """Requests that generate at once, each with a KV cache of its own."""
+    """Concurrent requests that generate, each with its own KV cache."""
 
     max_queued: int = Field(default=256, ge=0)
-    """Requests that wait, fairly between users; one more is refused (HTTP 429 with Retry-After)."""
+    """Maximum number of waiting requests, served fairly between users; more are refused (HTTP 429 with Retry-After)."""
 
     max_queued_per_user: int = Field(default=64, ge=1)
-    """Of one user."""
+    """Maximum number of waiting requests of one user."""
 
     max_batch_tokens: int = Field(default=512, ge=16)
-    """Tokens of one step: one for each running request, the rest for prompts, which are read in pieces."""
+    """Tokens per step: one for each running request, the rest for chunks of prompts."""
 
     max_context: int | None = Field(default=None, ge=2)
-    """Longest prompt and answer together; by default the model's own limit."""
+    """Maximum length of prompt and answer together; by default the model's limit."""
 
     kv_cache_size: Annotated[Bytes, Field(gt=0)] = 4 * 2**30
-    """Most bytes of all KV caches together. A request waits until there is room for its prompt; when none is left for a
-    running answer, another one is preempted, and its tokens are computed again later."""
+    """Maximum bytes of all KV caches together. A request waits until its prompt fits; if a running answer no longer
+    fits, another one is preempted, and its tokens are recomputed later."""
 
     prefix_cache: bool | Literal["shared"] = True
-    """Whether a prompt that begins as an earlier one of the same user and variant takes its keys and values; with
-    ``shared``, as one of any user. Then the time to the first token can reveal what others have sent."""
+    """Whether a prompt reuses keys and values of an earlier prompt with the same prefix, user and variant; with
+    ``shared``, of any user. Then the time to the first token can reveal what others have sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
-    """While a prompt is read beside running answers, how many times as long as without it a step may take. Of several
-    prompts all but one count as running answers. null: any time, so that only ``max_batch_tokens`` limits a step."""
+    """Limit of the time of a step with a prompt, as a multiple of a decode-only step. Of several prompts all but one
+    count as running answers. null: no limit but ``max_batch_tokens``."""
 
     speculative: Literal["off", "ngram"] = "off"
-    """Speculative decoding: ngram proposes what followed the last tokens before in prompt and answer. A step checks the
-    proposals, so answers are the same."""
+    """Speculative decoding: ngram proposes the tokens that followed the same n-gram earlier in prompt and answer. A
+    step verifies them, so answers do not change."""
 
     speculative_tokens: int = Field(default=4, ge=1, le=32)
-    """Most tokens of a proposal."""
+    """Maximum tokens of a proposal."""
 
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
-    """How keys and values are kept; auto is as dtype says, int8 has a scale for each token and head."""
+    """Type of keys and values: auto follows ``dtype``, int8 has a scale per token and head."""
 
     kernel: Literal["auto", "exact", "lookup", "lookup16"] = "auto"
-    """How sign deltas are multiplied: exactly in float32, or by tables of sums in 8 bits (faster, off by about 1% of
-    the term's norm) or 16 bits (3e-5). By tables ternary, 2-bit and 4-bit deltas are multiplied, too. auto is exact
-    beside a float32 base, and lookup beside any other."""
+    """Multiplication of sign deltas: exactly in float32, or by lookup tables of sums in 8 bits (faster, with an error
+    of about 1% of the term's norm) or 16 bits (3e-5). Tables also multiply ternary, 2-bit and 4-bit deltas. auto is
+    exact for a float32 base, and lookup for any other."""
 
 
 class SamplingConfig(StrictModel):
     """Defaults of requests. null: the base's generation_config.json, or else OpenAI's."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """0 takes the likeliest token each time; so does ``do_sample: false`` of the base's file."""
+    """0 = greedy; so is ``do_sample: false`` in the base's file."""
 
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
-    """0 and -1 are all tokens."""
+    """Sample from the N likeliest tokens; 0 and -1 = all."""
 
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
@@ -109,41 +109,41 @@ class ConnectionsConfig(StrictModel):
     """Maximum number, within the process's limit of open files. Beyond it, one without a request is closed."""
 
     max_per_address: int = Field(default=256, ge=4)
-    """From one address, by the same rule. Behind a reverse proxy all come from one: set it as high as the above."""
+    """Maximum from one address, by the same rule. Behind a reverse proxy set it to ``max_connections``."""
 
     header_seconds: float = Field(default=10.0, gt=0)
-    """A connection without a request's headers by then is closed; so is one that sends no request for so long."""
+    """Time limit for a request's headers, and for an idle connection."""
 
     body_seconds: float = Field(default=10.0, gt=0)
-    """Beyond it, a request's body must have come at ``min_bytes_per_second`` on average."""
+    """Time after which a request's body must average ``min_bytes_per_second``."""
 
     min_bytes_per_second: int = Field(default=16 << 10, ge=1)
 
     stalled_seconds: float = Field(default=60.0, gt=0)
-    """A client that takes nothing of its answer for so long is given up."""
+    """Time after which a client that reads nothing of its answer is disconnected."""
 
 
 class StoredAnswersConfig(StrictModel):
     """Settings of answers kept in memory, so that later requests may continue them (``store``)."""
 
     keep_seconds: float = Field(default=86_400.0, gt=0)
-    """How long an answer is kept at most."""
+    """Maximum age of an answer."""
 
     bytes_per_key: Bytes = 16 * 2**20
-    """Of one API key; beyond it the oldest go first. 0 keeps nothing, and ``store: true`` is refused."""
+    """Limit per API key; the oldest answers are deleted first. 0 keeps none, and ``store: true`` is refused."""
 
     max_bytes: Bytes = 256 * 2**20
-    """Of all keys; beyond it the oldest of the key that holds most go first."""
+    """Limit for all keys; the oldest answers of the key with the most bytes are deleted first."""
 
 
 class TlsConfig(StrictModel):
     """The server's certificate, in PEM; with it, plain HTTP is off."""
 
     certificate: Path
-    """With those of the authorities between it and a root, if there are any."""
+    """The certificate and its intermediate certificates."""
 
     key: Path
-    """Its private key, without a passphrase."""
+    """The private key, without a passphrase."""
 
 
 class ServingConfig(ReadsOtherWords):
@@ -153,14 +153,14 @@ class ServingConfig(ReadsOtherWords):
     """gym-nano, a model folder, or a name in the local cache."""
 
     adapter: Folders = Field(default_factory=list)
-    """PEFT folders that are merged into the base, in this order; variants are then of the merged model."""
+    """PEFT folders to merge into the base, in this order; variants then apply to the merged model."""
 
     chat_template: str | None = Field(default=None, min_length=1)
     """Instead of the model's own template: a name such as ``chatml``, the path of a Jinja file, or Jinja itself."""
 
     tool_format: Annotated[str, MemberOf(TOOL_FORMATS, also=("auto",))] = "auto"
-    """How the model writes tool calls. auto goes by its chat template, and takes ``described`` where that knows no
-    tools: a system message then describes them."""
+    """Format of the model's tool calls. auto follows its chat template; without tools in the template it is
+    ``described``, where a system message describes them."""
 
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
@@ -168,12 +168,12 @@ class ServingConfig(ReadsOtherWords):
     dtype: Dtype = "float32"
 
     base_format: Literal["auto", "bfloat16", "int8", "int4"] = "auto"
-    """How the linear layers of Llama, Qwen2, Qwen3 and Mistral are kept on the CPU. auto is as dtype says; int8 and
-    int4 lose a little. The head, and in these two the value projections, are bfloat16."""
+    """Type of the linear layers of Llama, Qwen2, Qwen3 and Mistral on the CPU. auto follows ``dtype``; int8 and int4
+    lose a little. The head, and in these two the value projections, are bfloat16."""
 
     packed_size: Bytes = 20 * 10**9
-    """Disk space for bases packed in int8 and int4, in ~/.gym-fed/packed, which later starts map; those used longest
-    ago go first. 0: none is written or mapped."""
+    """Disk space for bases packed in int8 and int4 in ~/.gym-fed/packed, which later starts map; the least recently
+    used are deleted first. 0: none is written or mapped."""
 
     device: str = "auto"
     num_threads: int | None = Field(default=None, ge=1)
@@ -185,13 +185,13 @@ class ServingConfig(ReadsOtherWords):
     """
 
     cache_size: Bytes = 10 * 10**9
-    """Memory for variants; those used least go first, and what was used long ago counts for less."""
+    """Memory for variants; the least used are dropped first, and older uses count less."""
 
     require_signature: bool = True
     """Whether a variant without its owner's valid signature is refused."""
 
     adapters_folder: Path | None = None
-    """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None: none can be added."""
+    """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None allows none."""
 
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
@@ -203,13 +203,13 @@ class ServingConfig(ReadsOtherWords):
     """0 takes a free one and prints it."""
 
     tls: TlsConfig | None = None
-    """None serves plain HTTP."""
+    """Certificate and key of HTTPS; None serves plain HTTP."""
 
     api_keys: Path | None = None
-    """File of hashed API keys (`gym api keys` fills it); None lets everyone on this machine in."""
+    """File of hashed API keys (`gym api keys` fills it); None accepts every client on this machine."""
 
     usage_log: Path | None = None
-    """JSON lines of who used which version and how much, for `gym-server ledger attribute --usage`."""
+    """JSON lines of the usage per user and version, for `gym-server ledger attribute --usage`."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)
 

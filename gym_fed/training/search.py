@@ -56,7 +56,7 @@ class Search:
     """A search in the folder ``config.output_dir``.
 
     Args:
-        config: What to search.
+        config: The config of the search.
         on_trial: Called with every trial that has ended.
         on_report: Called with every step of every trial, and its number.
         should_stop: Called after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.

@@ -64,7 +64,7 @@ class Trainer(ExpectedElsewhere):
     """Trains one model by one config.
 
     Args:
-        config: What to do.
+        config: The run's config.
         model: Train this model in place instead of loading ``config.model`` (under ``finetuning: lora`` its weights
             stay as they are, and the result's model is a PEFT wrapper; ``unload()`` gives the model back).
         tokenizer: Goes with ``model``.

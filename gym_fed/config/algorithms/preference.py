@@ -57,7 +57,7 @@ class DpoSettings(ReferenceSettings):
     """Direct preference optimisation, Rafailov et al. 2023, and the losses that came after it."""
 
     beta: float = Field(default=0.1, gt=0)
-    """How closely the policy stays to the reference model; smaller moves further. For ``ipo`` it is the paper's tau."""
+    """Strength of the penalty that keeps the policy near the reference. For ``ipo`` it is the paper's tau."""
 
     loss_type: list[DpoLoss] = Field(default=["sigmoid"], min_length=1)
     """One loss, or several that are summed. ``sft`` is the chosen answer's own loss per token: ``[sigmoid, sft]`` is
@@ -70,7 +70,7 @@ class DpoSettings(ReferenceSettings):
     """For ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``: how likely a label is wrong."""
 
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
-    """What holds the policy to the reference, Wang et al. 2023 (f-DPO)."""
+    """Divergence between policy and reference, Wang et al. 2023 (f-DPO)."""
 
     f_alpha_divergence_coef: float = 0.5
     """For ``f_divergence_type: alpha_divergence``."""
@@ -117,7 +117,7 @@ class KtoSettings(ReferenceSettings):
     """Kahneman-Tversky optimisation, Ethayarajh et al. 2024: answers that were liked or not, without pairs."""
 
     beta: float = Field(default=0.1, gt=0)
-    """How closely the policy stays to the reference model."""
+    """Strength of the penalty that keeps the policy near the reference."""
 
     loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
     """``apo_zero_unpaired`` (D'Oosterlinck et al. 2024) needs no estimate of the KL, and so no batch above 1."""
@@ -153,14 +153,14 @@ class SimpoSettings(PreferenceSettings):
     """Weight of the chosen answer's own loss (CPO-SimPO); 0 is plain SimPO."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """How likely a label is wrong."""
+    """Probability that a label is wrong."""
 
 
 class TdpoSettings(PreferenceSettings):
     """Token-level DPO, Zeng et al. 2024."""
 
     beta: float = Field(default=0.1, gt=0)
-    """How closely the policy stays to the reference model."""
+    """Strength of the penalty that keeps the policy near the reference."""
 
     variant: Literal[1, 2] = 2
     """TDPO1 or TDPO2: the latter weighs the KL by ``alpha`` and lets only the rejected answer's push."""

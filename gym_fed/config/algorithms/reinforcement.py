@@ -19,7 +19,7 @@ class RolloutSettings(StrictModel):
     """Longest answer in tokens."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """What logits are divided by, when answers are drawn and when their probabilities are learnt from."""
+    """Temperature of sampling, and of the probabilities in the loss."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
@@ -34,7 +34,7 @@ class RolloutSettings(StrictModel):
     given."""
 
     num_iterations: int = Field(default=1, ge=1)
-    """How often each answer is learnt from before new ones are generated."""
+    """Number of updates per answer before new ones are generated."""
 
     mask_truncated_completions: bool = False
     """Learn nothing from answers that ``max_completion_length`` cut off."""

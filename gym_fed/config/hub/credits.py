@@ -37,13 +37,13 @@ class ReputationConfig(StrictModel):
     """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
 
     absence: Factor = 0.98
-    """A round without an update of theirs multiplies it by this."""
+    """Factor for a round without an update of the contributor."""
 
     rejected: Factor = 0.5
-    """An update that a screen rejects (norm, held-out loss) multiplies it by this."""
+    """Factor for an update that a screen rejects (norm, held-out loss)."""
 
     cheating: Factor = 0.0
-    """Proven cheating multiplies it by this: merged work of others that is sent again, an A that is not the round's."""
+    """Factor for proven cheating: others' merged work sent again, or an A that is not the round's."""
 
 
 class RewardsConfig(StrictModel):
@@ -53,10 +53,10 @@ class RewardsConfig(StrictModel):
     """Credits of one round."""
 
     score: ScoreMethod = "participation"
-    """How an update's contribution is measured. ``participation``: not at all; the pool is split among all who were
-    merged. ``improvement``: by how much it alone lowers the held-out loss, at its share of the soup. The others share
-    out what the whole soup improved (docs/contributions.md), or are of installed packages. All but the first need
-    ``gate.heldout``, and `gym-server init` chooses ``estimate`` where there is one."""
+    """Measure of an update's contribution. ``participation``: none; the pool is split among all merged updates.
+    ``improvement``: how far it alone lowers the held-out loss, at its share of the soup. The others divide the
+    improvement of the whole soup (docs/contributions.md), or come from installed packages. All but the first need
+    ``gate.heldout``, with which `gym-server init` chooses ``estimate``."""
 
     score_options: dict[str, Option] = Field(default_factory=dict)
     """Further keys of the method's own ``Config``; ``budget`` bounds the evaluations of those that sample."""
@@ -73,16 +73,16 @@ class RewardsConfig(StrictModel):
     soup without it. ``score`` stays on held-out loss and splits the rest."""
 
     evals_share: Factor = 0.2
-    """With ``score_on: evals``, that part. Where no update adds anything it is split as the rest."""
+    """That part of the pool, with ``score_on: evals``. If no update adds anything it is split as the rest."""
 
     credits_per_nat: float = Field(10_000, gt=0, le=MAX_AMOUNT)
-    """The price of a nat per token of held-out loss. All rounds together pay at most this much by score for what they
-    certainly gained (95%); what is not earned stays in the pool for later rounds. The default pays a pool of 1,000 for
+    """The price of a nat per token of held-out loss. All rounds together pay at most this much by score for their
+    certain gains (95%); the remainder stays in the pool for later rounds. The default pays a pool of 1,000 for
     a tenth of a nat."""
 
     participation_ramp: bool = True
-    """Split the participation part by the reputation that contributors had before the round; nobody counts for less
-    than a tenth of the best one. ``false``: equally, always."""
+    """Split the participation part by the reputation before the round, at least a tenth of the highest. ``false``:
+    split it equally."""
 
     min_norm_ratio: Factor = 0.01
     """An update whose norm is below this share of the round's median norm (of two: of the smaller) counts as one of
@@ -104,7 +104,7 @@ class RewardsConfig(StrictModel):
     updates are detected only if nothing but scale and codec changed, and cost no reputation. Null: no check."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
-    """How many earlier rounds are looked at for ``stale_threshold``."""
+    """Number of earlier rounds that ``stale_threshold`` compares with."""
 
     reputation: ReputationConfig = ReputationConfig()
 

@@ -37,13 +37,13 @@ class DeltaSoupConfig(ReadsOtherWords):
     contributors, and one of three or four; the other methods none."""
 
     base_model: str | None = None
-    """What the contributions are fine-tunes of: ``gym-nano``, a folder, a name in the local cache."""
+    """The base of the contributions: ``gym-nano``, a folder, or a name in the local cache."""
 
     codec: CodecPolicy = CodecPolicy(error_feedback=False)
-    """How a contributed model is written as a delta; a contributed ``.gymdelta`` stays as it is."""
+    """Encoding of a contributed model as a delta; a contributed ``.gymdelta`` is unchanged."""
 
     soup_codec: CodecPolicy = Field(default_factory=lambda: CodecPolicy(codec="dense", error_feedback=False))
-    """How the soup is written."""
+    """Encoding of the soup."""
 
     norm_ratio: Annotated[float, Field(gt=1)] | None = 4.0
     """A contribution whose norm is above this multiple of the median norm stays out (from 3 contributions on)."""

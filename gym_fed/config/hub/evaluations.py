@@ -27,7 +27,7 @@ class GateEvaluation(StrictModel):
     """Tolerance of a task's metric: a soup that certainly lowers it by more is rolled back."""
 
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Of that certainty: one-sided, of the paired difference over the rows that were drawn."""
+    """Confidence of that test: one-sided, of the paired difference over the drawn rows."""
 
     apply_chat_template: bool | None = None
     """Whether prompts are conversations in the model's chat template; None: those of tasks that are conversations."""

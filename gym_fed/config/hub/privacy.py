@@ -24,7 +24,7 @@ TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
 _FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
-"""What is true of an aggregator whose L2 sensitivity to one contributor a mechanism covers."""
+"""The attribute of aggregators whose L2 sensitivity to one contributor a mechanism covers."""
 
 _MAX_MULTIPLIER = 4096.0
 """Above it noise on a lattice of 2^20 steps a clip has a standard deviation above ``gym_fed.privacy.noise.MAX_STD``."""
@@ -160,7 +160,7 @@ class LocalPrivacy(StrictModel):
 
     target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
-    """How gradients of single examples are had; ``ghost`` needs only their norms, and less memory."""
+    """How gradients of single examples are computed; ``ghost`` needs only their norms, and less memory."""
 
 
 class SecureAggregationConfig(StrictModel):
@@ -176,7 +176,7 @@ class SecureAggregationConfig(StrictModel):
     Absent: the larger of threshold and rounds.min_contributors, so that none may go."""
 
     stage_seconds: Annotated[float, Field(gt=0)] = 300
-    """How long the sharing of keys and the unmasking wait for those who are slow; training has the round's deadline."""
+    """Time limit of the key sharing and of the unmasking; training has the round's deadline."""
 
     step_norm: Annotated[float, Field(gt=0)] | None = None
     """L2 norm of the step that one contributor's votes stand for: a vote moves a weight by step_norm / sqrt(weights)

@@ -24,7 +24,7 @@ class EnrolmentConfig(StrictModel):
 
     policy: Literal["open", "invite", "allow-list"] = "invite"
     allow_list: list[str] = Field(default_factory=list)
-    """Ids of contributors (``gym-client id`` prints one's own); read by the policy ``allow-list``."""
+    """Ids of contributors for the policy ``allow-list``; ``gym-client id`` prints one's own."""
 
     @model_validator(mode="after")
     def _validate_policy(self) -> EnrolmentConfig:
@@ -38,28 +38,28 @@ class RoundsConfig(StrictModel):
 
     num_rounds: int = Field(10, ge=1)
     min_contributors: int = Field(3, ge=1)
-    """The least quorum: a round with fewer admitted updates at its deadline is aborted."""
+    """The minimum quorum: a round with fewer admitted updates at its deadline is aborted."""
     quorum_share: float = Field(0.5, ge=0.5, lt=1)
-    """More than this share of the contributors that were given the task must answer, so that a fast minority cannot
-    complete a round. Contributors that failed, went away, or blocked three of the last ten rounds by not answering are
-    not counted."""
+    """More than this share of the contributors with the task must send an update, so that a fast minority cannot
+    complete a round. Contributors that failed, left, or did not respond in three of the last ten rounds do not
+    count."""
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
     """A contributor that is silent for this long loses its task."""
     grace_factor: float = Field(1.5, ge=1)
-    """Once the quorum is there, each contributor still at work has this many times as long as it takes itself: by its
-    tasks of the last ten rounds, merged or not, and by the training steps that its heartbeats report. Of a newcomer a
-    quarter of the deadline is expected. Who left three tasks in a row unanswered gets ``grace_min_seconds``."""
+    """After the quorum, each contributor still training gets this many times its usual time, estimated from its tasks
+    of the last ten rounds and the training steps in its heartbeats. A newcomer's usual time is a quarter of the
+    deadline. A contributor that left three tasks in a row unanswered gets ``grace_min_seconds``."""
     grace_min_seconds: float = Field(30, ge=0)
-    """The least that the others get after the quorum."""
+    """The minimum time after the quorum."""
     grace_max_seconds: float | None = Field(None, gt=0)
-    """The most; absent: half the deadline. The deadline bounds it in any case."""
+    """The maximum time after the quorum, within the deadline; absent: half the deadline."""
     backoff_seconds: float = Field(5, gt=0)
-    """How long the hub waits after a round that was aborted; twice as long after each further one in a row. It goes on
-    at once when somebody comes who was not there yet."""
+    """Pause after an aborted round; it doubles with each further one in a row and ends when a new contributor
+    connects."""
     backoff_max_seconds: float = Field(300, gt=0)
     learning_rate_decay: float = Field(1.0, gt=0, le=1)
-    """The recipe's learning rate is multiplied by it after every committed round. FedAvg on data that differs between
+    """Factor of the recipe's learning rate after every committed round. FedAvg on data that differs between
     contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
 
     def quorum(self, num_tasks: int) -> int:
@@ -96,16 +96,16 @@ class GateConfig(StrictModel):
     max_examples: int = Field(200, ge=1)
     max_length: int = Field(256, ge=8)
     max_loss_increase: float = Field(0.02, ge=0)
-    """In nats: a soup that raises the held-out loss by more is rolled back."""
+    """Tolerance in nats: a soup that raises the held-out loss by more is rolled back."""
     screen_updates: bool = True
-    """Also try each update alone at its share of the soup; reject what raises the loss by more than allowed below."""
+    """Also test each update alone at its share of the soup, and reject it above ``max_update_loss_increase``."""
     max_update_loss_increase: float = Field(0.05, ge=0)
     evals: list[GateEvaluation] = Field(default_factory=list, max_length=16)
     """Suites that a soup must not do worse on; single updates are screened by loss alone."""
     evals_data: str | None = None
-    """A folder of evaluation sets, looked at before what ``gym eval fetch`` brought; relative to the hub's folder."""
+    """A folder of evaluation sets that precede those of ``gym eval fetch``; relative to the hub's folder."""
     safety: SafetyGateConfig | None = None
-    """By how much a soup may lower the refusal margin; absent: the safety probe is no gate."""
+    """How far a soup may lower the refusal margin; absent: no safety gate."""
 
     @model_validator(mode="after")
     def _validate_suites(self) -> GateConfig:
@@ -130,48 +130,48 @@ class VariantsConfig(StrictModel):
     enabled: bool = True
     max_per_contributor: int = Field(100, ge=1)
     max_bytes: int | None = Field(None, ge=1024)
-    """Of one variant; by default what an update may have, ``admission.max_update_bytes``."""
+    """Size limit of one variant; by default ``admission.max_update_bytes``."""
     max_bytes_per_contributor: int = Field(4 << 30, ge=1024)
     """Size limit of all variants of one contributor together."""
     max_total_bytes: int = Field(64 << 30, ge=1024)
-    """Of all variants that the hub has now. Files of replaced and removed ones, and uploads that nothing was made of,
-    are bounded by ``limits.unreferenced_bytes_per_account``."""
+    """Size limit of all current variants. Files of replaced and removed ones, and unused uploads, are bounded by
+    ``limits.unreferenced_bytes_per_account``."""
     max_changes_per_hour: int = Field(100, ge=1)
-    """Puts and removals of one contributor that the ledger records; beyond it puts are refused for a while."""
+    """Puts and removals of one contributor that the ledger records; beyond it puts are refused until later."""
 
 
 class LimitsConfig(StrictModel):
-    """What one account, one address, or everybody together may use of the hub. A call beyond a limit is refused with
-    ``busy`` or ``quota-exceeded``; nobody else is slowed down."""
+    """Limits per account, per address, and in total. A call beyond a limit is refused with ``busy`` or
+    ``quota-exceeded``; others are not slowed down."""
 
     nodes_per_account: int = Field(8, ge=1)
-    """Installations (``instance``) of one account; beyond it the one that was idle for longest is forgotten."""
+    """Installations (``instance``) of one account; beyond it the one idle for longest is forgotten."""
     streams_per_account: int = Field(4, ge=1)
-    """Work streams at once. One round's task goes to one node of an account."""
+    """Concurrent work streams. One round's task goes to one node of an account."""
     calls_per_account: int = Field(8, ge=1)
-    """Calls under way at once."""
+    """Concurrent calls."""
     calls_per_second_of_account: float = Field(10, gt=0)
-    """Bursts of eight seconds' worth are let through."""
+    """Calls per second of one account; bursts of eight seconds' worth are accepted."""
     calls_per_second: float = Field(30, gt=0)
-    """Of one address before it has logged in; bursts of four seconds' worth are let through."""
+    """Calls per second of one address without a login; bursts of four seconds' worth are accepted."""
     calls_per_address: int = Field(64, ge=1)
-    """Calls under way at once that need no login, and logins, from one address."""
+    """Concurrent calls without a login, and logins, from one address."""
     connections: int = Field(8000, ge=16)
     """Maximum number of TCP connections, within the process's limit of open files."""
     connections_per_address: int = Field(256, ge=1)
-    """Beyond it those that never made a call are closed first. A class or company behind one address may need more."""
+    """Maximum from one address; those without a call are closed first. A class or company may need more."""
     handshake_seconds: float = Field(5, gt=0)
-    """A connection that has not finished its TLS handshake by then is closed."""
+    """Time limit of a TLS handshake."""
     idle_upload_seconds: float = Field(30, gt=0)
-    """An upload from which no byte comes for this long is ended; it can be resumed."""
+    """Time without a byte after which an upload is closed; it can be resumed."""
     enrolments_per_minute: float = Field(6, gt=0)
-    """Of new accounts, from one address; guesses of invites count too."""
+    """Enrolments of new accounts from one address; wrong invites count too."""
     enrolment_work_bits: int = Field(20, ge=0, le=24)
     """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
     account_changes_per_hour: int = Field(12, ge=1)
-    """How often one account may replace its key or come back after it left: each is an entry of the ledger."""
+    """Key replacements and returns of one account; each is an entry of the ledger."""
     transfers_per_hour: int = Field(60, ge=1)
-    """Transfers of credits that one account may ask for: each is two entries of the ledger."""
+    """Transfers of credits by one account; each is two entries of the ledger."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
     """Limit on the bytes of one account's uploads that no merged update or variant uses. They are unfinished uploads,
     updates waiting for their round, and refused or rejected ones until they are deleted
@@ -188,27 +188,26 @@ class StorageConfig(StrictModel):
     max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
     """Cache limit for a remote object store: local copies beyond it are deleted, the least recently used first."""
     reserve_bytes: int = Field(256 << 20, ge=0)
-    """Free space that the hub leaves on its disks: below it no upload begins and no round opens."""
+    """Free disk space to keep: below it no upload starts and no round opens."""
     keep_unneeded_seconds: float = Field(86400, ge=3600)
-    """How old a file must be, counted from its upload, before the hub deletes it when nothing refers to it: refused
-    updates, unused uploads, files of replaced and removed variants. The hub looks for such files every ten minutes;
-    ``gym-server gc`` deletes them at once."""
+    """Age since its upload at which an unreferenced file is deleted: refused updates, unused uploads, files of replaced
+    and removed variants. The hub checks every ten minutes; ``gym-server gc`` deletes them immediately."""
 
 
 class DashboardConfig(StrictModel):
     """The pages that ``gym-server run`` serves (docs/dashboard.md)."""
 
     listen: str = "127.0.0.1:9444"
-    """host:port; port 0 takes any free one. On an address that others reach, keys are needed."""
+    """host:port; port 0 takes a free one. An address that others can reach needs keys."""
     public: bool = False
-    """Whether everybody may look without a key; who changes something needs one in any case."""
+    """Whether viewing needs no key; changes always need one."""
     ask: bool = False
-    """Whether the newest version answers ``prompts`` after every round, and what operators ask, from a process of its
-    own: it takes the memory of one more model (docs/dashboard.md)."""
+    """Whether the newest version answers ``prompts`` after every round, and operators' prompts. Its separate process
+    needs the memory of one more model (docs/dashboard.md)."""
     prompts: list[Annotated[str, Field(min_length=1, max_length=500)]] = Field(
         default_factory=list, max_length=10
     )
-    """What every version is asked, with temperature 0."""
+    """Prompts that every version answers, greedily."""
 
     @field_validator("listen")
     @classmethod
@@ -237,8 +236,8 @@ class ServerSections(StrictModel):
     base_model: str = "gym-nano"
     """``gym-nano``, a model folder, or a hub name that is on this machine."""
     serve_base: bool | Literal["auto"] = "auto"
-    """Whether contributors who lack the base can fetch it here. ``auto``: when its model card has a licence that lets
-    everybody pass it on (``gym_fed.base.files.REDISTRIBUTABLE``)."""
+    """Whether contributors can download the base from the hub. ``auto``: if the licence in its model card allows
+    redistribution (``gym_fed.base.files.REDISTRIBUTABLE``)."""
     enrolment: EnrolmentConfig = EnrolmentConfig()
     rounds: RoundsConfig = RoundsConfig()
     recipe: TrainingRecipe = TrainingRecipe()
@@ -251,7 +250,7 @@ class ServerSections(StrictModel):
     """At the end of the run, compare the newest version with version 0: held-out loss, and what the model kept."""
     rewards: RewardsConfig = RewardsConfig()
     privacy: PrivacyConfig | None = None
-    """Contributor-level differential privacy of the soups; absent: none is promised."""
+    """Contributor-level differential privacy of the soups; absent: none."""
     secure_aggregation: SecureAggregationConfig | None = None
     """Hide every single update from the hub; absent: it sees them, as its robust rules must."""
     variants: VariantsConfig = VariantsConfig()

@@ -59,10 +59,10 @@ class SoupRecipe(StrictModel):
     """Further keys of a pre-aggregator's own ``Config``, by its name."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """How many malicious clients the merge must withstand, f. A round needs at least 2f + 1 updates."""
+    """Number of malicious clients that the merge must withstand, f. A round needs at least 2f + 1 updates."""
 
     server_learning_rate: Annotated[float, Field(gt=0)] = 1.0
-    """What the server optimiser makes of the aggregate is multiplied by this before it is encoded."""
+    """Factor of the server optimiser's result before it is encoded."""
 
     server_optimizer: Annotated[str, MemberOf(SERVER_OPTIMIZERS, ("none",))] = "none"
     """A file of ``gym_fed/soup/optimizers``: ``momentum``, ``adam`` or ``yogi`` on top of the soup; ``none`` adds the
@@ -72,24 +72,23 @@ class SoupRecipe(StrictModel):
     """Further keys of the optimiser's own ``Config``."""
 
     max_norm: Annotated[float, Field(gt=0)] | None = None
-    """An update with a larger L2 norm is scaled down to it; absent means no clipping."""
+    """L2 norm to which larger updates are scaled down; absent means no clipping."""
 
     weighting: Literal["uniform", "num_examples", "reputation"] = "uniform"
-    """One contributor one vote; or by the number of examples that each reports; or, on a hub, by the reputation
-    that each has earned there."""
+    """Weights of the updates: equal, by the reported number of examples, or, on a hub, by reputation."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
     """Limit of the examples that an update counts for; required by ``weighting: num_examples``."""
 
     reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
-    """reputation: nobody counts for less than this, so that newcomers count; required there."""
+    """Minimum weight, so that newcomers count; required by ``weighting: reputation``."""
 
     merge_version: Annotated[int, Field(ge=1, le=MERGE_VERSION)] = MERGE_VERSION
     """How updates are read: soups of versions 1 and 2 may differ in the last bits, so that a round's recipe records it.
     Leave it out but to make a soup of an older release again."""
 
     codec: CodecPolicy = CodecPolicy()
-    """How the soup is written down; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
+    """Encoding of the soup; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
     LoRA, absent means ``as-merged``: the soup travels as factors."""
 
     @classmethod

@@ -51,10 +51,10 @@ class LoraRecipe(StrictModel):
 
 
 RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]
-"""What a hub may ask for: algorithms that need nothing but the contributor's own rows."""
+"""Algorithms that a hub may request: those that need only the contributor's own rows."""
 
 RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
-"""What a hub may ask for: methods whose difference travels as values or as LoRA's factors."""
+"""Tuning methods that a hub may request: those whose update is values or LoRA's factors."""
 
 
 class TrainingRecipe(OpenModel):

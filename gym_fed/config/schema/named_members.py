@@ -16,10 +16,10 @@ def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyP
     """Return the first place that names a member, as its kind is spelled; empty without one.
 
     Args:
-        kind: What the member is, such as ``grader``.
-        name: What configs call it; a key of that name that is no field counts, too.
+        kind: The kind of member, such as ``grader``.
+        name: Its name in configs; a key of that name that is not a field counts too.
         values: Plain values as they came, valid or not.
-        schema: What they are checked against.
+        schema: The schema of the values.
     """
     return next(_places(kind, name, values, schema, ()), ())
 

@@ -31,8 +31,8 @@ class _Added:
     """The value of a key that is not a field.
 
     Attributes:
-        value: As it came.
-        wanted: What it must be; None for a key that nothing reads.
+        value: The raw value.
+        wanted: Its type; None for a key that nothing reads.
         idle: Whose section it is, where that one is not chosen.
     """
 

@@ -36,7 +36,7 @@ class PluginRecord(StrictModel):
     """A member of another package, as it was where it was recorded."""
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,39}$")]
-    """What it is, as messages name it: ``aggregator``."""
+    """The kind, as messages name it: ``aggregator``."""
 
     name: Word
     """The member, as configs call it."""
@@ -45,7 +45,7 @@ class PluginRecord(StrictModel):
     """The package, by its name in an index."""
 
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}$")]
-    """Of the package."""
+    """Version of the package."""
 
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Sha256 over the package's files (``gym_quant.registry.digest_of``)."""

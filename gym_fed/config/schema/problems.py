@@ -15,7 +15,7 @@ class Problem(NamedTuple):
     """The offending key, as ``gate.screen_updates``; it need not be in the file."""
 
     text: str
-    """What is wrong with it and what to write instead; reads on from the key."""
+    """The reason and what to write instead; a message continues the key with it."""
 
     def __str__(self) -> str:
         return f"{self.key} {self.text}" if self.text[:1] != ":" else f"{self.key}{self.text}"
@@ -39,8 +39,8 @@ def first_problem(error: ValidationError, whole: str = "") -> str:
     """Return the first error of a schema, as ``field.part: reason``.
 
     Args:
-        error: What was raised.
-        whole: What to call the document where the reason is about no field of it.
+        error: The error of a schema.
+        whole: Name of the document for reasons about no field.
     """
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or whole

@@ -76,7 +76,7 @@ class Default:
 
     Attributes:
         key: Key of the config.
-        value: What was chosen.
+        value: The chosen value.
         reason: Why, for the user.
     """
 
@@ -87,7 +87,7 @@ class Default:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """What the defaults depend on in the rows.
+    """The facts about rows that decide the defaults.
 
     Attributes:
         num_rows: Number of rows.
@@ -215,7 +215,7 @@ def row_defaults(
 
     Args:
         config: With ``method_defaults`` applied, of a large pre-trained model.
-        rows: What is learned.
+        rows: Facts about the training rows.
         peak_bytes: Estimates the memory of a run of a config.
         memory_bytes: Memory of the device.
     """

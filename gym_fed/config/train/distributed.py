@@ -51,3 +51,8 @@ class DistributedSections(StrictModel):
 
     distributed: DistributedSettings | None = None
     """How several processes share the run; ``ddp`` when not given."""
+
+    @property
+    def distributed_strategy(self) -> str:
+        """The strategy of ``distributed``; ``ddp`` without the section."""
+        return "ddp" if self.distributed is None else self.distributed.strategy

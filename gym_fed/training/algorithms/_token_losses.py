@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _Trainer: Any = object  # what the mix-in is placed before
 _TOP = 20
-"""So many of the likeliest tokens stand for the whole distribution, as in the paper."""
+"""Number of likeliest tokens that approximate the whole distribution, as in the paper."""
 
 
 def check_token_loss(config: TrainingConfig) -> None:
     """Refuse a loss other than the plain one where it would not be computed."""
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed = "" if config.sft is None else _changed(config)
-    strategy = "ddp" if config.distributed is None else config.distributed.strategy
+    strategy = config.distributed_strategy
     refuse_first(
         (
             has_named_reference(config) and not is_anchored(config),

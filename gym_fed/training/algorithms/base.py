@@ -26,7 +26,7 @@ class Algorithm(ABC):
     """A training algorithm. It has no state: its methods receive everything they need."""
 
     row_kind: ClassVar[RowKind] = "supervised"
-    """What the rows handed to ``encode`` are; see ``gym_fed.data.rows``. Other rows are converted or refused before."""
+    """Kind of the rows for ``encode``; see ``gym_fed.data.rows``. Other rows are converted or refused before."""
 
     learning_rate_scale: ClassVar[float] = 1.0
     """Default learning rate for large pre-trained models, relative to supervised fine-tuning by the same method."""
@@ -35,7 +35,7 @@ class Algorithm(ABC):
     """PEFT's name of what the model does."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """What the section of its name holds; None has no section. One of ours is a key of the config
+    """Schema of the section with its name; None has no section. One of ours is a key of the config
     (``gym_fed/config/algorithms``), which names its type, and needs none here."""
 
     needs_graders: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class Algorithm(ABC):
     """Whether the loss compares the model with the initial one under all settings."""
 
     scores_reference_once: ClassVar[bool] = False
-    """Of those with a reference: whether it always scores the rows before the first step, and never again."""
+    """For algorithms with a reference: whether it scores the rows only once, before the first step."""
 
     takes_reference: ClassVar[bool] = False
     """Whether the config may name the model that the policy is compared with (``reference_model``)."""
@@ -96,10 +96,10 @@ class Algorithm(ABC):
     """Defaults of its section for a few dozen rows of one person."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; `gym docs members` shows it."""
+    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
 
     untried: ClassVar[str] = ""
-    """What it supports and no test has run."""
+    """Supported combinations that no test runs."""
 
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:

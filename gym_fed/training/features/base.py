@@ -15,14 +15,14 @@ class Feature:
     """A key of the top level. Stateless; called only if the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """What the key holds, for a feature of another package; None is true or false. Those of ours are keys of the
+    """Schema of the key, for a feature of another package; None is true or false. Those of ours are keys of the
     config (``gym_fed/config/train/compute.py``), which has their types."""
 
     per_example: ClassVar[bool] = False
     """Whether gradients of single examples (``privacy``) have been tried with it."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; `gym docs members` shows it."""
+    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
 
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this feature, machine or installation cannot honour, before anything is loaded.

@@ -21,7 +21,7 @@ class BaseDtype(Feature):
         key = f"base_dtype: {config.base_dtype}"
         tuning = TUNING.type_of(config.finetuning)
         section = config.chosen_sections().get(config.finetuning)
-        strategy = "ddp" if config.distributed is None else config.distributed.strategy
+        strategy = config.distributed_strategy
         refuse_first(
             (
                 tuning.trains_all and not tuning.is_adapter,

@@ -25,7 +25,7 @@ class Loop(ABC):
     """One run of an algorithm on threads. ``run`` trains the model in place.
 
     Args:
-        dataset: What is learned from.
+        dataset: The threads to learn.
         model: A model that ``RecipeContext.spawn`` gave, which is trained.
         lr: Learning rate.
         samples_per_batch: Samples of the data set that one step learns from.

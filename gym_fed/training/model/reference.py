@@ -33,7 +33,7 @@ def check_reference(config: TrainingConfig) -> None:
     if not has_named_reference(config):
         return
     key = "reference_model" if config.reference_model else "reference_adapter"
-    strategy = "ddp" if config.distributed is None else config.distributed.strategy
+    strategy = config.distributed_strategy
     refuse_first(
         (
             not ALGORITHMS.type_of(config.algorithm).takes_reference,

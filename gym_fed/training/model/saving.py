@@ -26,7 +26,7 @@ def save_final(
     """Save the result next to the run's other files; after a kill the run is unfinished, never half a model.
 
     Args:
-        trainer: What has run.
+        trainer: The trainer after its run.
         model: The trained model or PEFT model; it is not changed.
         tokenizer: Saved with it.
         algorithm: Writes its own files (a critic, a head) too.

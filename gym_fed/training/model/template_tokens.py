@@ -104,7 +104,7 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
 
     Args:
         model: The loaded model; its embeddings grow in place. New rows begin as the mean of the others.
-        tokenizer: What rows are encoded with.
+        tokenizer: The tokenizer of the rows.
         config: The run's.
         known: Tokens that the tokenizer had before any was added.
 

@@ -31,7 +31,7 @@ class MadeOptimizer(OptimizerChoice):
 
     Attributes:
         source: ``module:Class``.
-        package: What must be installed; None for torch and transformers.
+        package: The required package; None for torch and transformers.
         extra: The extra of ours that installs it.
         betas: Whether it takes ``betas``; without, ``adam_beta1`` and ``adam_beta2`` are refused.
         fixed: Arguments that are not the user's.

@@ -31,7 +31,7 @@ class LatticeNoise:
     Args:
         noise_multiplier: Standard deviation over the sensitivity.
         max_grad_norm: L2 norm of the most that one example adds to the sum.
-        num_values: How many numbers a sum has, all tensors together.
+        num_values: Number of values of a sum, all tensors together.
 
     Attributes:
         std: Standard deviation: a little above ``noise_multiplier * max_grad_norm``, for the rounding.

@@ -129,7 +129,7 @@ def find_batch_size(
 
     Args:
         config: Its two sizes give the global batch.
-        model: What is trained, on its device; no weight, gradient or random state of it is left changed.
+        model: The model on its device; its weights, gradients and random states are left unchanged.
         build: A trainer of a config on rows.
         rows: Encoded; the longest are tried.
 

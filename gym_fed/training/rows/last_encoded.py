@@ -12,7 +12,7 @@ _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
 """Keys that differ from round to round and change no token."""
 
 _PRINTS_THE_DATE = ("strftime_now", "datetime")
-"""What a chat template calls to print the date: its tokens are new with every run."""
+"""The function by which a chat template prints the date, so that its tokens change with every run."""
 
 
 class LastEncoded:

@@ -25,10 +25,10 @@ class RunRows:
     """The rows of a run, encoded.
 
     Attributes:
-        encoded: What the algorithm's ``encode`` gave for the training rows.
+        encoded: Encoded training rows.
         eval_encoded: The same for ``eval_data``; None when there is none.
-        digests: Of both, as the run folder keeps them.
-        counts: What became of the training rows.
+        digests: Digests of both, as the run folder stores them.
+        counts: Counts of learned, cut and dropped training rows.
         eval_counts: The same for ``eval_data``.
     """
 

@@ -33,7 +33,7 @@ def split_rows(
 
     Args:
         rows: All of them, repeated by their weights.
-        size: How many different rows are held out; below 1, which share.
+        size: Number of different held-out rows; below 1, their share.
         seed: Decides which.
 
     Raises:

@@ -78,7 +78,7 @@ class HeldOut:
     """The loss on held-out rows: the mean over rows of each row's nats per token.
 
     Attributes:
-        num_rows: How many rows were measured.
+        num_rows: Number of measured rows.
         before: Mean loss before training.
         after: Mean loss after training.
         stderr: Standard error of ``after - before``, paired by row; None where only means are known.
@@ -100,8 +100,8 @@ class CheckResult:
         prompts: The user's prompts that were answered.
         before: Their answers by the model before training.
         after: Their answers after training.
-        warnings: What the user should know, with remedies.
-        skipped: What was not checked, and why.
+        warnings: Warnings for the user, with remedies.
+        skipped: Parts that were not checked, and why.
         expected: The rows' own answers to the prompts.
     """
 
@@ -187,7 +187,7 @@ class LearningCheck:
 
         Args:
             model: After its run.
-            history: What the trainer logged.
+            history: The trainer's log.
             best_step: The step whose weights were restored; None for the last one.
         """
         self._has_trained = True
@@ -301,8 +301,8 @@ class LearningCheck:
         config = self._config
         if is_processor(self._tokenizer):
             return "answers and what the model kept: a model that reads images is not checked"
-        if config.distributed is not None and config.distributed.strategy != "ddp":
-            return f"answers and what the model kept: no process of {config.distributed.strategy} has the whole model"
+        if config.distributed_strategy != "ddp":
+            return f"answers and what the model kept: no process of {config.distributed_strategy} has the whole model"
         if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM":
             return "answers and what the model kept: a reward model writes no text"
         return None

@@ -23,7 +23,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
 
     Args:
         config: The config to check.
-        num_processes: How many processes will share the run; by default as many as do now.
+        num_processes: Number of processes of the run; by default the current number.
 
     Raises:
         GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
@@ -99,7 +99,7 @@ def _check_delta(config: TrainingConfig) -> None:
     """Refuse ``save_delta`` if the result is not a delta of a base that others have."""
     if config.save_delta is None:
         return
-    strategy = "ddp" if config.distributed is None else config.distributed.strategy
+    strategy = config.distributed_strategy
     reasons: tuple[tuple[object, str], ...] = (
         (config.model is None, "the base has no name: give model"),
         (ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM", "a reward model has another head"),

@@ -105,7 +105,7 @@ class RunFolder:
             config: The resolved config.
             data_digest: Digest of the rows.
             eval_digest: That of the rows held out, if there are any.
-            begun: What ``begun`` has said.
+            begun: Result of ``begun``.
             resume: Whether an unfinished run may be continued.
 
         ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.

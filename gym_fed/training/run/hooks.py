@@ -59,7 +59,7 @@ class StepReport:
         seconds_left: By the pace since then.
         memory_bytes: The most that the process has held so far: on the GPU where there is one, else in RAM.
         evaluation: Figures on ``eval_data`` (``eval_loss``, ...) when this report is one of an evaluation.
-        epsilon: With ``privacy``: spent so far, at most.
+        epsilon: With ``privacy``: upper bound of the cost so far.
     """
 
     step: int
@@ -84,7 +84,7 @@ class RunHooks(TrainerCallback):
 
     Args:
         track: Opens the tracked run, given the step to resume from.
-        logging_steps: How often figures are tracked.
+        logging_steps: Steps between tracked metrics.
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
         should_stop: Called after every step.

@@ -24,12 +24,12 @@ class Job:
         config: The run's config.
         model: The model to train in place, already wrapped by PEFT where ``finetuning`` is an adapter.
         tokenizer: Its tokenizer (a processor for vision-language models).
-        encoded: What ``encode`` gave for the training rows.
-        eval_encoded: The same for ``eval_data``; None when there is none.
+        encoded: Encoded training rows.
+        eval_encoded: Encoded rows of ``eval_data``; None without any.
         checkpoints: Folder for checkpoints.
         callbacks: ``transformers.TrainerCallback`` objects to install.
         evaluate_first: True if held-out rows are evaluated before the first step, too.
-        graders: What rewards answers, set up already; empty for algorithms without rewards.
+        graders: Graders, set up already; empty for algorithms without rewards.
     """
 
     config: TrainingConfig

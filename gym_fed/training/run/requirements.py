@@ -11,7 +11,7 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
     """Refuse ``what`` (a key and value of the config) if ``module`` is not installed.
 
     Args:
-        module: As it is imported.
+        module: Name of the module.
         what: Begins the message.
         extra: The extra of ours that installs it.
         remedy: Instead of ``extra``, for one that no extra of ours has.

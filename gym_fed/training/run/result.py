@@ -24,14 +24,14 @@ class TrainResult:
         output_dir: The run folder.
         num_examples: Rows with something to learn (each counted once), however many of them the steps have seen.
         rows: What became of all that were given: learned, cut, dropped.
-        num_processes: How many processes shared the run.
+        num_processes: Number of processes of the run.
         num_tokens: Tokens seen, repeats included, padding not.
         model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
         tokenizer: Its tokenizer.
-        best_step: Where its weights are from, under ``early_stopping.restore_best``; None for the last step.
-        epsilon: What the run cost each example under ``privacy``, at its ``target_delta``; None without.
+        best_step: Step of its weights, under ``early_stopping.restore_best``; None for the last step.
+        epsilon: Privacy cost of the run under ``privacy``, at its ``target_delta``; None without.
         privacy: The plan that was carried out.
-        check: What was gained and lost, where the run was checked.
+        check: Gains and losses, if the run was checked.
     """
 
     steps: int

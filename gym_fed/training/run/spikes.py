@@ -107,7 +107,7 @@ class Rollbacks:
     """The rollbacks of a run so far, and the order of its batches that follows from them.
 
     Args:
-        settings: How often it may happen.
+        settings: The limit of rollbacks.
         folder: The run folder.
     """
 

@@ -14,7 +14,7 @@ from gym_fed.tracking.trackers.base import read_lines
 from gym_fed.training.run.folder_lock import is_held
 
 _ACTIVE_SECONDS = 120
-"""Where locks are not supported, a run without a result counts as running while its figures are not older."""
+"""Without support for locks, a run without a result counts as running while its metrics are not older."""
 
 
 def list_run_folders(root: Path) -> list[Path]:

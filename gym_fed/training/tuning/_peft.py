@@ -26,7 +26,7 @@ _NAMING = (
 )
 """Settings that name modules, and whether by regular expressions."""
 _CONVERTED_ROUTER = "gate.weight"
-"""What PEFT calls the router of Mixtral, Qwen3-MoE and their like."""
+"""PEFT's name for the router of Mixtral, Qwen3-MoE and similar models."""
 
 
 def wrap(

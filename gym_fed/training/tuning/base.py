@@ -21,7 +21,7 @@ class Tuning(ABC):
     """Whether the model's own weights stay as they are and what is trained is saved alone."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """What the section of its name holds; None has no section. One of ours is a key of the config
+    """Schema of the section with its name; None has no section. One of ours is a key of the config
     (``gym_fed/config/train/tuning.py``), which has its type, and needs none here."""
 
     trains_all: ClassVar[bool] = False
@@ -40,13 +40,13 @@ class Tuning(ABC):
     """Whether a hub may ask for it: the difference it makes travels as values, or as LoRA's factors."""
 
     sends_factors: ClassVar[bool] = False
-    """Of those that federate: whether an update is LoRA's two factors a weight, instead of values."""
+    """For methods that federate: whether an update is LoRA's two factors per weight, instead of values."""
 
     tried: ClassVar[str] = ""
-    """What the tests run it with, on a CPU and tiny models; `gym docs members` shows it."""
+    """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
 
     untried: ClassVar[str] = ""
-    """What goes with it and was never run."""
+    """Supported combinations that no test runs."""
 
     @classmethod
     def starts_as_base(cls, config: TrainingConfig) -> bool:

@@ -17,7 +17,7 @@ from gym_fed.training.vision.image_size import ImageLimits
 
 _Sft: Any = SFTTrainer  # its annotations are no promise
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
-"""What a batch holds for each token, ``[n, t]``, padded on the right."""
+"""Columns of a batch with a value per token, ``[n, t]``, padded on the right."""
 
 
 def build_vision_trainer(job: Job, *, assistant_only: bool) -> Any:

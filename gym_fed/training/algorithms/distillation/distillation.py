@@ -186,7 +186,7 @@ def token_columns(tokenizer: Any, rows: int) -> slice | list[int]:
     the softmax of teacher and student.
 
     Args:
-        tokenizer: Of both models. It may have tokens without a row, such as Gemma 3's for pictures at 1B.
+        tokenizer: Tokenizer of both models. It may have tokens without a row, such as Gemma 3's for pictures at 1B.
         rows: The lower number of rows of embeddings of the two.
     """
     ids = sorted({number for number in tokenizer.get_vocab().values() if number < rows})

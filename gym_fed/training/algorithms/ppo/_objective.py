@@ -21,8 +21,8 @@ def clipped_objective(
         log_probs: ``[B, T]`` of the answers' tokens under the policy.
         old_log_probs: The same under the policy that wrote the answers.
         advantages: ``[B, T]``.
-        epsilon: How far below 1 the ratio may fall before its gradient ends.
-        epsilon_high: How far above 1 it may rise.
+        epsilon: Distance below 1 at which the ratio loses its gradient.
+        epsilon_high: Distance above 1 at which it does.
 
     Returns:
         ``[B, T]``.

@@ -33,7 +33,7 @@ class Ppo(Rewarded):
     def check(self, config: TrainingConfig) -> None:
         super().check(config)
         settings = self.settings(config)
-        strategy = "ddp" if config.distributed is None else config.distributed.strategy
+        strategy = config.distributed_strategy
         # The critic's weights are a group of the policy's optimiser, so one that knows the layers of one model fails.
         optimizer = OPTIMIZERS.new(config.optimizer)
         conflict = TUNING.type_of(config.finetuning).own_optimizer(config)

@@ -23,15 +23,15 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     losses of the two halves in nats per token.
 
     Args:
-        args: As for ``SFTTrainer``.
+        args: Arguments of ``SFTTrainer``.
         retain_weight: Weight of ``L_retain``.
         forget_loss: The part of the rows to forget. Takes ``[n, t]`` log-probabilities (0 where not labelled) and the
             mask of labels, gives a scalar.
-        kwargs: As for ``SFTTrainer``.
+        kwargs: Arguments of ``SFTTrainer``.
     """
 
     forget_item = "forget_tokens"
-    """What ``forget_loss`` is a mean over: ``forget_tokens`` or ``forget_rows``."""
+    """The items of ``forget_loss``'s mean: ``forget_tokens`` or ``forget_rows``."""
 
     def __init__(
         self, *args: Any, retain_weight: float, forget_loss: Callable[..., Tensor], **kwargs: Any
