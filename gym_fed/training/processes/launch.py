@@ -64,7 +64,7 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
 
 
 def _exit_code(status: int, rank: int) -> int:
-    """Return the exit code; a process that a signal ended has none of its own."""
+    """Return the exit code, or raise for a process that a signal ended."""
     if status >= 0:
         return status
     raise GymError(
