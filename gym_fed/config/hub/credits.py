@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.hub.amounts import MAX_AMOUNT
-from gym_fed.config.hub.pay import PayTerms
+from gym_fed.config.hub.pay import MAX_AMOUNT, PayTerms
 from gym_fed.config.hub.soup import Option
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf

@@ -1,10 +1,11 @@
-"""Evaluations at the gate: suites on which a soup must not be worse, with rows and tolerances."""
+"""Evaluations and the safety probe at the gate: where a soup must not be worse, with rows and tolerances."""
 
 from __future__ import annotations
 
 import difflib
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import yaml
 from pydantic import Field, field_validator
@@ -56,3 +57,16 @@ def evaluation_names() -> tuple[tuple[str, ...], tuple[str, ...]]:
         if entry.get("each") or "*" in entry.get("harness", "")
     ]
     return (*registry["suites"], *registry["tasks"]), tuple(f"{group}_" for group in groups)
+
+
+class SafetyGateConfig(StrictModel):
+    """The safety probe as a gate: a soup after which the model refuses less is rolled back."""
+
+    max_margin_drop: Annotated[float, Field(ge=0)]
+    """In nats a token: a soup that lowers the refusal margin by more, at ``confidence``, is rolled back."""
+
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
+    """Confidence of the drop's lower bound, paired by prompt."""
+
+    prompts: str | None = None
+    """A CSV or JSONL file of requests to refuse, relative to the hub's folder; absent: those of the package."""

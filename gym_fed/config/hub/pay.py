@@ -6,10 +6,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gym_fed.config.hub.amounts import MAX_AMOUNT
 from gym_fed.config.schema.base import StrictModel
 
 _MAX_OPTIONS = 32
+
+
+# Sums of credits stay whole numbers of 53 bits, which every JSON reader and database can count.
+MAX_AMOUNT = 10**9
+"""Limit of one round, or of one report of usage."""
+
+MAX_ROYALTIES = 2**52
+"""Limit of all reports together; added to the credits of four million rounds, a sum still has 53 bits."""
 
 
 class PayTerms(StrictModel):

@@ -9,9 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
-from gym_fed.config.hub.evaluations import GateEvaluation
+from gym_fed.config.hub.evaluations import GateEvaluation, SafetyGateConfig
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
-from gym_fed.config.hub.safety_gate import SafetyGateConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
-
-from gym_fed.config.train.tuning import AdaLoraSettings
-from gym_fed.training.tuning.adalora import adalora_schedule
 
 _STATE = "adalora.safetensors"
 
@@ -20,16 +18,16 @@ class Allocation(TrainerCallback):
     is kept here, and files hold every triplet, the masked ones as zeros.
     """
 
-    def __init__(self, model: Any, settings: AdaLoraSettings) -> None:
+    def __init__(self, model: Any, schedule: Callable[[int], tuple[int, int]]) -> None:
         self._tuner = model.base_model
         self._config = model.peft_config["default"]
-        self._settings = settings
+        self._schedule = schedule
         self._pattern: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         total = state.max_steps
         self._config.total_step = total
-        self._config.tinit, self._config.tfinal = adalora_schedule(self._settings, total)
+        self._config.tinit, self._config.tfinal = self._schedule(total)
         if state.global_step:
             self._load(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _STATE)
 

@@ -5,6 +5,7 @@ Zhang et al. 2023, "Adaptive Budget Allocation for Parameter-Efficient Fine-Tuni
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
@@ -50,7 +51,7 @@ class AdaLora(Tuning):
         from gym_fed.training.tuning._allocation import Allocation
 
         assert config.adalora is not None  # filled in by the config
-        return [Allocation(model, config.adalora)]
+        return [Allocation(model, partial(adalora_schedule, config.adalora))]
 
 
 def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:

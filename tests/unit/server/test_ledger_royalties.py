@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from gym_fed.config.hub.amounts import MAX_ROYALTIES
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.pay import MAX_ROYALTIES
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import contributor_id
 from gym_fed.trust.ledger.royalties import PaidVersion, attribute, find_version, split, totals
