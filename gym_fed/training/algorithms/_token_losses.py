@@ -8,7 +8,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.refusals import refuse_first
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.training.model.reference import has_named_reference
@@ -50,10 +49,8 @@ def check_token_loss(config: TrainingConfig) -> None:
 
 def require_plain_loss(config: TrainingConfig) -> None:
     """Refuse a loss other than the plain one for a model that reads images."""
-    if config.sft is not None and (key := _changed(config)):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"
-        )
+    key = "" if config.sft is None else _changed(config)
+    refuse_first((key, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"))
 
 
 def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:

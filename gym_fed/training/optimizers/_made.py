@@ -15,6 +15,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight, check_known, refuse_betas
 from gym_fed.training.run.requirements import require_cuda, require_package
@@ -137,12 +138,9 @@ def called(config: TrainingConfig, make: Any) -> Any:
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:
     """Refuse an optimiser that only makes sense if whole weights are trained."""
-    if TUNING.type_of(config.finetuning).is_adapter:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}",
-            "use finetuning: full or freeze, or another optimizer",
-        )
+    is_adapter = TUNING.type_of(config.finetuning).is_adapter
+    reason = f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}"
+    refuse_first((is_adapter, reason, "use finetuning: full or freeze, or another optimizer"))
 
 
 def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.data.rows import PlacedDict
 from gym_fed.data.sources import source_rows
 
@@ -19,10 +20,7 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
         GymError: ``CONFIG_INVALID`` when no data is named; see ``source_rows`` for the others.
     """
     sources: list[DataConfig] = getattr(config, key)
-    if not sources:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, f"{key}: no rows to train on", "list at least one path or tasks entry"
-        )
+    refuse_first((not sources, f"{key}: no rows to train on", "list at least one path or tasks entry"))
     return [row for index, source in enumerate(sources) for row in _weighted(source, config.seed + index)]
 
 

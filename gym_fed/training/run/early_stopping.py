@@ -14,29 +14,25 @@ from transformers import TrainerCallback
 from gym_fed.config.train.run import EarlyStopping
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.processes import group as processes
-from gym_fed.training.processes.sharding import settings_of
 
 
 def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None:
     """Refuse evaluation settings without rows to evaluate on."""
-    stopping = config.early_stopping
-    sharded = processes.world_size() > 1 and settings_of(config).strategy != "ddp"
-    if stopping is not None and stopping.restore_best and sharded:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"early_stopping.restore_best: {settings_of(config).strategy} leaves no process with all weights",
+    stopping, strategy = config.early_stopping, config.distributed_strategy
+    sharded = processes.world_size() > 1 and strategy != "ddp"
+    refuse_first(
+        (
+            stopping is not None and stopping.restore_best and sharded,
+            f"early_stopping.restore_best: {strategy} leaves no process with all weights",
             "set restore_best: false, or distributed.strategy: ddp",
         )
-    if has_eval_data:
-        return
+    )
     for key in ("early_stopping", "eval_steps", "eval_strategy"):
-        if getattr(config, key) not in (None, 0, "no"):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{key}: there are no held-out rows to evaluate on",
-                "add eval_data, or remove the key",
-            )
+        is_idle = not has_eval_data and getattr(config, key) not in (None, 0, "no")
+        reason = f"{key}: there are no held-out rows to evaluate on"
+        refuse_first((is_idle, reason, "add eval_data, or remove the key"))
 
 
 class EarlyStop(TrainerCallback):

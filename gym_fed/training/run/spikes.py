@@ -18,20 +18,16 @@ from gym_fed.config.train.run import LossSpikes
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.group import is_main
 
 
 def check_spikes(config: TrainingConfig) -> None:
     """Refuse ``loss_spikes`` if the loss of a step does not measure its batch."""
-    if config.loss_spikes is None:
-        return
-    if not ALGORITHMS.new(config.algorithm).loss_measures_rows(config):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"loss_spikes: the loss of {config.algorithm} does not measure how well its rows are known",
-            "remove the section",
-        )
+    measures = config.loss_spikes is None or ALGORITHMS.new(config.algorithm).loss_measures_rows(config)
+    reason = f"loss_spikes: the loss of {config.algorithm} does not measure how well its rows are known"
+    refuse_first((not measures, reason, "remove the section"))
 
 
 class Diverged(GymError):

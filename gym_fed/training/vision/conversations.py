@@ -20,6 +20,7 @@ from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
@@ -103,12 +104,9 @@ def require_model_of_text(config: TrainingConfig) -> None:
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse image sizes for a model that reads no images."""
     for key in ("image_max_pixels", "image_min_pixels"):
-        if getattr(config, key) is not None and not reads_images:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{key}: is given, but {config.algorithm} reads text alone here",
-                "remove it, or train a model that reads images by sft",
-            )
+        is_idle = getattr(config, key) is not None and not reads_images
+        reason = f"{key}: is given, but {config.algorithm} reads text alone here"
+        refuse_first((is_idle, reason, "remove it, or train a model that reads images by sft"))
 
 
 def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None:
@@ -141,10 +139,7 @@ def encode_image_rows(
             cannot be read, or do not fit ``max_length``, for a template that does not let the assistant's words be
             located, and where nothing is left to learn from.
     """
-    if packing:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, "packing: rows of images cannot be joined", "set packing: false"
-        )
+    refuse_first((packing, "packing: rows of images cannot be joined", "set packing: false"))
     require_chat_template(processor)
     template = vision_template(processor) if assistant_only else None
     counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)
