@@ -21,6 +21,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.training.run.hooks import ShouldStop, StepReport
@@ -75,12 +76,9 @@ class Search:
         self._on_trial = on_trial
         self._on_report = on_report
         self._should_stop = should_stop
-        if config.privacy is not None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                "privacy: every trial of a search costs privacy, and the search is not accounted for",
-                "search on rows that are not private, and train with what was found",
-            )
+        reason = "privacy: every trial of a search costs privacy, and the search is not accounted for"
+        remedy = "search on rows that are not private, and train with what was found"
+        refuse_first((config.privacy is not None, reason, remedy))
         for values in _tried_alone(
             config.search.parameters
         ):  # what is wrong is refused now, not when it is drawn

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows
@@ -65,12 +65,8 @@ class Sft(Algorithm):
         assistant_only, packing = self.assistant_only(config), self.packing(config)
         if is_processor(tokenizer):
             require_plain_loss(config)
-            if config.privacy is not None:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    "privacy: models that read images are not tried with gradients of single examples",
-                    "use a model of text alone",
-                )
+            reason = "privacy: models that read images are not tried with gradients of single examples"
+            refuse_first((config.privacy is not None, reason, "use a model of text alone"))
             return encode_image_rows(
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
             )

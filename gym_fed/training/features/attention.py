@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.features.base import Feature
 from gym_fed.training.run.requirements import require_cuda, require_package
 
@@ -28,12 +29,9 @@ class Attention(Feature):
         if config.attention != "flash_attention_2":
             return
         require_package("flash_attn", key, remedy="pip install flash-attn, or set attention: sdpa")
-        if config.loaded_dtype == "float32" and config.mixed_precision == "no":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{key} computes in 16 bits only, but the run is in float32",
-                "set mixed_precision: bf16, or dtype: bfloat16",
-            )
+        reason = f"{key} computes in 16 bits only, but the run is in float32"
+        remedy = "set mixed_precision: bf16, or dtype: bfloat16"
+        refuse_first((config.loaded_dtype == "float32" and config.mixed_precision == "no", reason, remedy))
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.features.base import Feature
 
 _DEFAULT_BACKEND = "inductor"
@@ -26,12 +27,9 @@ class TorchCompile(Feature):
         # Listing them is part of importing torch._dynamo, which takes seconds: only when another is set.
         if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
             known = torch.compiler.list_backends()
-            if backend not in known:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"torch_compile_backend: {backend!r} is unknown here",
-                    f"one of {', '.join(sorted({*known, _DEFAULT_BACKEND, *_NEEDS_NO_COMPILER}))}",
-                )
+            reason = f"torch_compile_backend: {backend!r} is unknown here"
+            remedy = f"one of {', '.join(sorted({*known, _DEFAULT_BACKEND, *_NEEDS_NO_COMPILER}))}"
+            refuse_first((backend not in known, reason, remedy))
         on_cpu = pick_device(config.device).type == "cpu"
         if backend == _DEFAULT_BACKEND and on_cpu and not (shutil.which("g++") or shutil.which("c++")):
             raise GymError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.features.base import Feature
 from gym_fed.training.run.requirements import require_cuda, require_package
 
@@ -22,12 +22,9 @@ class Unsloth(Feature):
             "unsloth: true",
             remedy="install it in an environment of its own (its pins exclude those of gym-fed), or remove the key",
         )
-        if config.model is None or config.quantization is not None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                "unsloth: true loads a model as it lies on disk",
-                "name a model, and leave model_init and quantization away",
-            )
+        reason = "unsloth: true loads a model as it lies on disk"
+        remedy = "name a model, and leave model_init and quantization away"
+        refuse_first((config.model is None or config.quantization is not None, reason, remedy))
 
 
 def load_by_unsloth(config: TrainingConfig) -> tuple[Any, Any]:

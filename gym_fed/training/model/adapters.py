@@ -136,12 +136,9 @@ def check_adapters(config: TrainingConfig) -> None:
         return
     adapters, merged = starting_adapters(config), merged_first(config)
     for key, value in (("unsloth", config.unsloth), ("distributed", config.distributed)):
-        if value and getattr(value, "strategy", "") != "ddp":
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"adapter: does not go with {key}, which loads the base in another way",
-                f"remove {key}, or merge the adapters first with: gym export",
-            )
+        reason = f"adapter: does not go with {key}, which loads the base in another way"
+        remedy = f"remove {key}, or merge the adapters first with: gym export"
+        refuse_first((value and getattr(value, "strategy", "") != "ddp", reason, remedy))
     for adapter in adapters:
         require_of_weights(adapter)
     for adapter in merged:

@@ -8,6 +8,7 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
@@ -42,12 +43,9 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
         return on_its_adapters(loaded.model, config), loaded.tokenizer
-    if TUNING.type_of(config.finetuning).is_adapter:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"model: {config.model} is itself an adapter",
-            f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full",
-        )
+    reason = f"model: {config.model} is itself an adapter"
+    remedy = f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full"
+    refuse_first((TUNING.type_of(config.finetuning).is_adapter, reason, remedy))
     return on_its_adapters(merged(loaded.model, config.model), config), loaded.tokenizer
 
 

@@ -89,12 +89,8 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
         else:
             model = merge_adapters(model, adapters)
     sizes = [int(lm.get_input_embeddings().weight.shape[0]) for lm in (model, policy)]
-    if sizes[0] != sizes[1]:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"reference_model: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}",
-            "give a model with the policy's tokenizer",
-        )
+    reason = f"reference_model: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}"
+    refuse_first((sizes[0] != sizes[1], reason, "give a model with the policy's tokenizer"))
     if config.quantization is None:
         model = model.to(next(policy.parameters()).device)
     return model.requires_grad_(False).eval()

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.optimizers._made import (
     MadeOptimizer,
     hidden_matrices,
@@ -34,12 +34,8 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
         fits, expected = isinstance(value, int | float) and value > 0, "a number above 0"
     else:
         fits, expected = isinstance(value, int) and value >= 1, "a whole number of at least 1"
-    if not fits or isinstance(value, bool):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"optimizer_args: {config.optimizer} refuses {name} {value!r}",
-            f"give {expected}",
-        )
+    reason = f"optimizer_args: {config.optimizer} refuses {name} {value!r}"
+    refuse_first((not fits or isinstance(value, bool), reason, f"give {expected}"))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import random
 from typing import Any, Literal
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.refusals import refuse_first
 from gym_fed.data.rows import PlacedDict
 from gym_fed.data.sources import source_rows
@@ -40,12 +39,8 @@ def split_rows(
     keys = list(map(_content, rows))
     different = dict(zip(keys, rows, strict=True))
     number = round(size * len(different)) if size < 1 else round(size)
-    if not 0 < number < len(different):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"eval_split: {size:g} of {len(different)} different rows would hold out {number}",
-            "leave at least one row on both sides",
-        )
+    reason = f"eval_split: {size:g} of {len(different)} different rows would hold out {number}"
+    refuse_first((not 0 < number < len(different), reason, "leave at least one row on both sides"))
     held = set(random.Random(seed).sample(list(different), number))
     return (
         [row for key, row in zip(keys, rows, strict=True) if key not in held],

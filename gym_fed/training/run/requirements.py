@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 
 
 def require_package(module: str, what: str, extra: str = "", *, remedy: str = "") -> None:
@@ -35,9 +36,6 @@ def require_cuda(what: str) -> None:
     """Refuse ``what`` without a CUDA device."""
     import torch
 
-    if not torch.cuda.is_available():
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{what} needs a CUDA GPU, and this machine has none",
-            "remove it from the config, or run on a machine with a GPU",
-        )
+    reason = f"{what} needs a CUDA GPU, and this machine has none"
+    remedy = "remove it from the config, or run on a machine with a GPU"
+    refuse_first((not torch.cuda.is_available(), reason, remedy))

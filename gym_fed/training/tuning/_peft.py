@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.base.modeling.routers import router_names
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
@@ -137,12 +138,9 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
                     f"{section}.{key}: {module_name!r} is no regular expression: {error}",
                     "correct it, or give a module's name",
                 ) from error
-            if not is_present:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"{section}.{key}: {type(model).__name__} has no module {module_name!r}",
-                    "give names such as q_proj, embed_tokens or norm, or remove it",
-                )
+            reason = f"{section}.{key}: {type(model).__name__} has no module {module_name!r}"
+            remedy = "give names such as q_proj, embed_tokens or norm, or remove it"
+            refuse_first((not is_present, reason, remedy))
 
 
 def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:

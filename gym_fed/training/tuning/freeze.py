@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.training.tuning.full import Full as _Full
 from gym_fed.training.vision.parts import outside_tower
 
@@ -23,12 +24,8 @@ class Freeze(_Full):
         assert settings is not None  # filled in by the config
         layers = _layers(model)
         count = settings.num_trainable_layers
-        if abs(count) > len(layers):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"freeze.num_trainable_layers: is {count}, but the model has {len(layers)} layers",
-                "give at most that many",
-            )
+        reason = f"freeze.num_trainable_layers: is {count}, but the model has {len(layers)} layers"
+        refuse_first((abs(count) > len(layers), reason, "give at most that many"))
         model.requires_grad_(False)
         for head in _heads(model):
             head.requires_grad_(True)
@@ -47,12 +44,9 @@ class Freeze(_Full):
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
     """Return the last of every ``len(layers) / count`` layers, where LLaMA Pro puts the added blocks."""
-    if len(layers) % count:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"freeze.llama_pro: {len(layers)} layers are no multiple of num_trainable_layers {count}",
-            "give as many as there were blocks added, to a model that was expanded",
-        )
+    reason = f"freeze.llama_pro: {len(layers)} layers are no multiple of num_trainable_layers {count}"
+    remedy = "give as many as there were blocks added, to a model that was expanded"
+    refuse_first((len(layers) % count, reason, remedy))
     stride = len(layers) // count
     return layers[stride - 1 :: stride]
 
@@ -85,9 +79,6 @@ def _unfreeze(roots: list[Any], name: str, key: str) -> None:
             if path.split(".")[-len(parts) :] == parts:
                 module.requires_grad_(True)
                 is_present = True
-    if not is_present:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{key}: {name!r} names no module",
-            "give names such as mlp, self_attn.q_proj, embed_tokens, norm or lm_head",
-        )
+    reason = f"{key}: {name!r} names no module"
+    remedy = "give names such as mlp, self_attn.q_proj, embed_tokens, norm or lm_head"
+    refuse_first((not is_present, reason, remedy))

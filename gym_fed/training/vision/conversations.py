@@ -190,12 +190,8 @@ class _TooLong:
 
 def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
     """Refuse settings that do not learn every answer whole, as the collator does."""
-    if config.mask_history:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            "mask_history: models that read images learn every answer of a conversation",
-            "remove it, or end each conversation with its first answer",
-        )
+    reason = "mask_history: models that read images learn every answer of a conversation"
+    refuse_first((config.mask_history, reason, "remove it, or end each conversation with its first answer"))
     if row.get("tools"):
         raise _bad(number, "has tools, which models that read images are not shown", "drop them from the row")
     for message in row["messages"]:

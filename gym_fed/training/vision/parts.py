@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
@@ -61,12 +62,8 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     """
     frozen = frozenset(key for key in _NAMES if getattr(config, key))
     if not reads_images(model):
-        if config.freeze_language_model:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"freeze_language_model: {type(model).__name__} reads text alone, and nothing else would be trained",
-                "remove it",
-            )
+        reason = f"freeze_language_model: {type(model).__name__} reads text alone, and nothing else would be trained"
+        refuse_first((config.freeze_language_model, reason, "remove it"))
         return frozenset()
     present = {part_of(name) for name, _ in model.named_parameters()}
     for key in sorted(frozen - present):
@@ -76,12 +73,8 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
             f"{', '.join((*_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
             f"set {key}: false, and name the layers to train in the section of finetuning",
         )
-    if present <= frozen:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{', '.join(sorted(frozen))}: all of {type(model).__name__} would stay as it is",
-            "set one of them to false",
-        )
+    reason = f"{', '.join(sorted(frozen))}: all of {type(model).__name__} would stay as it is"
+    refuse_first((present <= frozen, reason, "set one of them to false"))
     return frozen
 
 

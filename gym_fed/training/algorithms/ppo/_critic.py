@@ -18,6 +18,7 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.loading import load_weights
 from gym_fed.base.models import load_model, quiet_loading, resolve
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 
 _HEAD = "value_head.safetensors"
 
@@ -87,12 +88,9 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
                     ErrorCode.MODEL_INVALID, f"ppo.critic: {name} cannot be read as a model: {error}"
                 ) from error
     sizes = [int(model.get_input_embeddings().num_embeddings) for model in (body, policy)]
-    if sizes[0] != sizes[1]:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"ppo.critic: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}",
-            "give a model with the policy's tokenizer, or remove the key",
-        )
+    reason = f"ppo.critic: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}"
+    remedy = "give a model with the policy's tokenizer, or remove the key"
+    refuse_first((sizes[0] != sizes[1], reason, remedy))
     critic = Critic(body.to(next(policy.parameters()).device), train_body=train_body)
     if (folder / _HEAD).is_file():
         critic.head.load_state_dict(load_file(folder / _HEAD))

@@ -8,6 +8,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.refusals import refuse_first
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts
@@ -59,12 +60,9 @@ def check_preference(config: TrainingConfig) -> None:
         ),
         None,
     )
-    if getattr(settings, "disable_dropout", False) and dropout is not None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{dropout}: {config.algorithm} switches dropout off",
-            f"remove it, or set {config.algorithm}.disable_dropout: false",
-        )
+    reason = f"{dropout}: {config.algorithm} switches dropout off"
+    remedy = f"remove it, or set {config.algorithm}.disable_dropout: false"
+    refuse_first((getattr(settings, "disable_dropout", False) and dropout is not None, reason, remedy))
 
 
 def encode_answers(
