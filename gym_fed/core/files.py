@@ -243,7 +243,11 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    folder.mkdir(0o700 if folder.absolute() == default_home().absolute() else mode, exist_ok=True)
+    try:
+        is_home = folder.absolute() == default_home().absolute()
+    except RuntimeError:  # this user has no home, as in a container with an arbitrary uid
+        is_home = False
+    folder.mkdir(0o700 if is_home else mode, exist_ok=True)
     fsync_folder(folder.parent)
 
 

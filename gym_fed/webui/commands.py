@@ -44,7 +44,10 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
     refusal = GymError.last_in(done.stderr) if done.returncode else None
     if refusal is not None:
         raise refusal
+    failure = GymError(ErrorCode.INTERNAL, f"{name} ended with code {done.returncode}")
+    if done.returncode:
+        raise failure
     try:
         return json.loads(done.stdout)
     except ValueError as error:
-        raise GymError(ErrorCode.INTERNAL, f"{name} ended with code {done.returncode}") from error
+        raise failure from error

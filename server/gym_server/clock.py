@@ -111,8 +111,10 @@ class HubClock:
         self._notice_sleep()
         if self._away and not self._has_round():
             self.catch_up()
-        offset = self.now() - self.wall()
         with self._lock:
+            if self._began is None:
+                return 0.0
+            offset = self.steady() + self._began - self.wall()
             step = self._offset - offset - self._unstored
             is_set = abs(step) > STEP_SECONDS
             if not is_set and not self._unstored:

@@ -310,11 +310,11 @@ class Agent:
                 "a hub may ask only for updates that are signed for itself",
             )
         if spec.evaluated_on != self._evaluated_on:
-            self._evaluated_on = spec.evaluated_on
             limit = TimeLimit(self.policy, self._hooks(lease))
             phase = "the check against the hub's evaluation suites"
             for note in evaluation_notes(spec.evaluated_on, lambda: limit.require(phase)):
                 self.display.report("contamination", note)
+            self._evaluated_on = spec.evaluated_on
 
     def _submit(self, request: pb.SubmitRequest, group: str, lease: Lease | None) -> None:
         """Submit the answer. Heartbeats end first, because the hub refuses one that arrives after the answer."""

@@ -67,6 +67,8 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
     """
     name = f"{function.__module__}:{function.__qualname__}"
     deadline, late = _deadline.get() or (math.inf, None)
+    if late is not None and time.monotonic() >= deadline:
+        raise late
     try:
         return _pool.evaluate(name, SECONDS if seconds is None else seconds, deadline, arguments)
     except (LimitExceededError, GymError) as error:

@@ -7,16 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.registry import VariantRegistry
 from gym_fed.serving.store.verification import open_verified
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -19,9 +19,6 @@ from gym_server.ledger.royalties import attribute_use
 from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, updates
-
-if TYPE_CHECKING:
-    pass
 
 _PARTS = 1_000_000
 _MAX_NAME = 120

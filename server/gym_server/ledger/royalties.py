@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import Connection, select
 
@@ -27,9 +27,6 @@ from gym_fed.trust.ledger.royalties import (
 from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, ledger, royalties
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -65,9 +65,7 @@ def secure_sum(
     """The sum of a round whose unmasking is over.
 
     Args:
-        database: The hub's state.database.
         state: The hub's state.
-        clock: The hub's state.clock.
         server_round: The round.
         manifests: Of the updates to be merged: those of all survivors, since nobody's votes can be left out any more.
         threshold: As the round had it.

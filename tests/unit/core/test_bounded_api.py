@@ -85,6 +85,9 @@ def test_a_deadline_includes_the_wait_for_a_process_and_its_start(monkeypatch: p
     began = time.monotonic()
     with pool.evaluation_deadline(began + 0.05, late), pytest.raises(GymError, match="too late"):
         pool.evaluate(find_all, pattern="a", text="a")  # no interpreter starts in that time
+    assert pool.evaluate(find_all, pattern="a", text="a") == ["a"]  # a process is ready now
+    with pool.evaluation_deadline(time.monotonic() - 1, late), pytest.raises(GymError, match="too late"):
+        pool.evaluate(find_all, pattern="a", text="a")
     monkeypatch.setattr(pool, "MAX_PROCESSES", 0)
     with pool.evaluation_deadline(time.monotonic() + 0.2, late), pytest.raises(GymError, match="too late"):
         pool.evaluate(find_all, pattern="a", text="a")
