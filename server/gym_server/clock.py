@@ -20,14 +20,14 @@ from gym_server.store.database import Database
 from gym_server.store.tables import messages, nodes, rounds, settings, updates
 
 STEP_SECONDS = 2.0
-"""A machine's clock that moves by more against the monotonic one was set."""
+"""The machine's clock was set if it moved by more than this against the monotonic clock."""
 
 _SETTING = "clock_offset"
 _UNDER_WAY = ("collecting", "merging")
 
 
 class HubClock:
-    """Unix seconds by the hub's count.
+    """The hub's time in Unix seconds.
 
     Args:
         database: Keeps the difference to the machine's clock.
@@ -48,7 +48,7 @@ class HubClock:
         self._storing = threading.Lock()
         """Held while the database is written. ``_lock`` is not, since ``now`` may need it."""
         self._began: float | None = None
-        """Time of the hub at second 0 of ``steady``; None where no hub runs in this process."""
+        """The hub's time when ``steady`` was 0; None if no hub runs in this process."""
         self._away = 0.0
         """Seconds of downtime and sleep that have not been added yet."""
         self.slept = 0.0
@@ -65,7 +65,7 @@ class HubClock:
             self._notice_sleep()
             return self.steady() + self._began
         if self._database.read_only:
-            self._offset = self._stored()  # a dashboard stays open while the hub's machine is set
+            self._offset = self._stored()  # the hub's clock may be set while a dashboard is open
         return self.wall() + self._offset
 
     def earliest_now(self) -> float:
@@ -79,7 +79,7 @@ class HubClock:
         return self.now() if active is None else min(self.now(), active)
 
     def start(self) -> None:
-        """Run from here on, as a hub does that holds its lock."""
+        """Start the clock for a hub that runs in this process and holds its lock."""
         wall = self.wall()
         with self._database.transaction() as tx:
             last = _last_activity(tx)
@@ -103,7 +103,7 @@ class HubClock:
         self._store()
 
     def keep(self) -> float:
-        """Compare with the machine's clock, every few seconds.
+        """Compare with the machine's clock; call it every few seconds.
 
         Returns:
             Seconds by which the machine's clock was set since the last time, positive if forward.
@@ -124,7 +124,7 @@ class HubClock:
         return step if is_set else 0.0
 
     def _notice_sleep(self) -> None:
-        """Leave out the time for which the machine slept, until ``catch_up``."""
+        """Exclude the time for which the machine slept, until ``catch_up`` adds it."""
         if self._began is None or self._slept_now() <= STEP_SECONDS:
             return
         with self._lock:
@@ -158,7 +158,7 @@ class HubClock:
 
 
 def _last_activity(tx: Connection) -> float | None:
-    """About when a hub last did something for the round that is under way; None without such a round."""
+    """Return the approximate time of the hub's last activity in the current round; None if no round is in progress."""
     newest = select(rounds.c.state, rounds.c.opened_at).order_by(rounds.c.server_round.desc()).limit(1)
     row = tx.execute(newest).first()
     if row is None or row.state not in _UNDER_WAY:

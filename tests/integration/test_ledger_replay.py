@@ -85,7 +85,7 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
 
     missing = replay(finished, 7)
     assert missing.returncode != 0
-    assert "no version came of round 7" in missing.stderr
+    assert "round 7 has no version" in missing.stderr
 
     merged = [e["body"] for e in entries(finished) if e["kind"] == "verdict" and e["body"].get("delta")]
     victim = next(b for b in merged if b["server_round"] == 2)["delta"]

@@ -1,7 +1,8 @@
-"""`gym-server backup`, a snapshot of a hub that may be running, and `check`, which verifies a hub or a backup.
+"""Back up a hub that may be running (`gym-server backup`), and verify a hub or a backup (`gym-server check`).
 
-The database is copied by its own means, in one state; everything that this state names is immutable, and copied after
-it. The ledger of the copy is verified, and the manifest comes last, so that a killed backup is none.
+The database is copied first, with its own tools and as one consistent state. The files that it names are immutable and
+copied afterwards. The ledger of an SQLite copy is verified. The manifest is written last, so that a killed backup does
+not count as one.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _PRIVATE = b"PRIVATE KEY-----"
 
 @dataclass(frozen=True)
 class KeyPolicy:
-    """What becomes of private keys that are not under a passphrase.
+    """How a backup treats private keys that are not encrypted.
 
     Attributes:
-        include_plain: They are copied as they are.
-        passphrase: Gives one, under which the copies are put; None: there is none.
+        include_plain: Copy them unencrypted.
+        passphrase: Returns the passphrase that encrypts the copies; None: unencrypted keys are refused.
     """
 
     include_plain: bool = False
@@ -58,21 +59,23 @@ class KeyPolicy:
 def backup(
     state: HubState, config: ServerConfig, url: str, policy: KeyPolicy, keep: int | None = None
 ) -> dict[str, Any]:
-    """Add a snapshot to a place; objects that are there already are not copied again.
+    """Add a snapshot to a backup; objects that the backup already has are not copied again.
 
     Args:
         state: The hub's state.
         config: The hub's config.
         url: A folder, or an fsspec URL.
         policy: See ``KeyPolicy``.
-        keep: Afterwards delete all but so many snapshots of this hub, and the objects that only those named.
+        keep: Number of this hub's snapshots to keep. Older ones, and objects that only they use, are deleted; None
+            keeps all.
 
     Returns:
-        ``snapshot``, ``entries``, ``files``, ``objects``, ``records``, ``new_objects``, ``new_bytes``, ``dropped``.
+        ``snapshot``, ``to``, ``entries``, ``files``, ``objects``, ``records``, ``new_objects``, ``new_bytes``,
+        ``dropped`` and ``unfinished``.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` for plain keys without leave; ``STATE_CORRUPT`` when the ledger, an object or a
-            state file is not what it should be; ``STATE_LOCKED`` while another backup or gc runs on the folder.
+        GymError: ``PERMISSION_DENIED`` for unencrypted keys that the policy refuses; ``STATE_CORRUPT`` if the ledger,
+            an object or a state file is damaged; ``STATE_LOCKED`` while another backup or gc runs on the folder.
     """
     keys = _keys(state.folder, policy)
     place = Place(url)
@@ -151,22 +154,22 @@ def backup(
 
 
 def care_lock(folder: Path) -> IO[str]:
-    """One backup or gc a folder at a time, while the file is open; a running hub is not in the way.
+    """Lock a folder against a second backup or gc until the file is closed; a running hub does not take this lock.
 
     Raises:
         GymError: ``STATE_LOCKED``.
     """
     what = f"another backup or gc runs on {folder}"
-    return locked_file(folder / "care.lock", GymError(ErrorCode.STATE_LOCKED, what, "wait for its end"))
+    return locked_file(folder / "care.lock", GymError(ErrorCode.STATE_LOCKED, what, "wait until it ends"))
 
 
 def _copy_database(
     state: HubState, config: ServerConfig, copy: Path, before: SignedHead | None
 ) -> tuple[SignedHead | None, dict[str, str], dict[str, Path]]:
-    """Copy the database, verify the copy, and read from it what else belongs to the snapshot."""
+    """Copy the database, verify an SQLite copy, and read what else belongs to the snapshot."""
     if state.database.engine.dialect.name != "sqlite":
         postgres.dump(state.database.url, copy)
-        with state.database.reading() as tx:  # what the archive names, and what came since
+        with state.database.reading() as tx:  # what the archive names, and anything newer
             return (
                 before,
                 needed(tx, state.clock.now(), config.rewards.stale_rounds),
@@ -176,7 +179,7 @@ def _copy_database(
     target = sqlite3.connect(copy)
     with contextlib.closing(source), contextlib.closing(target):
         source.backup(target)
-        target.execute("PRAGMA journal_mode=DELETE")  # one file, whole without a log beside it
+        target.execute("PRAGMA journal_mode=DELETE")  # a single file without a write-ahead log
     database = Database(f"sqlite:///{copy}")
     try:
         verify_database(database, state.ledger.public_key)
@@ -185,7 +188,7 @@ def _copy_database(
             if before is not None and (head is None or head.size < before.size):
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
-                    f"the copy of the database lacks entry {before.size}, signed before",
+                    f"the copy of the database lacks entry {before.size}, which was signed earlier",
                 )
             found = (
                 head,
@@ -200,7 +203,7 @@ def _copy_database(
 
 
 def states_of(tx: Connection, folder: Path) -> dict[str, Path]:
-    """The state files that versions left to the next round."""
+    """Return the state files that versions left for the next round, by name."""
     found = {}
     for server_round, residual in tx.execute(select(versions.c.server_round, versions.c.residual)).all():
         names = {residual_name(server_round), optimizer_name(server_round), *([residual] if residual else [])}
@@ -221,15 +224,15 @@ def _require_same_ledger(database: Database, head: SignedHead | None) -> None:
     if found != head.head.hash:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"entry {head.size} was another one when the database was copied than it is now",
-            "somebody put another database in its place meanwhile",
+            f"entry {head.size} has changed since the database was copied",
+            "the database was replaced by another one in the meantime",
         )
 
 
 def _copy_object(
     database: Database, store: ObjectStore, place: Place, sha256: str, what: str, there: dict[str, int]
 ) -> int | None:
-    """Copy an object that is not there yet; gives its size, or None for one that the hub has not got yet."""
+    """Copy an object unless the backup has it. Return its size, or None if the hub does not have it yet."""
     try:
         path = store.local_path(sha256)
     except GymError as error:
@@ -256,7 +259,7 @@ def _copy_object(
 
 
 def _copy_record(place: Place, path: Path, sha256: str, there: dict[str, int]) -> bool:
-    """Copy a file of a record that is not there yet; False where the hub is writing another one in its place."""
+    """Copy a file of a record unless the backup has it; False if the hub is replacing the file."""
     if sha256 in there:
         return True
     try:
@@ -269,7 +272,7 @@ def _copy_record(place: Place, path: Path, sha256: str, there: dict[str, int]) -
 
 
 def _data_files(config: ServerConfig, folder: Path) -> dict[str, Path]:
-    """The coordinator's own data, where the config names files inside the hub's folder."""
+    """Return the coordinator's data files that the config names inside the hub's folder."""
     gate, root = config.gate, config.root
     named = [gate.heldout, root.data if root else None, gate.safety.prompts if gate.safety else None]
     found = {}
@@ -283,10 +286,10 @@ def _data_files(config: ServerConfig, folder: Path) -> dict[str, Path]:
 
 
 def _keys(folder: Path, policy: KeyPolicy) -> dict[str, bytes]:
-    """The files of ``keys/`` as they go into the backup.
+    """Return the contents of ``keys/`` for the backup, by file name.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` for a private key that would lie there in the open.
+        GymError: ``PERMISSION_DENIED`` for a private key that would be stored unencrypted.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -299,12 +302,12 @@ def _keys(folder: Path, policy: KeyPolicy) -> dict[str, bytes]:
         is_private = _PRIVATE in content and not is_encrypted(content)
         is_secret = path.name == SESSION_KEY and not is_encrypted(content)
         if is_secret and not policy.include_plain:
-            continue  # a restored hub makes another one, and its contributors log in again
+            continue  # a restored hub creates a new one, and its contributors log in again
         if is_private and not policy.include_plain:
             if policy.passphrase is None:
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
-                    f"{path} is not under a passphrase, and a backup with it is as good as the hub itself",
+                    f"{path} is not under a passphrase, and a holder of a backup with it can act as the hub",
                     "add --encrypt-keys (GYM_BACKUP_PASSPHRASE), or --include-plain-keys",
                 )
             secret = secret or policy.passphrase()
@@ -324,10 +327,10 @@ def _drop_old(place: Place, server: str, keep: int) -> list[str]:
 
 
 def check_hub(state: HubState) -> dict[str, Any]:
-    """Verify the ledger with all tables, and that every object and state file that is needed is there and right.
+    """Verify the ledger and all tables, the bytes of every essential object, and that every state file exists.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming the first thing that is not.
+        GymError: ``STATE_CORRUPT`` naming the first problem.
     """
     found = state.ledger.verify()
     with state.database.reading() as tx:
@@ -351,10 +354,10 @@ def check_hub(state: HubState) -> dict[str, Any]:
 
 
 def check_backup(url: str, snapshot: str | None = None) -> dict[str, Any]:
-    """Read every file of the snapshots of a place and compare it with its sha256.
+    """Read every file of a backup's snapshots and compare it with its sha256.
 
     Raises:
-        GymError: ``NOT_FOUND`` without a snapshot; ``STATE_CORRUPT`` naming the first file that is not what it was.
+        GymError: ``NOT_FOUND`` without a snapshot; ``STATE_CORRUPT`` naming the first damaged file.
     """
     place = Place(url)
     manifests = place.manifests()

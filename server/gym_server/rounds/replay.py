@@ -1,8 +1,8 @@
-"""Replay a round: make its soup or its scores again from stored objects and the ledger, and compare.
+"""Replay a round: recompute its soup or its scores from stored objects and the ledger, and compare them.
 
-Nothing that the hub believes is taken over: which updates were merged and by which recipe is read from the signed
-ledger, every object must hash to its name, every manifest to the id under which the ledger knows it, and the server's
-own state to the digest that the ledger has from the version before.
+Which updates were merged, and by which recipe, is read from the signed ledger and not from the hub's tables. Every
+object must hash to its name, every manifest to its id in the ledger, and the server's own state to the digest that the
+ledger has for the previous version.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from gym_server.store.tables import rounds, updates
 
 
 def replay(state: HubState, server_round: int) -> dict[str, Any]:
-    """Make the soup of a committed round again.
+    """Recompute the soup of a committed round.
 
     Returns:
-        ``server_round``, ``version``, ``aggregator``, ``updates`` (how many), ``soup`` (as committed) and ``replayed``;
-        the last two are equal.
+        ``server_round``, ``version``, ``aggregator``, ``updates`` (their number), ``soup`` (the committed digest)
+        and ``replayed`` (the recomputed digest). The last two are equal.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a round that no version came of; ``STATE_CORRUPT`` when the ledger, an object or a
-            manifest is not what it was, or when the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in that the
-            round was merged with, and that is missing here or is another.
+        GymError: ``NOT_FOUND`` for a round without a version; ``STATE_CORRUPT`` if the ledger, an object or a manifest
+            was changed, or if the digests differ; ``MISSING_DEPENDENCY`` naming a plug-in of the round that is
+            missing or differs here.
     """
     ingredients = ingredients_of(state, server_round)
     recorded = _version_entry(state.ledger, "server_round", server_round)
@@ -60,8 +60,8 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
     if found != recorded["soup"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"round {server_round}: the ledger says soup {recorded['soup']}, its updates give {found}",
-            "the soup or the server's own state was changed after the fact, or the release of gym-fed differs",
+            f"round {server_round}: the ledger records soup {recorded['soup']}, but its updates give {found}",
+            "the soup or the server's own state was changed later, or another release of gym-fed made the soup",
         )
     return {
         "server_round": server_round,
@@ -74,13 +74,15 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
 
 
 def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[str, Any]:
-    """Measure the updates of a round as they were measured, on the held-out set that the config names now.
+    """Score the updates of a round again by the recorded method, on the held-out set of the current config.
 
     Returns:
-        ``server_round``, ``method``, ``evaluations``, ``same``, and ``scores``: by update the ledger's and the new one.
+        ``server_round``, ``method``, ``evaluations``, ``same``, and ``scores``: for each update, the
+        recorded score and the new one.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a round whose ledger has no scores; ``STATE_CORRUPT`` as ``replay``.
+        GymError: ``NOT_FOUND`` if the ledger has no scores of the round; ``CONFIG_INVALID`` without held-out data;
+            ``STATE_CORRUPT`` as in ``replay``.
     """
     recorded = next(
         (
@@ -94,7 +96,7 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
         raise GymError(
             ErrorCode.NOT_FOUND,
             f"the ledger has no scores of round {server_round} that could be measured again",
-            "rounds by participation have none, and those by improvement are in the verdicts",
+            "participation has no scores, and scores by improvement are in the verdicts",
         )
     if config.gate.heldout is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "scores are measured on held-out data", "set gate.heldout")
@@ -127,14 +129,14 @@ def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[st
 
 
 def require_round_plugins(folder: Path, server_round: int) -> None:
-    """Refuse a round without the plug-ins that it was merged with, before the hub's config is read.
+    """Check that the plug-ins of a round are installed, before the hub's config is read.
 
-    To the config their names are unknown ones. Anything else that is wrong is left to ``replay``, which reads the
+    The config would only report their names as unknown. All other problems are left to ``replay``, which reads the
     verified ledger.
 
     Args:
-        folder: The hub's.
-        server_round: Of the round.
+        folder: The hub's folder.
+        server_round: The number of the round.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` naming plug-in, package, version and round.
@@ -152,7 +154,7 @@ def require_round_plugins(folder: Path, server_round: int) -> None:
 
 
 class _Stored(BaseModel):
-    """Of a hub's config, where its state lives."""
+    """The part of a hub's config that says where its state is stored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -172,7 +174,7 @@ def _private(base: BaseSpec, database: Database, recorded: dict[str, Any]) -> Pr
 
 
 def _secure(state: HubState, recorded: dict[str, Any], merged: list[str]) -> SecureSum | None:
-    """The sum of a secure round again, from the stored masked votes and the shares that were revealed."""
+    """Recompute the sum of a secure round from the stored masked votes and the revealed shares."""
     if "secure_aggregation" not in recorded:
         return None
     own = recorded["secure_aggregation"]
@@ -181,7 +183,7 @@ def _secure(state: HubState, recorded: dict[str, Any], merged: list[str]) -> Sec
 
 
 def ingredients_of(state: HubState, server_round: int) -> Ingredients:
-    """What a committed round's soup was made of, every part checked.
+    """Return the inputs of a committed round's soup, each verified.
 
     Raises:
         GymError: As ``replay``.
@@ -191,7 +193,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     merged = recorded["merged"]
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded["root"]
-    weights = recorded.get("weights")  # as reputations were then
+    weights = recorded.get("weights")  # from the reputations at that time
     ingredients = Ingredients(
         server_round=server_round,
         parent=state.round_store.version(state.round_store.version(recorded["height"]).parent),
@@ -215,13 +217,13 @@ def _version_entry(ledger: Ledger, key: str, number: int) -> dict[str, Any]:
             return entry.body
     raise GymError(
         ErrorCode.NOT_FOUND,
-        f"no version came of round {number}" if key == "server_round" else f"there is no version {number}",
+        f"round {number} has no version" if key == "server_round" else f"there is no version {number}",
         "gym-server rounds lists the rounds that were committed",
     )
 
 
 def _require_state(folder: Path, ledger: Ledger, ingredients: Ingredients) -> None:
-    """The server's state as the parent version left it is what the ledger says."""
+    """Check that the server's state after the parent version matches the ledger."""
     parent = ingredients.parent
     recorded = _version_entry(ledger, "height", parent.height)["state"] if parent.height else {}
     for kind, path in state_files(folder, ingredients.recipe, parent).items():

@@ -1,4 +1,4 @@
-"""The coordinator's own (root) update, trained on the hub on trusted data, for rules that compare with one.
+"""The coordinator's own (root) update, trained on the hub with trusted data, for rules that compare updates with it.
 
 Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": a small clean root dataset,
 trained on as every contributor trains, gives the direction and the length by which updates are judged.
@@ -24,13 +24,13 @@ _EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 
 def root_update(state: HubState, config: ServerConfig, model: HubModel, current: Round) -> str | None:
-    """Train the round's recipe on the root data; the model itself is left as it was.
+    """Train the round's recipe on the root data; the model itself is restored afterwards.
 
     Returns:
         sha256 of the stored update, or None where the config names no root data.
 
     Raises:
-        GymError: What reading the data and training raise; ``ROUND_ABORTED`` for a failure of the training libraries.
+        GymError: Errors of the data and of training; ``ROUND_ABORTED`` for a failure of the training libraries.
     """
     root = config.root
     if root is None:
@@ -59,7 +59,7 @@ def root_update(state: HubState, config: ServerConfig, model: HubModel, current:
     except GymError:
         raise
     except Exception as error:
-        # torch, TRL and PEFT raise what they like; one of theirs must end the round, or a restart repeats it for ever
+        # torch, TRL and PEFT raise errors of any type; each must end the round, or every restart would repeat it
         log.exception("round %d: training on the root data failed", server_round)
         raise GymError(
             ErrorCode.ROUND_ABORTED,

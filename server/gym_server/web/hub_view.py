@@ -1,4 +1,4 @@
-"""What every screen of the dashboard is made from."""
+"""The hub's state and config as the pages of the dashboard read them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from gym_server.state import HubState
 from gym_server.web.newest_model import NewestModel
 
 MAX_ROWS = 500
-"""Of one list in one answer; a list says how many there are, and pages ask for the next part."""
+"""Maximum number of rows of one list in one answer."""
 
 
 @dataclass
 class HubView:
-    """What every screen reads, and whether the hub runs.
+    """The data that every page reads, and whether the hub is running.
 
     Attributes:
         state: The hub's state.
         live_config: The config that applies now.
-        is_running: Whether its rounds run in this process; a dashboard on a stopped hub's folder changes nothing.
-        newest: Answers for the newest version, where the operator allows it.
-        started_at: Unix seconds.
+        is_running: True if the hub's rounds run in this process. A dashboard on the folder of a stopped hub is
+            read-only.
+        newest: Serves the newest version; None unless the operator allows it.
+        started_at: The start time in Unix seconds.
     """
 
     state: HubState
@@ -41,11 +42,11 @@ class HubView:
         return self.live_config.current
 
     def may_change(self, visitor: Visitor) -> bool:
-        """Whether this visitor's page offers what changes the hub."""
+        """True if the pages offer this visitor actions that change the hub."""
         return self.is_running and self.is_operator(visitor)
 
     def is_operator(self, visitor: Visitor) -> bool:
-        """Whether a visitor is shown what the operator alone may see."""
+        """True if the visitor may see what only the operator may see."""
         return visitor.role >= Role.OPERATOR
 
     def require_running(self) -> None:
@@ -62,15 +63,15 @@ class HubView:
             )
 
     def is_sealed_from(self, visitor: Visitor) -> bool:
-        """Whether a visitor is not shown what private rounds keep out of the open ledger.
+        """True if the visitor may not see the details that private rounds keep out of the open ledger.
 
-        That is: refusals and the reasons of rejections, norms, sizes, who is connected or at work, and moments. The
-        operator is trusted with them (docs/privacy.md, "What is released, and what covers it").
+        These are refusals, the reasons of rejections, norms, sizes, exact times, and who is connected or training. The
+        operator may see them (docs/privacy.md, "What is released, and what covers it").
         """
         return self.state.ledger.private and not self.is_operator(visitor)
 
     def moment(self, visitor: Visitor, seconds: float | None) -> float | None:
-        """When something of a round was, as this visitor may know it: of private rounds the hour, as in the ledger."""
+        """Return a time at the precision that this visitor may see: in private rounds the hour, as in the ledger."""
         if seconds is None or not self.is_sealed_from(visitor):
             return seconds
         return float(int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS)
