@@ -63,7 +63,7 @@ def time_round(
     """Time training steps of ``recipe`` on some of ``rows``; the model's tensors are restored afterwards.
 
     Raises:
-        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be tried is no error here.
+        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be tried does not raise.
     """
     if stop.is_set():
         raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
@@ -84,7 +84,7 @@ def time_round(
         if error.code is ErrorCode.INTERRUPTED:
             raise
         return RoundTime(None, f"its steps could not be tried here: {error.message}")
-    description = f"{_STEPS} training steps of {counted(tried, 'row')}, after one to warm up"
+    description = f"{_STEPS} training steps of {counted(tried, 'row')}, after a warm-up step"
     return RoundTime(step * batch / tried * recipe.max_steps, description)
 
 
@@ -179,12 +179,12 @@ class Costs:
     """Measured and announced costs. Not part of the accepted terms, since they change from run to run.
 
     Attributes:
-        round_seconds: Training of one round; None where it could not be measured.
+        round_seconds: Seconds of training in one round; None if it could not be measured.
         total_seconds: Seconds of all remaining rounds; None if their number is unknown.
         measured: What was timed, or the reason why nothing was.
         base_bytes: Bytes of the base model, if it was fetched in this run.
-        total_download_bytes: Base, soups to join, and soups of all rounds to come.
-        down_bytes_per_second: None where nothing is known.
+        total_download_bytes: Bytes of the base, the soups to join, and the soups of all remaining rounds.
+        down_bytes_per_second: The download bandwidth; None if unknown.
         bandwidth_known_by: The source of that value.
     """
 
@@ -210,8 +210,8 @@ class Costs:
         Args:
             time: The time of one round.
             rounds: Number of remaining rounds; None if unknown.
-            base_bytes: Fetched in this run.
-            soup_bytes: To join, and for the rounds to come.
+            base_bytes: Bytes of the base model that were fetched in this run.
+            soup_bytes: Bytes of the soups to join and of all remaining rounds.
             bandwidth: The download bandwidth.
         """
         total = None if time.seconds is None or rounds is None else time.seconds * rounds
@@ -237,7 +237,7 @@ class Costs:
     def base_in_words(self) -> str:
         """Describe the download of the base."""
         if not self.base_bytes:
-            return "nothing for the base model, which is here"
+            return "nothing for the base model, which is already on this machine"
         return f"the base model's {readable_bytes(self.base_bytes)} are fetched"
 
     def download_time(self) -> str:

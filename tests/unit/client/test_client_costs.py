@@ -35,7 +35,7 @@ def test_a_round_is_timed_by_real_steps_that_leave_the_model_as_it_was(
     model = GlobalModel(str(tiny_base))
     wanted = recipe(finetuning=finetuning, lora=LoraRecipe(r=2))
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
-    assert found.measured == "2 training steps of 2 rows, after one to warm up"
+    assert found.measured == "2 training steps of 2 rows, after a warm-up step"
     assert found.seconds is not None
     assert 0 < found.seconds < 600
     names = {name for name, _ in model.model.named_parameters()}
@@ -97,5 +97,5 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     here = replace(plain, rounds=None).with_costs(RoundTime(None, "why"), 0, None)
     lines = "\n".join(text for _, text in here.lines())
     assert "not measured: why" in lines
-    assert "nothing for the base model, which is here" in lines
+    assert "nothing for the base model, which is already on this machine" in lines
     assert here.to_dict()["costs"]["total_seconds"] is None
