@@ -1,8 +1,8 @@
 """Codes of a ``LevelCodec`` in serving form: byte planes, or planes of signs for lookup.
 
-A byte holds as many codes as fit, ``sum_i code_i * levels**i``, which are one plane apart: byte ``j`` of a row has
-columns ``j``, ``j + width``, ``j + 2 * width``, ... Planes are unpacked side by side; adjacent codes in a byte would
-have to be interleaved. Files keep the order of ``gym_quant.bitstream``.
+A byte packs as many codes as fit, as ``sum_i code_i * levels**i``, where ``code_i`` comes from plane ``i``: byte ``j``
+of a row has columns ``j``, ``j + width``, ``j + 2 * width``, ... Planes unpack into contiguous columns; adjacent codes
+in a byte would have to be interleaved. Files keep the order of ``gym_quant.bitstream``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPARED = 16
 
 
 class Grid(Protocol):
-    """The interface needed of a ``LevelCodec``, which imports this module."""
+    """The part of ``LevelCodec`` that this module needs; it cannot be imported, since it imports this module."""
 
     @property
     def levels(self) -> int: ...
@@ -38,15 +38,15 @@ class Grid(Protocol):
 
 
 class ResidentCodes(ResidentLevels):
-    """Codes in planes with their shared numbers.
+    """Codes packed in planes, with their scales and offsets.
 
     Args:
-        codec: Theirs.
-        fields: The payload, its codes in planes (``gym_quant.resident_codes``).
+        codec: The codec of the payload.
+        fields: The payload, with its codes packed in planes (``to_planes``).
         shape: Rows and columns.
-        symmetric: As the payload's parameters say.
-        group: Columns that share their numbers; None: all do.
-        device: Where it is kept.
+        symmetric: The payload's parameter of this name.
+        group: Number of columns that share a scale and offset; None: all columns do.
+        device: The device that holds the fields.
         largest: A bound on the magnitude of the values.
     """
 
@@ -67,7 +67,7 @@ class ResidentCodes(ResidentLevels):
         self._codec, self._symmetric, self._group = codec, symmetric, group
 
     def for_kernel(self, kernel: str) -> Resident:
-        """For lookup, the levels in planes of signs if native code supports them; otherwise they are decoded."""
+        """Return sign planes for the lookup kernel if native code supports them; otherwise decode the levels."""
         planes, group = LevelPlanes.of(_coefficients(self._codec, self._symmetric)), self._group
         whole_bytes = group is None or group % 8 == 0 or group >= self.cols
         codes = self._fields["codes"]
@@ -110,7 +110,7 @@ def _is_constant(table: tuple[float, ...]) -> bool:
 
 @functools.cache
 def _coefficients(codec: Grid, symmetric: bool) -> tuple[tuple[float, ...], ...]:
-    """The factor of each shared number per code."""
+    """Return, for each scale or offset, its factor for every code."""
     codes, count = np.arange(codec.levels, dtype=np.uint8), len(codec.fields(symmetric))
     units = [tuple(np.full(1, at == place, np.float32) for at in range(count)) for place in range(count)]
     return tuple(tuple(codec.dequantise(codes, unit, symmetric).tolist()) for unit in units)
@@ -131,7 +131,7 @@ def _looked_up(table: tuple[float, ...], codes: Tensor, in_place: bool) -> Tenso
 
 
 def _by_group(values: Tensor, numbers: Tensor, group: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of ``[n, cols]`` and the shared numbers in matching shapes."""
+    """Yield views of ``values [n, cols]`` with the scales or offsets of their groups, in matching shapes."""
     cols = values.shape[1]
     if group is None or group >= cols:
         yield values, numbers
@@ -173,9 +173,8 @@ def from_planes(packed: Tensor, levels: int, cols: int) -> Tensor:
         return out
     left = packed.to(torch.float32)
     for plane in planes:
-        above = torch.floor(
-            (left + 0.5).mul_(1.0 / levels)
-        )  # whole numbers below 256: the half makes it exact
+        # Whole numbers below 256: adding 0.5 makes the division exact.
+        above = torch.floor((left + 0.5).mul_(1.0 / levels))
         torch.sub(left[:, : plane.shape[1]], above[:, : plane.shape[1]], alpha=levels, out=plane)
         left = above
     return out

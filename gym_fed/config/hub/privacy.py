@@ -1,7 +1,8 @@
 """Settings of differential privacy in a hub's config, in a merge without a server, and in a task.
 
-Opacus's words: ``noise_multiplier`` is the noise's standard deviation over the sensitivity, ``max_grad_norm`` the norm
-to which an example's gradient is clipped, ``target_delta`` what is never called delta, since a delta is an update here.
+Names follow Opacus: ``noise_multiplier`` is the noise's standard deviation divided by the sensitivity, and
+``max_grad_norm`` the norm to which an example's gradient is clipped. The delta of a guarantee is always called
+``target_delta``, since a delta is an update here.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
     from gym_fed.config.hub.soup import SoupRecipe
 
 TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
-"""The share of outcomes that epsilon does not speak of; with a large one any epsilon is had for nothing."""
+"""The delta of (epsilon, delta): the probability with which epsilon may not hold; a large one makes it worthless."""
 
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
 _FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
-"""The attribute of aggregators whose L2 sensitivity to one contributor a mechanism covers."""
+"""The attribute of aggregators whose L2 sensitivity to one contributor the mechanism covers."""
 
 _MAX_MULTIPLIER = 4096.0
-"""Above it noise on a lattice of 2^20 steps a clip has a standard deviation above ``gym_fed.privacy.noise.MAX_STD``."""
+"""Above this, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation above
+``gym_fed.privacy.noise.MAX_STD``."""
 
 
 class AdaptiveClipping(StrictModel):
@@ -41,20 +43,20 @@ class AdaptiveClipping(StrictModel):
 
     count_noise_std: Annotated[float, Field(gt=0)]
     """Standard deviation of the noise on the number of updates within the norm, sigma_b; a twentieth of the round's
-    contributors in the paper. What it costs is taken from the noise of the soup, so that a round costs the same."""
+    contributors in the paper. The soup gets more noise to pay for it, so that a round costs the same."""
 
 
 class ReleasePrivacy(StrictModel):
-    """The privacy of a noisy merge: whose share is hidden, and by how much noise."""
+    """The privacy settings of a noisy merge: mechanism, noise and clipping."""
 
     mechanism: Mechanism = "gaussian"
     """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
 
     noise_multiplier: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Standard deviation of a round's noise over what one contributor can change at most."""
+    """Standard deviation of a round's noise, divided by the most that one contributor can change the result."""
 
     clipping_norm: Annotated[float, Field(gt=0)] = 1.0
-    """L2 norm to which every update is scaled down; with ``discrete_gaussian`` the norm that a vote stands for."""
+    """L2 norm to which larger updates are clipped; with ``discrete_gaussian``, the norm of one contributor's votes."""
 
     clipping: Literal["whole", "per_layer"] = "whole"
     """``per_layer`` clips each of L tensors to ``clipping_norm / sqrt(L)`` (McMahan et al. 2018, arXiv:1710.06963)."""
@@ -74,17 +76,17 @@ class ReleasePrivacy(StrictModel):
         )
 
     def accounted(self) -> tuple[str, ...]:
-        """Return our aggregators that this noise covers."""
+        """Return the built-in aggregators that this noise covers."""
         return AGGREGATORS.own_with(_FACTS[self.mechanism])
 
     def refuse_unaccounted(self, soup: SoupRecipe) -> None:
-        """Raise ``Problems`` if a merge by ``soup`` reveals what is not accounted for."""
+        """Raise ``Problems`` if the accounting does not cover a merge by ``soup``."""
         problems = list(self.unaccounted(soup))
         if problems:
             raise Problems("", problems)
 
     def unaccounted(self, soup: SoupRecipe) -> Iterator[Problem]:
-        """Yield what a merge by ``soup`` would reveal besides what is accounted for."""
+        """Yield the settings of ``soup`` that the accounting does not cover."""
         if not self.accounts_for(soup.aggregator):
             yield Problem(
                 "soup.aggregator",
@@ -94,8 +96,8 @@ class ReleasePrivacy(StrictModel):
         if soup.pre_aggregators:
             yield Problem(
                 "soup.pre_aggregators",
-                f"{soup.pre_aggregators}: they compare updates with each other, so one can change what becomes of "
-                "all; remove them (privacy.clipping_norm caps the norms)",
+                f"{soup.pre_aggregators}: they compare updates with each other, so one update can change the "
+                "effect of all others; remove them (privacy.clipping_norm caps the norms)",
             )
         if soup.max_norm is not None:
             yield Problem("soup.max_norm", ": privacy.clipping_norm clips; remove it")
@@ -109,19 +111,19 @@ class ReleasePrivacy(StrictModel):
 class PrivacyConfig(ReleasePrivacy):
     """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
 
-    Adjacency: two runs are neighbours when every update of one contributor is replaced by nothing (zero-out, Kairouz et
+    Adjacency: two runs are neighbours when every update of one contributor is replaced by zero (zero-out, Kairouz et
     al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
     claimed.
     """
 
     adaptive_clipping: AdaptiveClipping | None = None
-    """Let the clipping norm follow the updates; absent: it stays as it is."""
+    """Adapt the clipping norm to the updates; absent: it is constant."""
 
     epsilon: Annotated[float, Field(gt=0)]
-    """The budget of the whole run. The round that would exceed it is not begun."""
+    """The budget of the whole run. A round that would exceed it does not start."""
 
     end_when_spent: bool = False
-    """Allow ``rounds.num_rounds`` to be more than the budget pays for: the run ends when it is spent."""
+    """Allow more ``rounds.num_rounds`` than the budget pays for: the run ends when the budget is spent."""
 
     @model_validator(mode="after")
     def _validate_count(self) -> PrivacyConfig:
@@ -151,7 +153,7 @@ class PrivacyConfig(ReleasePrivacy):
 class LocalPrivacy(StrictModel):
     """DP-SGD on the contributor's machine (Abadi et al. 2016, arXiv:1607.00133): example-level, by Opacus.
 
-    Adjacency: two data sets are neighbours when one holds one example more. Batches are Poisson samples.
+    Adjacency: two data sets are neighbours when one has one more example. Batches are Poisson samples.
     """
 
     noise_multiplier: Annotated[float, Field(gt=0)] = 1.0
@@ -160,31 +162,31 @@ class LocalPrivacy(StrictModel):
 
     target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
-    """How gradients of single examples are computed; ``ghost`` needs only their norms, and less memory."""
+    """How per-example gradients are computed; ``ghost`` computes only their norms and needs less memory."""
 
 
 class SecureAggregationConfig(StrictModel):
     """Secure aggregation: the hub learns only the sum of the updates' votes (Bonawitz et al. 2017)."""
 
     threshold: Annotated[int, Field(ge=2, le=200)] = 3
-    """Contributors that must stay to the end of a round; fewer than these learn nothing together, and neither does the
-    hub. More than half of a round's contributors is the least that withstands a hub that cheats; who comes after
-    2 * threshold - 1 have begun waits for the next round."""
+    """Contributors that must stay to the end of a round, unless rounds.min_contributors is larger. Fewer than these
+    cannot learn anything together, and neither can the hub. It must be more than half of ``begin_with``, so that a
+    cheating hub cannot unmask single updates. After 2 * threshold - 1 have begun, others wait for the next round."""
 
     begin_with: Annotated[int, Field(ge=2)] | None = None
-    """Contributors that a round waits for before keys are shared; those above the threshold may go without ending it.
-    Absent: the larger of threshold and rounds.min_contributors, so that none may go."""
+    """Contributors that a round waits for before keys are shared; those beyond the ones that must stay may drop out.
+    Absent: the larger of threshold and rounds.min_contributors, so that none may drop out."""
 
     stage_seconds: Annotated[float, Field(gt=0)] = 300
-    """Time limit of the key sharing and of the unmasking; training has the round's deadline."""
+    """How long key sharing and unmasking wait for slow contributors; training has the round's deadline."""
 
     step_norm: Annotated[float, Field(gt=0)] | None = None
     """L2 norm of the step that one contributor's votes stand for: a vote moves a weight by step_norm / sqrt(weights)
-    over the contributors. Required, but with ``privacy``, where it is privacy.clipping_norm."""
+    over the contributors. Required without ``privacy``; with it, leave this out: privacy.clipping_norm is used."""
 
 
 class SecureTask(StrictModel):
     """The facts of a secure round that a contributor needs before it trains."""
 
     threshold: Annotated[int, Field(ge=2)]
-    """Shares that give a secret back; more than half of those who begin, or the contributor refuses."""
+    """Shares that reconstruct a secret. A contributor refuses unless they are more than half of those who begin."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class TrimmedMeanConfig(AggregatorConfig):
     trim: Annotated[int, Field(ge=0)] | None = None
-    """Values dropped on either side; ``num_malicious_nodes`` when absent, and never fewer."""
+    """Values dropped on each side; at least ``num_malicious_nodes``, which is the default."""
 
     @model_validator(mode="after")
     def _enough(self) -> TrimmedMeanConfig:
@@ -44,7 +44,7 @@ class TrimmedMean(CoordinateRule):
         return self.config.num_malicious_nodes if self.config.trim is None else self.config.trim
 
     def check(self, weights: Tensor) -> None:
-        """Also refuse to trim every value."""
+        """Also refuse a ``trim`` that leaves no value."""
         super().check(weights)
         if weights.numel() <= 2 * self.trim:
             raise GymError(

@@ -1,10 +1,10 @@
 """NNM, nearest-neighbour mixing: replace every update by the mean of its nearest neighbours.
 
 Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2. The nearest
-are the n - f with the smallest distances, the update itself among them; of equal distances the first in the order of
-contributors. NNM lessens the spread of honest updates, from which every robust rule's error comes. It makes rules of
-order-optimal error out of trimmed mean, median, Krum and geometric median. Here the mean is by weight, and each
-combination keeps its own update's weight; the paper and ByzFL know no weights.
+are the n - f updates with the smallest distances, including the update itself; ties go to the first in the order of
+contributors. NNM reduces the spread of honest updates, which causes the error of every robust rule. With it, trimmed
+mean, median, Krum and geometric median have order-optimal error. Here the mean is weighted, and each combination keeps
+the weight of its own update; the paper and ByzFL have no weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_fed.soup.rule import RuleConfig
 
 class NNMConfig(RuleConfig):
     num_neighbours: Annotated[int, Field(ge=1)] | None = None
-    """Updates in each mean, the update itself included; all but ``num_malicious_nodes`` when absent, and never more."""
+    """Updates in each mean, including the update itself; default and maximum: all but ``num_malicious_nodes``."""
 
 
 class NNM(PreAggregator):

@@ -1,8 +1,8 @@
-"""Ledger entries: hash-chained, in canonical form only, so that every byte is covered.
+"""Ledger entries: hash-chained, and in canonical form only, so that the hash covers every byte.
 
-``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is kept as the text that was hashed, so a
-verifier hashes what is stored; that the text *is* canonical is checked too, since two spellings of one JSON value would
-otherwise be two records with one meaning.
+``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is stored as the text that was hashed, so a
+verifier hashes the stored text. It also checks that the text *is* canonical: otherwise two spellings of one JSON value
+would be two records with the same meaning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GENESIS_HASH = "0" * 64
 """The previous hash of the first entry."""
 
 SEALED = "sealed"
-"""Kind of the entry of a verdict at admission in a private round: ``{"server_round": N, "seal": HEX}``."""
+"""The kind of an entry for an admission verdict in a private round: ``{"server_round": N, "seal": HEX}``."""
 
 _CONTRIBUTOR = re.compile(f'"({CONTRIBUTOR_PATTERN})"', re.ASCII)
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -46,7 +46,7 @@ class Entry:
     """One line of the ledger, as it was hashed.
 
     Attributes:
-        sequence: From 1 on, without gaps.
+        sequence: The number of the entry: 1, 2, ... without gaps.
         kind: The kind of event: ``verdict``, ``version``, ``credit``, ...
         body_json: The body's canonical JSON.
         previous_hash: Hash of the entry before, or ``GENESIS_HASH``.
@@ -61,10 +61,10 @@ class Entry:
 
     @classmethod
     def following(cls, previous: tuple[int, str] | None, kind: str, body: dict[str, Any]) -> Entry:
-        """The entry after the one with this sequence number and hash; None means the first.
+        """Create the entry that follows ``previous``, a sequence number and hash; None creates the first.
 
         Raises:
-            ValueError: For a body that canonical JSON does not have.
+            ValueError: If canonical JSON cannot represent the body.
         """
         sequence, before = (previous[0] + 1, previous[1]) if previous else (1, GENESIS_HASH)
         text = canonical_json(body).decode()
@@ -75,7 +75,7 @@ class Entry:
         """The parsed body; a new object on every call."""
         body = json.loads(self.body_json)
         if not isinstance(body, dict):
-            raise corrupt(f"entry {self.sequence} ({self.kind}): its body is no JSON object")
+            raise corrupt(f"entry {self.sequence} ({self.kind}): its body is not a JSON object")
         return body
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,13 +93,13 @@ class Entry:
         """The inverse of ``to_dict``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for anything but an entry's five fields, or one whose hash is not its content's.
+            GymError: ``STATE_CORRUPT`` unless ``found`` has exactly an entry's five fields and the hash of its content.
         """
         if not isinstance(found, dict) or set(found) != _FIELDS or not isinstance(found["body"], dict):
-            raise corrupt(f"{str(found)[:80]} is no entry")
+            raise corrupt(f"{str(found)[:80]} is not an entry")
         sequence, kind, previous, own = (found[k] for k in ("sequence", "kind", "previous_hash", "hash"))
         if type(sequence) is not int or not all(isinstance(text, str) for text in (kind, previous, own)):
-            raise corrupt(f"an entry {str(sequence)[:20]} has fields of other kinds than an entry's")
+            raise corrupt(f"an entry {str(sequence)[:20]} has a field of the wrong type")
         entry = cls(sequence, kind, canonical_text(found["body"]), previous, own)
         entry.check_hash()
         return entry
@@ -116,8 +116,8 @@ class Chain:
     """Check entries one by one; ``size`` and ``hash`` describe those seen so far.
 
     Args:
-        size: How many entries were checked before.
-        hash: Hash of the last of them.
+        size: Number of entries that were checked before.
+        hash: Hash of the last one.
     """
 
     def __init__(self, size: int = 0, hash: str = GENESIS_HASH) -> None:
@@ -180,9 +180,9 @@ def subjects(body_json: str) -> set[str]:
 def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
     """The ledger's commitment to an admission verdict in a private round, which only the contributor can open.
 
-    A verdict that names its contributor says when somebody sent an update, and after whom. The entry of kind ``sealed``
-    holds a digest instead, over the update's manifest and the verdict. The manifest has 128 secret random bits, so that
-    nobody can guess what is sealed; a holder of manifest and receipt can prove it.
+    A verdict that names its contributor would reveal when, and in which order, updates were sent. The entry of kind
+    ``sealed`` holds a digest of the update's manifest and the verdict instead. The manifest has 128 secret random bits,
+    so nobody can guess the sealed content; a holder of the manifest and the receipt can prove it.
 
     Args:
         manifest_json: The signed text of the update's manifest.

@@ -1,10 +1,10 @@
 """Small operators of a decoder layer: residual and RMS norm, norm and rotation of heads, gated activation.
 
-``operators()`` finds once which code computes, for the many calls of a step. Every row's result depends on that row
-alone, whatever the path and number of threads. Native paths agree to the last bit. Against float64 each result is
-within 2e-6 of the largest value of its row; the torch reference is, too (tests hold both).
+``operators()`` selects the implementation once for the many calls of a step. Every row's result depends on that row
+alone, whatever the path and number of threads. Native paths agree to the last bit. Each result is within 2e-6 of the
+float64 result, relative to the largest value of its row; so is the torch reference (tests check both).
 
-NaN and infinities stay in their row. ``exp`` is constant beyond 88, where ``silu`` has long been its limit.
+NaN and infinities stay in their row. ``exp`` is constant beyond 88, where ``silu`` has long reached its limit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Operators(ABC):
         """Normalise (optionally) and rotate ``heads`` ``[rows, heads, dim]`` in place.
 
         Args:
-            heads: Contiguous within a row; rows may lie apart.
+            heads: Contiguous within a row; rows may be strided.
             cosine: ``[rows, dim]``, contiguous.
             sine: Likewise.
             norm: The norm of a head.
