@@ -21,7 +21,7 @@ class Objects:
     """A content-addressed store in a folder or at an fsspec URL.
 
     Args:
-        url: Where it lies; a plain path is a local folder, which is made when something is written.
+        url: The location; a plain path is a local folder, which is created on the first write.
     """
 
     def __init__(self, url: str | Path) -> None:
@@ -45,7 +45,7 @@ class Objects:
         """Store a local file, unless the store has it.
 
         Raises:
-            GymError: ``DATA_INVALID`` when its bytes are no longer those that were hashed.
+            GymError: ``DATA_INVALID`` if the file has changed since it was hashed.
         """
         target = f"{self._root}/{_object(sha256)}"
         if self._fs.exists(target) and self._fs.info(target)["size"] == file.stat().st_size:
@@ -70,9 +70,8 @@ class Objects:
         """Download an object to ``target``, which must not exist; a partial file is resumed.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` for what is not a regular file; ``HASH_MISMATCH`` when its bytes
-            are
-                not those that name it; the part is removed.
+            GymError: ``NOT_FOUND``; ``STATE_CORRUPT`` if the object is not a regular file; ``HASH_MISMATCH`` if its
+                bytes do not match its name, in which case the partial file is removed.
         """
         source = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(source):
@@ -85,7 +84,7 @@ class Objects:
             start = 0
         with self._open(source) as stream, part.open("ab") as out:
             stream.seek(start)
-            seen = start  # one byte too many is kept, so that the hash does not match
+            seen = start  # one byte too many is kept, so that the hash of a longer object differs
             while block := stream.read(min(_BLOCK_BYTES, num_bytes + 1 - seen)):
                 out.write(block)
                 seen += len(block)
@@ -99,7 +98,7 @@ class Objects:
                 f"{self.url}/{_object(sha256)}: its bytes hash to {actual}",
                 "the object is damaged: remove it from the store and push it again",
             )
-        os.link(part, target)  # unlike a rename, this refuses to replace a file that came in between
+        os.link(part, target)  # unlike a rename, this refuses to replace a file that appeared in the meantime
         part.unlink()
         fsync_folder(target.parent)
 
@@ -146,7 +145,7 @@ class Objects:
         """Read a small file.
 
         Raises:
-            GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` for what is not a regular file.
+            GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` if it is not a regular file.
             FileNotFoundError: When there is none.
         """
         target = f"{self._root}/{path}"
@@ -168,10 +167,10 @@ class Objects:
         return bool(self._fs.exists(target)) and int(self._fs.info(target)["size"]) == num_bytes
 
     def digest(self, sha256: str, num_bytes: int) -> str | None:
-        """The sha256 of a stored object, reading at most ``num_bytes`` and one; None if it is missing.
+        """Return the sha256 of a stored object, or None if it is missing. A longer object is not read to its end.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for what is not a regular file.
+            GymError: ``STATE_CORRUPT`` if it is not a regular file.
         """
         target = f"{self._root}/{_object(sha256)}"
         if not self._fs.exists(target):

@@ -79,7 +79,7 @@ class PagedFile:
 
     def __init__(self, path: Path, name: str) -> None:
         if not path.is_file():
-            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {name}", "choose one of the list")
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {name}", "choose one from the list")
         self.path, self.name = path, name
         self.stamp = stamp_of(path)
         self.num_rows: int | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 
 IGNORED = -100
-"""The label of a token that teaches nothing, as in transformers."""
+"""The label of a token without a loss, as in transformers."""
 
 _COUNTS = ("rows", "learned", "cut", "dropped", "tokens", "tokens_cut")
 _MANY_DROPPED = 0.1
@@ -28,13 +28,13 @@ class RowCounts:
     """Counts of rows and labelled tokens. ``rows == learned + dropped``; ``cut`` rows are among both."""
 
     rows: int = 0
-    """All that were given."""
+    """All rows of the data."""
 
     learned: int = 0
     """Rows with something to learn within ``max_length``."""
 
     cut: int = 0
-    """Rows longer than ``max_length``: what stood behind it is not learned."""
+    """Rows longer than ``max_length``; the tokens beyond it are not learned."""
 
     dropped: int = 0
     """Rows with nothing to learn."""
@@ -43,10 +43,10 @@ class RowCounts:
     """Labelled tokens that are learned."""
 
     tokens_cut: int = 0
-    """Labelled tokens behind ``max_length``."""
+    """Labelled tokens beyond ``max_length``."""
 
     lengths: array[int] = field(default_factory=lambda: array("Q"), repr=False, compare=False)
-    """Tokens of every row before it was cut, where that is known."""
+    """Length of every row in tokens before it was cut, if known."""
 
     unread: dict[str, int] = field(default_factory=dict, compare=False)
     """Number of rows with each unread key; see ``rows.unread_keys``."""
@@ -79,7 +79,7 @@ class RowCounts:
         self.lengths.append(length)
 
     def given(self, encoded: Iterable[dict[str, list[int]]]) -> Iterator[dict[str, list[int]]]:
-        """Count rows that are concatenated before they are cut; none of them is cut itself."""
+        """Count and yield rows that are concatenated before they are cut; they count as uncut."""
         for row in encoded:
             self.add(row["labels"], row["labels"])
             yield row
@@ -113,7 +113,7 @@ class RowCounts:
     def warning(self, max_length: int | None) -> str | None:
         """A warning with its remedy if many rows are lost; None otherwise.
 
-        Little is: at most a tenth of the rows dropped, and at most half of the labelled tokens cut.
+        Many are: more than a tenth of the rows dropped, or more than half of the labelled tokens cut.
         """
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         problems = []
@@ -121,19 +121,19 @@ class RowCounts:
             problems.append(f"{self.dropped} of {self.rows} rows have nothing to learn and are dropped")
         if self.tokens_cut > _MANY_CUT * labelled:
             problems.append(
-                f"{self.tokens_cut} of {labelled} labelled tokens stand behind max_length {max_length}"
+                f"{self.tokens_cut} of {labelled} labelled tokens are beyond max_length {max_length}"
             )
         return f"{' and '.join(problems)}; {self._remedy(max_length)}" if problems else None
 
     def nothing_learned(self, max_length: int | None) -> GymError:
-        """The error (``DATA_INVALID``) for rows of which none is learned, with reason and remedy."""
+        """Return the ``DATA_INVALID`` error for data without a learned row, with reason and remedy."""
         max_length = self.max_length or max_length
         problem = f"none of the {self.rows} rows has anything to learn"
         if not self.tokens_cut:
             return GymError(
                 ErrorCode.DATA_INVALID,
                 f"{problem}: their answers are empty, or marked as not learned",
-                "leave an assistant's turn without weight: 0 and train: false",
+                "keep at least one assistant turn that has neither weight: 0 nor train: false",
             )
         longer = f"{problem} within max_length={max_length} tokens"
         return GymError(
@@ -145,7 +145,7 @@ class RowCounts:
     def _remedy(self, max_length: int | None) -> str:
         enough = self.length_of_most()
         if max_length is None or enough <= max_length:
-            return "see what is learned of each with: gym data show FILE --model MODEL"
+            return "see which parts of each row are learned: gym data show FILE --model MODEL"
         return f"max_length: {enough} would keep {_KEPT_WHOLE:.0%} of the rows whole"
 
     def length_of_most(self) -> int:
@@ -163,7 +163,7 @@ class EncodedRows(list[dict[str, Any]]):
 
 
 def counts_of(encoded: Sequence[dict[str, Any]], given: int) -> RowCounts:
-    """The counts of an algorithm's ``encode``; for a plain list, its length."""
+    """Return the counts of an algorithm's encoded rows; of a plain list, the missing rows count as dropped."""
     if isinstance(encoded, EncodedRows):
         return encoded.counts
     learned = min(len(encoded), given)

@@ -1,4 +1,4 @@
-"""Fetching of a version into a folder, atomically; a killed pull resumes where it stopped.
+"""Fetch a version into a folder, atomically; a killed pull resumes where it stopped.
 
 Files are written to a hidden folder next to the requested one, and renamed at the end. Every byte is hashed before
 anything is read as a model.
@@ -23,9 +23,9 @@ from gym_fed.data.objects import Objects
 from gym_fed.registry.manifest import ModelFile, ModelVersion
 
 RECORD = ".gym-model.json"
-"""The file in a pulled folder with the signed manifest as it was on the store."""
+"""The file in a pulled folder that holds the signed manifest from the store."""
 MADE = ".gym-made.json"
-"""The file in a pulled folder with the SHA-256 of each file made here, such as rebuilt weights."""
+"""The file in a pulled folder with the SHA-256 of each file created locally, such as rebuilt weights."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Pulled:
         found: The version.
         folder: The folder with its files.
         fetched: Whether anything was fetched; False if it was already here.
-        base: The folder or name of the base that it was rebuilt from, or that its adapter needs; None without one, and
-            for one that is not on this machine.
+        base: The folder or name of the base that it was rebuilt from, or that its adapter needs; None if there is
+            none, or if it is not on this machine.
     """
 
     found: ModelVersion
@@ -63,8 +63,8 @@ def fetch(
         objects: The store.
         found: The version to fetch.
         record: The bytes of its signed manifest.
-        folder: Must not exist, or be left from an earlier pull of this version.
-        finish: Called with the hidden folder with all files, before it is renamed: rebuilds a model.
+        folder: The target. It must not exist, or must hold an earlier pull of this version.
+        finish: Called with the hidden folder when it has all files and before it is renamed, to rebuild a model.
 
     Returns:
         Whether anything was fetched.

@@ -207,7 +207,7 @@ def _relative(workbench: Workbench, name: str) -> str:
     place = path.relative_to(workbench.folder)
     is_hidden = any(part.startswith(".") for part in place.parts)
     if is_hidden or not path.name.lower().removesuffix(".gz").endswith(SUFFIXES) or not path.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no data file {name!r}", "choose one of the list")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no data file {name!r}", "choose one from the list")
     return place.as_posix()
 
 

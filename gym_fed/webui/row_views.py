@@ -1,6 +1,6 @@
 """Views of a data file: a page of rows, one row, sequence lengths, and duplicates.
 
-Each answer ends after a second or two of work and names the next row.
+Each answer stops after a second or two of work and names the next row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _OpenedFile:
     """Column choices for a file without recognized columns; see ``column_choices``."""
 
     def row(self, raw: PagedRow) -> dict[str, Any]:
-        """Return the row in the form that a model gets.
+        """Return the row in the form that a model receives.
 
         Raises:
             GymError: ``DATA_INVALID`` with its place; ``TOO_LARGE``.
@@ -113,7 +113,7 @@ class RowViews:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: OrderedDict[Any, _OpenedFile] = OrderedDict()
-        # Loaded in advance: the process starts while the user still looks at the list of files.
+        # Loaded in advance, while the user still looks at the list of files.
         self._tokenizers: OrderedDict[str, Any] = OrderedDict({NANO: load_tokenizer(NANO)})
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
@@ -160,7 +160,8 @@ class RowViews:
                 view = _view(opened, raw, request, self._tokenizer(request["model"]), ROOM_OF_ONE)
                 return {**view, "raw": _raw_text(raw, ROOM_OF_ONE)}
         raise GymError(
-            ErrorCode.NOT_FOUND, f"{opened.file.name}: has no row {request['start'] + 1} that is known yet"
+            ErrorCode.NOT_FOUND,
+            f"{opened.file.name}: row {request['start'] + 1} does not exist, or is not known yet",
         )
 
     def _seen(self, opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
@@ -249,7 +250,7 @@ class RowViews:
     def _open(self, request: Request) -> _OpenedFile:
         path = self._folder / request["name"]
         if not path.is_file():
-            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {request['name']}", "choose one of the list")
+            raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {request['name']}", "choose one from the list")
         key = (path, stamp_of(path), request["format"], request["columns"])
         if (opened := self._opened.get(key)) is None:
             rename = renaming(parse_columns(request["columns"]))
@@ -272,7 +273,7 @@ def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _format(file: PagedFile, format_name: str, rename: Callable[[Any], Any] | None) -> str:
-    """Return the format's name; ``auto`` is resolved by the first row, and stays if that cannot be read."""
+    """Return the format's name; ``auto`` is resolved by the first row, or returned if that cannot be read."""
     if format_name != "auto":
         FORMATS.type_of(format_name)
         return format_name

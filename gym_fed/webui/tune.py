@@ -173,7 +173,7 @@ def _folder(workbench: Workbench, path: str) -> Path:
     """
     folder = workbench.inside(path, root=workbench.runs)
     if not (folder / SEARCH_NAME).is_file():
-        raise GymError(ErrorCode.NOT_FOUND, f"no search in {path!r}", "choose one of the list")
+        raise GymError(ErrorCode.NOT_FOUND, f"no search in {path!r}", "choose one from the list")
     return folder
 
 

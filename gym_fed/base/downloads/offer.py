@@ -1,6 +1,6 @@
 """Describe a download before it starts: commit, files, bytes and licence of a Hub repository.
 
-The Hub's description is input from outside: its size, its names and its checksums are checked here. A model is offered
+The Hub's description is untrusted input: its size, names and checksums are checked here. A model is offered
 only if it can be loaded: its configuration, and the index of its weights, are read first.
 """
 
@@ -22,7 +22,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain, readable_bytes
 
 MAX_FILES = 20_000
-"""Files that a repository may list; the largest public ones of models have a few thousand."""
+"""Maximum number of files of a repository; the largest public model repositories have a few thousand."""
 MAX_SMALL_BYTES = 64 << 20
 """Maximum size of a config or index that is read before the offer."""
 
@@ -55,10 +55,10 @@ class RepoFile:
     """One file of a commit.
 
     Attributes:
-        path: Relative, with slashes.
-        size_bytes: Size of its content.
-        sha256: Of its content; None for a small file, which git holds itself.
-        blob_sha1: Git's name of a small file: sha1 of ``blob SIZE\\0`` and the content.
+        path: The path in the repository, with forward slashes.
+        size_bytes: The size of the content.
+        sha256: The SHA-256 of the content; None for a small file, which is stored in git itself.
+        blob_sha1: Git's blob id of a small file: the SHA-1 of ``blob SIZE\\0`` and the content.
     """
 
     path: str
@@ -86,14 +86,15 @@ class DownloadOffer:
 
     Attributes:
         kind: ``model`` or ``dataset``.
-        name: As it was asked for.
-        commit: 40 hex digits; what is fetched is this commit, whatever the Hub moves on to.
+        name: The requested name.
+        commit: 40 hex digits; exactly this commit is fetched, even if the Hub has a newer one.
         files: The files of the snapshot.
-        licence: As the card states it; None when it states none.
+        licence: The licence that the model card or a tag states; None if neither does.
         gated: Whether an account has to accept terms first.
         missing_bytes: Bytes that are not on this machine yet.
-        streamed: Its rows are streamed; nothing is kept.
-        store: A folder that is not shared with other programs, since a part of a repository is no copy of it to them.
+        streamed: True if rows are streamed and nothing is stored.
+        store: The folder of a partial download. It is not shared with other programs, which expect whole repositories.
+            None: the Hugging Face cache.
     """
 
     kind: Literal["model", "dataset"]
@@ -116,7 +117,7 @@ class DownloadOffer:
         return sum(file.size_bytes for file in self.files)
 
     def describe(self) -> str:
-        """Describe the download in one line, to decide on it."""
+        """Describe the download in one line, for the user's consent."""
         size = readable_bytes(self.missing_bytes)
         if self.streamed:
             size = f"rows are streamed, {size} at most"
@@ -139,7 +140,7 @@ def offer_model(name: str) -> DownloadOffer:
     """Query the Hub for the model ``name``.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` with near names; ``PERMISSION_DENIED`` for a gated one without access;
+        GymError: ``MODEL_NOT_FOUND`` with similar names; ``PERMISSION_DENIED`` for a gated one without access;
             ``UNAVAILABLE`` offline; ``MODEL_INVALID`` for a repository without weights or files that can be used.
     """
     info, listed = _read_info("model", name)
@@ -166,7 +167,7 @@ def offer_model(name: str) -> DownloadOffer:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """Read the ``config.json`` of a Hub model without storing it, for plans.
+    """Read the ``config.json`` of a Hub model without storing it, for planning.
 
     Raises:
         GymError: As ``offer_model``.
@@ -184,8 +185,8 @@ def offer_dataset(name: str, subset: str | None = None, commit: str | None = Non
 
     Args:
         name: ``owner/name``.
-        subset: A configuration of it.
-        commit: Instead of the newest.
+        subset: A configuration of the dataset.
+        commit: The commit to read; default: the newest.
 
     Raises:
         GymError: As ``offer_model``, with ``NOT_FOUND`` for one that does not exist; ``STALE`` for a commit that the
@@ -213,9 +214,9 @@ def offer_dataset_files(
 
     Args:
         name: ``owner/name``.
-        choose: Gives those that are wanted of all paths.
-        store: The folder.
-        commit: Instead of the newest.
+        choose: Selects the paths to download from all paths.
+        store: The folder of the download.
+        commit: The commit to read; default: the newest.
 
     Raises:
         GymError: As ``offer_dataset``.
@@ -278,15 +279,15 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
     if not file.is_content(data):  # check the same file that will be loaded
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{file.path} of {name}: {hub.endpoint()} sent another checksum than it names",
+            f"{file.path} of {name}: {hub.endpoint()} sent a file with another checksum than it states",
             "try later, from another network, or with another HF_ENDPOINT",
         )
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _unusable(name, f"{file.path} is no JSON: {plain(error, 120)}") from error
+        raise _unusable(name, f"{file.path} is not JSON: {plain(error, 120)}") from error
     if not isinstance(content, dict):
-        raise _unusable(name, f"{file.path} is no JSON object")
+        raise _unusable(name, f"{file.path} is not a JSON object")
     return content
 
 
@@ -305,7 +306,7 @@ def _require_known_type(name: str, config: dict[str, Any]) -> None:
 
 
 def _licence(info: _Info) -> str | None:
-    """The licence on the model card; custom names are in ``license_name``."""
+    """The licence on the card, whose custom names are in ``license_name``, or else in a ``license:`` tag."""
     card = info.cardData or {}
     licence = card.get("license")
     if isinstance(licence, list):

@@ -1,7 +1,7 @@
-"""Refuse a ``tokenizer.json`` whose regular expressions take long, before it is loaded.
+"""Refuse a ``tokenizer.json`` with slow regular expressions, before it is loaded.
 
-The tokenizers library searches them in compiled code, where neither Ctrl-C nor a time limit ends a search. So patterns
-that are not known are tried in a child process first.
+The tokenizers library searches them in compiled code, where neither Ctrl-C nor a time limit ends a search. So unknown
+patterns are tried in a child process first.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LINEAR = re.compile(
     r"(?:\\[pPsSdDwWrnt](?:\{\^?\w+\})?|\[(?:\\.|[^\[\]\\&])*\]|[^()\[\]|?*+{}^$\\])+(?:[+*]|\{\d*,?\d*\})?",
     re.S,
 )
-"""One run of characters at most, at the end: takes as long as the text."""
+"""A pattern with at most one repetition, at its end, which takes linear time."""
 
 
 def require_quick_tokenizer(folder: Path, name: str) -> None:
-    """Refuse a model folder whose ``tokenizer.json`` has a pattern that takes long; no file is not an error.
+    """Refuse a model folder whose ``tokenizer.json`` has a slow pattern; a missing file is not an error.
 
     Args:
         folder: The model folder.
-        name: What an error calls the model.
+        name: The name of the model in errors.
 
     Raises:
         GymError: ``MODEL_INVALID`` with the pattern.

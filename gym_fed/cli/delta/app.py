@@ -49,11 +49,11 @@ def compare(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of rows.")] = 64,
     plot: Annotated[
-        Path | None, typer.Option(help="Picture of the errors to write (.png, .svg, .pdf).", metavar="FILE")
+        Path | None, typer.Option(help="Plot the errors to this file (.png, .svg, .pdf).", metavar="FILE")
     ] = None,
     json_: AsJson = False,
 ) -> None:
-    """Show bits, error of the weights and error of the outputs of every layer."""
+    """Show the bits, weight error and output error of every layer."""
     from gym_fed.base.modeling.adapters import merged
     from gym_fed.base.modeling.differences import require_same_settings
     from gym_fed.base.models import load_model, load_tuned, model_name
@@ -108,7 +108,7 @@ def apply(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FOLDER", help="New folder for the model.")
     ],
-    scale: Annotated[float, typer.Option(help="Factor of the delta.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="Factor to multiply the delta by.")] = 1.0,
     json_: AsJson = False,
 ) -> None:
     """Write BASE plus the delta as a model folder that transformers loads."""

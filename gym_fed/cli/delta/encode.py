@@ -87,7 +87,7 @@ def encode(
         str | None, typer.Option(metavar="MODEL", help="Model before its alignment, for safety_threshold.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Picture of the errors to write (.png, .svg, .pdf).", metavar="FILE")
+        Path | None, typer.Option(help="Plot the errors to this file (.png, .svg, .pdf).", metavar="FILE")
     ] = None,
     allow_differences: AllowDifferences = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,

@@ -1,10 +1,10 @@
 """Chat templates: rendering, generation marks, and training variants with marks and earlier reasoning.
 
-The environment is transformers', with ``raise_exception``, ``tojson`` and ``strftime_now``, in the child process.
+A child process renders in transformers' environment, with ``raise_exception``, ``tojson`` and ``strftime_now``.
 
 TRL ships the chat templates of many model families, most of them with a marked copy (``NAME.jinja`` and
-``NAME_training.jinja`` in ``trl/chat_templates``). A model's template that equals one of the former is replaced by the
-latter while rows are encoded. The files are read without importing TRL, which takes seconds.
+``NAME_training.jinja`` in ``trl/chat_templates``). While rows are encoded, a model's template that equals an
+original is replaced by its marked copy. The files are read without importing TRL, which takes seconds.
 
 Many templates drop the reasoning of earlier turns. A row that teaches reasoning needs it in its text, so it is kept: by
 the template's own switch if it has one, otherwise by removing the condition from its source.
@@ -24,7 +24,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 Message = dict[str, Any]
 Span = tuple[int, int]
-"""First character and the one behind the last."""
+"""Positions of the first character and of the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Template:
     """A chat template with its variables.
 
     Attributes:
-        source: Jinja.
+        source: The Jinja source.
         variables: Other variables of the template: special tokens, switches.
     """
 
@@ -137,7 +137,7 @@ _CONDITIONS = (
         "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %}",
         "",
     ),  # DeepSeek
-    (" and not future_final_message.found", ""),  # GPT-OSS, before calls of tools
+    (" and not future_final_message.found", ""),  # GPT-OSS, before tool calls
     (  # GPT-OSS, before an answer that is not the last
         '"<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>"',
         '("<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" if message.thinking '
@@ -147,7 +147,7 @@ _CONDITIONS = (
 
 
 def showing_history(template: Template) -> Template:
-    """The template changed to show the reasoning of every turn, where a known condition hides it."""
+    """Return the template changed to show the reasoning of every turn, if a known condition hides it."""
     source = template.source
     for condition, instead in _CONDITIONS:
         source = source.replace(condition, instead)

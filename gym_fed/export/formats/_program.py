@@ -21,7 +21,7 @@ PROGRAM_TOLERANCE = Tolerance(max=1e-5)
 
 
 class ProgramFormat(ExportFormat):
-    """A folder with a program, the tokenizer's files and the configs; or only the program, if the path is a file's.
+    """A folder with a program, the tokenizer's files and the configs; or only the program, if the path has its suffix.
 
     The program takes ``input_ids`` and ``attention_mask`` ``[batch, length] int64`` and returns ``logits``
     ``[batch, length, vocabulary] float32``. Padding may be on either side; positions are computed from the mask. It
@@ -41,7 +41,7 @@ class ProgramFormat(ExportFormat):
             raise GymError(
                 ErrorCode.USAGE,
                 f"format {self.name} is written in float32, not in {options.dtype}",
-                "leave --dtype (of a run: save_dtype) out",
+                "omit --dtype (save_dtype in a training file)",
             )
 
     def check(self, source: Source) -> None:
@@ -74,7 +74,7 @@ class ProgramFormat(ExportFormat):
 
     @abstractmethod
     def write_program(self, model: Any, file: Path, options: Options) -> None:
-        """Record the forward of ``model``, prepared by ``program_of``, to the new ``file``."""
+        """Record the forward of ``model``, prepared by ``program_of``, into the new ``file``."""
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()
@@ -102,12 +102,12 @@ class ProgramFormat(ExportFormat):
         return target if self.is_file else target / self.program
 
     def _folder(self, target: Path) -> Path:
-        """Return the folder of the other files; for a file only, the temporary folder of its export."""
+        """Return the folder of the other files; for a single file, a temporary folder of its export."""
         return target.with_name("beside") if self.is_file else target
 
 
 def example_inputs(batch: int = 2) -> dict[str, Any]:
-    """Return ``[batch, 7] int64`` inputs to record a forward with: a size of 1 would be taken for a constant."""
+    """Return ``[batch, 7] int64`` inputs for tracing: a size of 1 would be traced as a constant."""
     import torch
 
     mask = torch.ones(batch, 7, dtype=torch.int64)
@@ -117,7 +117,7 @@ def example_inputs(batch: int = 2) -> dict[str, Any]:
 
 
 def any_shape() -> dict[str, Any]:
-    """Return ``torch.export``'s dimensions of ``example_inputs``."""
+    """Return the dynamic dimensions of ``example_inputs`` for ``torch.export``."""
     import torch
 
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
@@ -218,6 +218,6 @@ class _Archive(io.RawIOBase):
         return 0 if self._failed is not None else self._file.seek(offset, whence)
 
     def require_whole(self) -> None:
-        """Raise the kept error, if any."""
+        """Raise the error of the first failed write, if any."""
         if self._failed is not None:
             raise self._failed

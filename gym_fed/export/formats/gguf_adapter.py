@@ -39,7 +39,7 @@ class GgufAdapter(ExportFormat):
     def require_options(self, options: Options) -> None:
         super().require_options(options)
         if options.dtype is not None:
-            raise GymError(ErrorCode.USAGE, f"format {self.name} is written in float32", "leave --dtype out")
+            raise GymError(ErrorCode.USAGE, f"format {self.name} is written in float32", "omit --dtype")
 
     def use(self, path: Path) -> str:
         return shlex.join(("llama-server", "-m", "BASE.gguf", "--lora", str(path)))

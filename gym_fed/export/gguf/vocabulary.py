@@ -18,7 +18,7 @@ from gym_fed.export.gguf.pretokenizer import matching
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _MERGES = "tokenizer.ggml.merges"
 _UNREACHED = -1e9
-"""The score of a piece that no merge makes."""
+"""The score of a piece that no merge produces."""
 
 
 class UnknownTokenizerError(Exception):
@@ -26,13 +26,15 @@ class UnknownTokenizerError(Exception):
 
 
 def teach(model_class: Any) -> None:
-    """Replace the converter's treatment of tokenizers in ``model_class``.
+    """Patch the tokenizer methods of the converter's ``model_class``.
 
-    It recognises a byte-level one by a hash of one text's ids, which others share, such as GPT-2's splitting with a
-    vocabulary of single digits; so ``pretokenizer.matching`` decides, if it finds one. A tokenizer of pieces without
-    SentencePiece's own file, as tuned models have it, is written from ``tokenizer.json`` with the order of its merges.
-    A tokenizer of single bytes has an empty list of merges: llama.cpp requires the list, and the ``gguf`` package
-    writes no empty one.
+    The converter recognises a byte-level tokenizer by a hash of one text's ids, which different tokenizers can share,
+    such as one with GPT-2's splitting and a vocabulary of single digits. Unless the hash gives a pre-tokenizer outside
+    ``PATTERNS``, ``pretokenizer.matching`` therefore decides if it finds a match.
+
+    A SentencePiece-style tokenizer without SentencePiece's own file, which is usual for tuned models, is written from
+    ``tokenizer.json`` with the order of its merges. A byte-level tokenizer without merges gets an empty list of merges:
+    llama.cpp requires the list, and the ``gguf`` package cannot write an empty one.
     """
     import gguf
 
@@ -61,7 +63,7 @@ def teach(model_class: Any) -> None:
             _write_pieces(self)
 
     def byte_level(self: Any) -> None:
-        with suppress(FileNotFoundError):  # converters of some families try this for both kinds
+        with suppress(FileNotFoundError):  # the converters of some families call this for both kinds
             return _write_pieces(self)
         by_bytes(self)
         values = self.gguf_writer.kv_data[0]
@@ -82,10 +84,10 @@ def teach(model_class: Any) -> None:
 
 
 def _write_pieces(self: Any) -> None:
-    """Write the tokenizer of pieces (BPE with byte fallback) from ``tokenizer.json``.
+    """Write a SentencePiece-style tokenizer (BPE with byte fallback) from ``tokenizer.json``.
 
-    llama.cpp joins the two neighbours whose joint piece has the highest score, so the score of a piece is the rank of
-    its merge, which SentencePiece's own files have, too.
+    llama.cpp merges the two neighbours whose joint piece has the highest score. So the score of a piece is the negative
+    rank of its merge, as in SentencePiece's own files.
 
     Raises:
         FileNotFoundError: If there is no such tokenizer; the converter then tries byte-level ones.

@@ -11,7 +11,7 @@ from gym_fed.export.readers.reading import POSITIONS, LoadedExport
 LIBRARIES = ("torch", "llama_cpp")
 """Libraries that the reading process imports before its job arrives."""
 _CONTEXT = 2 * POSITIONS
-"""Most tokens of one sequence, unless the model has fewer."""
+"""Maximum number of tokens of one sequence."""
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
@@ -20,7 +20,7 @@ def load(parts: dict[str, Any]) -> LoadedExport:
 
 
 class LlamaCppExport(LoadedExport):
-    """A file that llama.cpp has mapped, with keys and values in float32.
+    """A file that llama.cpp has mapped, with a float32 KV cache.
 
     Args:
         file: The path of a model.

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("gym_fed")
 
 _MOST_LOADING = 64
-"""Most variants that load at once; more would evict one another."""
+"""Maximum number of variants that load at once; more would evict one another."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
-"""How long other requests may bypass one whose variant finds no room because theirs are in use. After that no other
-request with a variant is admitted before it, so that it cannot starve. A slow load may always be bypassed."""
+"""How long others may bypass a request whose variant has no room because their variants are in use. After that, no
+other request with a variant is admitted before it, so that it cannot starve. A slow load may always be bypassed."""
 
 
 class AdmissionQueue:
@@ -76,7 +76,7 @@ class AdmissionQueue:
         return admitted
 
     def release(self, request: ScheduledRequest) -> None:
-        """Unpin its variant. An error of the source is logged, since it must not fail the running answers."""
+        """Unpin a request's variant. An error of the source is logged, since it must not fail the running answers."""
         variant, request.variant = request.variant, None
         if variant is None or self._source is None:
             return

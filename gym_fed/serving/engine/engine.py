@@ -93,7 +93,7 @@ class Engine:
         Raises:
             GymError: ``USAGE`` for an invalid parameter; ``TOO_LARGE`` for a prompt that does not fit;
                 ``NOT_FOUND`` for an unknown variant; ``DATA_INVALID`` for a JSON schema that cannot be enforced;
-                ``BUSY`` when too many wait, with the seconds in its hint; ``UNAVAILABLE`` after ``close``.
+                ``BUSY`` if too many requests wait, with the seconds in its hint; ``UNAVAILABLE`` after ``close``.
         """
         sequence = self._sequence(request)
         self._queue.put([sequence])
@@ -111,8 +111,8 @@ class Engine:
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """Queue requests of one user that enter the same step.
 
-        An idle engine without ``step_stretch`` and ``prefix_cache`` batches them the same way in every run, whatever
-        the timings are.
+        An idle engine without ``step_stretch`` and ``prefix_cache`` batches them the same way in every run, regardless
+        of timing.
 
         Raises:
             GymError: As ``submit``, with none of them queued.
@@ -255,7 +255,7 @@ class InputProcessor:
         self._guides_lock = threading.Lock()
 
     def sequence(self, request: GenerationRequest) -> GenerationSequence:
-        """Create the sequence of a request for an answer; its variant begins to load.
+        """Create the sequence of a generation request, and start loading its variant.
 
         Raises:
             GymError: As ``Engine.submit``.
@@ -278,7 +278,7 @@ class InputProcessor:
         )
 
     def embedding(self, prompt_ids: list[int], variant: str | None, user: str) -> EmbeddingSequence:
-        """Create the sequence of a request for an embedding; its variant begins to load.
+        """Create the sequence of an embedding request, and start loading its variant.
 
         Raises:
             GymError: As ``Engine.submit``.

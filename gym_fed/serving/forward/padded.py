@@ -1,7 +1,8 @@
 """Attention of many short texts as rows of one padded batch, for evaluation, where no request waits.
 
-A packed step attends to one cache after the other, as requests come and go. Texts that are scored, and answers that
-are generated in lockstep, need no such freedom. Linear layers see real tokens only; only attention is padded.
+A packed step attends to one cache after the other, since requests come and go. Scored texts and answers generated in
+lockstep start and advance together, so one batched attention serves them all. Linear layers see real tokens only;
+only attention is padded.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class BatchCache:
 
     Args:
         lengths: The initial number of tokens of each text.
-        capacity: Most tokens of a text.
+        capacity: Maximum number of tokens of a text.
         dtype: The model's dtype.
         device: The model's device.
     """
@@ -80,7 +81,7 @@ class BatchCache:
             self._layers[layer] = (keys[index], values[index])
 
     def held(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a layer; ``like`` has its ``[kv_heads, ..., dim]``."""
+        """Return the keys and values of a layer; ``like [kv_heads, ..., dim]`` gives their sizes and dtype."""
         if layer not in self._layers:
             shape = (len(self.lengths), like.shape[0], self._capacity, like.shape[-1])
             # Zeros, since padding that is masked must still be finite.

@@ -4,7 +4,7 @@ A key is ``gym-`` and 32 random bytes. The key file has each key's permissions a
 random bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added and
 revoked while a server runs.
 
-Without keys the server listens on loopback, and any program of this machine may use it. A browser would let pages of
+Without keys the server listens on loopback, and any program on this machine may use it. A browser would let pages of
 other sites do so, too. Such a page can post a form or script to 127.0.0.1, which ``Origin`` reveals, or let its own
 name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither can do harm,
 because the page has no key.
@@ -102,7 +102,7 @@ class Authenticator:
 
 
 def require_local(headers: Mapping[str, str]) -> None:
-    """Refuse a request that names another host than this machine, or comes from a page that does.
+    """Refuse a request for a host other than this machine, or from a page of another host.
 
     Raises:
         GymError: ``PERMISSION_DENIED``.
@@ -118,7 +118,7 @@ def require_local(headers: Mapping[str, str]) -> None:
     if origin is not None and not is_loopback(origin):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"a page of {origin!r} may not use this server, which has no API keys",
+            f"a page of {origin!r} may not use this server without API keys",
             "open the page from this machine, or set api_keys",
         )
 
@@ -262,12 +262,12 @@ class KeyFile:
             The key, which is stored nowhere.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for invalid values, or no permission.
+            GymError: ``FILE_EXISTS`` for a name that has a key; ``USAGE`` for invalid values, or without permissions.
         """
         if not (base or everything or variants or owners or metrics or manage_variants):
             raise GymError(
                 ErrorCode.USAGE,
-                f"key {name!r} could use nothing",
+                f"key {name!r} would have no permission",
                 "give --variant, --owner, --all-variants, --base, --metrics or --manage-variants",
             )
         key = PREFIX + secrets.token_urlsafe(32)

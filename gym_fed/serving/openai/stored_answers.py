@@ -1,8 +1,8 @@
 """Stored answers, which a later request of the same caller may read, continue or delete.
 
 They are kept in memory, and lost when the process ends. No key can access the answers of another key. Limits are in
-bytes: a key beyond its own limit loses its oldest answers. Beyond the limit of all keys, the key that stores most loses
-its oldest, so a key that stores much never displaces the answers of others.
+bytes: a key beyond its own limit loses its oldest answers. Beyond the limit for all keys, the key that stores most
+loses its oldest ones, so a key that stores much never displaces the answers of others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Owner = tuple[str, str]
 """A key's name and digest, since a key created again under an earlier name is another key."""
 
 _ENTRY_BYTES = 1024
-"""Bytes of an answer in addition to its text."""
+"""Assumed overhead of an answer in bytes, in addition to its text."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StoredAnswer:
     Attributes:
         body: The body of the answer, as JSON.
         messages: The conversation including the answer, without instructions, as JSON.
-        until: When it expires.
+        until: The time of expiry, in seconds of the store's clock.
     """
 
     body: bytes
@@ -55,7 +55,7 @@ class StoredAnswer:
 
 
 class StoredAnswers:
-    """The stored answers of all keys; from any thread.
+    """The stored answers of all keys; usable from any thread.
 
     Args:
         config: The limits.
@@ -103,7 +103,7 @@ class StoredAnswers:
         return True
 
     def forget_old(self) -> None:
-        """Delete expired answers; every other method does so, too."""
+        """Delete expired answers; ``put``, ``get`` and ``delete`` do so, too."""
         with self._lock:
             self._forget_old()
 
@@ -114,11 +114,11 @@ class StoredAnswers:
             caller: The owner.
             answer_id: The id of the answer.
             prefix: The prefix of this kind of answer's ids; no other kind is found.
-            param: The request's field that names it.
+            param: The field of the request that has the id.
 
         Raises:
-            RequestError: For an unknown id and for another caller's alike. ``NOT_FOUND``; for a field ``USAGE``, as in
-                OpenAI's API.
+            RequestError: For an unknown id, or one of another caller: ``NOT_FOUND``, or ``USAGE`` if ``param`` is
+                given, as in OpenAI's API.
         """
         with self._lock:
             self._forget_old()

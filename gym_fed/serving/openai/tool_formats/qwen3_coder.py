@@ -31,7 +31,7 @@ _VALUE_END = f"\n{_PARAMETER_END}\n"
 _UNTYPED = ("string",)
 _MAX_REFERENCES = 8
 _HOLDABLE = frozenset({"type", "title", "description", "default", "examples", "enum", "const"})
-"""Keywords of a text schema that hold nothing: any other would have to hold for text without quotes."""
+"""Keywords of a string schema that can be enforced; others would need a grammar for text without quotes."""
 
 
 class Qwen3Coder(ToolFormat):
@@ -86,8 +86,8 @@ class XmlReader(CallReader):
     """Reads one call.
 
     Args:
-        mark: The text that announced it.
-        tools: The tools that may be called; their schemas say which arguments are not texts.
+        mark: The text that announced the call.
+        tools: The tools that may be called; their schemas say which arguments are not strings.
     """
 
     def __init__(self, mark: str, tools: Tools) -> None:
@@ -161,7 +161,7 @@ def _typed(value: str, types: tuple[str, ...]) -> Any:
 
 
 def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
-    """Return the types that a value may have; text if none is given."""
+    """Return the types that a value may have; ``string`` if the schema has none."""
     schema = _resolved(schema, root)
     if "anyOf" in schema:
         return tuple(kind for option in _dicts(schema["anyOf"]) for kind in _types(option, root))
@@ -185,7 +185,7 @@ def _resolved(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(name: str, root: dict[str, Any]) -> Iterator[tuple[str, bool, list[Any]]]:
-    """Yield each key, whether it is required, and its possible values: a schema, a text, or None for any text."""
+    """Yield each key, whether it is required, and its possible values: a schema, a string, or None for any text."""
     properties = root.get("properties", {})
     if not isinstance(properties, dict) or {"$ref", "anyOf", "oneOf", "allOf"} & root.keys():
         raise CannotHold(f"the parameters of {name!r} are not properties of one object")
@@ -193,7 +193,7 @@ def _parameters(name: str, root: dict[str, Any]) -> Iterator[tuple[str, bool, li
     for key, schema in properties.items():
         if not key or set(key) & set(">\n"):
             raise CannotHold(
-                f"the parameter {key!r} of {name!r} cannot be written in this model's form of calls"
+                f"the parameter {key!r} of {name!r} cannot be written in this model's tool-call format"
             )
         needed = isinstance(required, list) and key in required
         yield key, needed, _values(f"{name}.{key}", schema, root)
@@ -211,7 +211,7 @@ def _values(place: str, schema: Any, root: dict[str, Any]) -> list[Any]:
     if len(_types(schema, root)) > 1 or schema.keys() - _HOLDABLE or words is not None:
         off = ", ".join(sorted(schema.keys() - _HOLDABLE)) or "several types"
         raise CannotHold(
-            f"{place} is a text with {off}, which cannot be enforced in this model's form of calls"
+            f"{place} is a string with {off}, which cannot be enforced in this model's tool-call format"
         )
     return [None]
 
