@@ -1,4 +1,4 @@
-"""Runs by LLaMA-Factory's names: a config of ours, or its five groups of arguments."""
+"""Runs by LLaMA-Factory's names: one of our configs, or its five groups of arguments."""
 
 from __future__ import annotations
 

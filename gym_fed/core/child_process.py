@@ -18,7 +18,7 @@ _NEEDED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "SYSTEMROO
 
 
 def module_command(module: str, *words: object) -> list[str]:
-    """The command line that runs a module of ours in a process of its own.
+    """The command line that runs one of our modules in its own process.
 
     ``python -m`` puts the working folder before the installed packages, so that a ``yaml.py`` next to somebody's data
     would be executed; ``-P`` leaves it out.
@@ -40,7 +40,7 @@ def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
     """This process's environment for a child that computes with one thread, on no GPU, and downloads nothing.
 
     Args:
-        without: Variables that are none of the child's business.
+        without: Variables that the child must not see.
     """
     kept = {name: value for name, value in os.environ.items() if name not in without}
     return {**kept, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

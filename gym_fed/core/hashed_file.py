@@ -92,7 +92,7 @@ class HashedFile:
             self._sync()
         except BaseException as error:  # noqa: BLE001 (the caller's thread raises it)
             self._failure = error
-            while block is not None:  # a caller that hands over more does not wait for ever
+            while block is not None:  # a caller that hands over more does not wait forever
                 block = self._blocks.get()
 
     def _sync(self) -> None:

@@ -62,7 +62,7 @@ class RowLosses:
 
 
 def num_blocks(rows: int) -> int:
-    """Into how many blocks so many held-out rows are dealt, one after the other."""
+    """The number of blocks that this many held-out rows are dealt into, one after the other."""
     return min(rows, MAX_BLOCKS)
 
 
@@ -80,7 +80,7 @@ def heldout_loss(
         model: A causal LM; it is put into evaluation mode for the call and back into its mode afterwards.
         tokenizer: Its tokenizer.
         rows: ``messages`` rows count the assistant's tokens, ``text`` rows all of theirs.
-        max_length: Rows are cut to so many tokens.
+        max_length: Number of tokens that rows are cut to.
         batch_size: Rows per forward pass; the result does not depend on it beyond rounding.
 
     Returns:

@@ -188,7 +188,7 @@ class SuiteFilter:
         """Read a filter from a possibly untrusted file.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for what is no filter.
+            GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` if it is not a filter.
         """
         try:
             with path.open("rb") as file:

@@ -286,7 +286,7 @@ def _left(record: Path, path: Path) -> Mapping[str, str]:
     """Return the SHA-256 by name from a record without its file; empty for anything else."""
     files: object = None
     if _is_plain(record) and not os.path.lexists(path):
-        with suppress(OSError, GymError):  # not a record of ours, and refused as such
+        with suppress(OSError, GymError):  # not one of our records, and refused as such
             files = read_object(record).get("files")
     return files if isinstance(files, dict) and path.name in files else {}
 

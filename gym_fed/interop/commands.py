@@ -1,4 +1,4 @@
-"""Commands and flags of elsewhere: each becomes a line of ours before it is parsed, with a note, or is refused."""
+"""Commands and flags of other tools: each is translated to ours before parsing, with a note, or refused."""
 
 from __future__ import annotations
 

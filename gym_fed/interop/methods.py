@@ -1,4 +1,4 @@
-"""Methods of ours by the names that they have elsewhere."""
+"""Our methods by their names in other tools."""
 
 from __future__ import annotations
 

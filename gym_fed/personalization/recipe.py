@@ -66,7 +66,7 @@ class BaseSize:
     """The properties of a base that a variant's defaults depend on.
 
     Attributes:
-        context: Most tokens that it reads; None if it does not say.
+        context: Maximum tokens that it reads; None if it does not say.
         num_weights: Number of its weights.
     """
 

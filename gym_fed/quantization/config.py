@@ -80,7 +80,7 @@ class CalibratedPolicy(CodecPolicy, Calibration):
     """There is no next round to which what was lost could be added."""
 
     menu: tuple[MenuCodec, ...] | None = None
-    """codec auto with ``max_bits_per_weight``: the codecs to choose from; absent are all of ours."""
+    """codec auto with ``max_bits_per_weight``: the codecs to choose from; default: all built-in ones."""
 
     @model_validator(mode="after")
     def _one_file_by_itself(self) -> Self:

@@ -86,7 +86,7 @@ def write_compact(
 
     Args:
         exact: The soup, written by ``EXACT``.
-        out_path: Where it goes.
+        out_path: The file to write.
         spec: The base.
         bound: Relative error that each tensor may have; 0 keeps every bit.
         options: Codecs to try besides the exact soup's own, ``menu()`` by default; bfloat16 factors for float32

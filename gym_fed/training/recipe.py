@@ -285,7 +285,7 @@ def _claim(part: Path, wanted: Path) -> Path:
             if part.is_dir():
                 if place.exists():
                     raise FileExistsError
-                part.rename(place)  # fails where a folder with anything in it is in the way
+                part.rename(place)  # fails if a non-empty folder exists there
             else:
                 os.link(part, place)
             return place

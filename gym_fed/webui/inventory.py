@@ -57,7 +57,7 @@ def find_base(workbench: Workbench, id: str) -> LocalModel:
     """Return the model with an id.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` for what is not listed here.
+        GymError: ``MODEL_NOT_FOUND`` if it is not listed here.
     """
     match = next((model for model in local_bases(workbench) if model.id == id), None)
     if match is None:

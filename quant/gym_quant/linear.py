@@ -72,7 +72,7 @@ class PackedLinear(ABC):
         Args:
             program: The program.
             x: As ``multiply``.
-            y: Likewise, but its rows may lie apart.
+            y: Likewise, but its rows may be strided.
 
         Returns:
             Whether it was added: False where no native call does it.

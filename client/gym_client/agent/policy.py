@@ -27,7 +27,7 @@ class Policy(StrictModel):
     """Most optimiser steps in one round."""
 
     max_tokens_per_step: int = Field(default=1 << 20, ge=1)
-    """Most tokens in one step: batch size x accumulation x length."""
+    """Maximum tokens in one step: batch size x accumulation x length."""
 
     max_length: int = Field(default=8_192, ge=8)
     """Longest row in tokens."""

@@ -57,7 +57,7 @@ class BaseFinder:
         stop: Stops a download.
         retrying: Retries calls while the hub is unreachable.
         log_in: Enrols where that is still to be done, and opens a session.
-        rounds: How many rounds are wanted; None for all.
+        rounds: Number of rounds to take part in; None for all.
     """
 
     def __init__(

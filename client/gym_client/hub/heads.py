@@ -104,7 +104,7 @@ class Heads:
 
         Args:
             prove: Requests a proof from the hub, where it can be reached.
-            statements: Likewise; one that explains the proof is raised in its place.
+            statements: Likewise; one that explains the proof is raised instead.
 
         Raises:
             GymError: ``HUB_RESTORED``; ``STATE_CORRUPT`` too, for a file there that proves nothing.

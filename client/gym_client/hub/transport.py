@@ -230,7 +230,7 @@ class HubClient:
         """Check after a failure that the hub still has the pinned key, and adopt a renewed certificate.
 
         Raises:
-            GymError: ``SERVER_KEY_CHANGED``. A hub that cannot be reached is no error here.
+            GymError: ``SERVER_KEY_CHANGED``. A hub that cannot be reached does not raise.
         """
         if not self.pin.fingerprint:
             return

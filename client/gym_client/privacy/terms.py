@@ -89,7 +89,7 @@ class Promises:
         """Parse the promises in a hub's status; empty text promises nothing.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` for what is no such promise.
+            GymError: ``POLICY_REFUSED`` if it is not a valid promise.
         """
         try:
             document = parse_object(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)

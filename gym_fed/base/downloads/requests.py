@@ -41,7 +41,7 @@ def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Respo
     Args:
         url: The address; redirects are followed.
         timeout: Seconds for each read.
-        start: First byte that is wanted; an answer without status 206 gives all of them.
+        start: The first byte to read; an answer without status 206 has all bytes.
 
     Raises:
         httpx2.RequestError: When nothing answers, or something else than HTTP.

@@ -43,7 +43,7 @@ class Adapter:
 
     Attributes:
         name: As it was given.
-        folder: Where it is.
+        folder: The folder of the adapter.
         config: Its ``adapter_config.json``.
         sha256: Hex digest of its weights' file.
         below: Folders of the adapters that were merged into its base before it was trained, in order.

@@ -90,7 +90,7 @@ def read_records(values: object, where: str) -> list[PluginRecord]:
     """Read records from untrusted plain values.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for what is no list of records.
+        GymError: ``CONFIG_INVALID`` if it is not a list of records.
     """
     try:
         return read_plugins(values)

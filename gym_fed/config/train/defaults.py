@@ -93,7 +93,7 @@ class RowFacts:
         num_rows: Number of rows.
         longest: Tokens of the longest row; 0 where lengths do not matter.
         usual: Tokens that 95% of the rows have at most.
-        context: Most tokens that the model reads; None if it does not say.
+        context: Maximum tokens that the model reads; None if it does not say.
         num_processes: Processes that share a step.
     """
 

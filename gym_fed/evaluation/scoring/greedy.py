@@ -57,7 +57,7 @@ class GreedyWriter:
         served: The base.
         tokenizer: The model's tokenizer.
         variants: Variants by name; None is the base itself.
-        step_tokens: Most tokens of a forward that reads prompts.
+        step_tokens: Maximum tokens of a forward that reads prompts.
         most_rows: Most rows of logits of a forward.
     """
 

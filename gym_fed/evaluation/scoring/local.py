@@ -44,7 +44,7 @@ class LocalScorer:
         tokenizer: The model's tokenizer.
         variants: Variants by name; None is the base itself.
         max_length: Context in tokens; by default the model's own.
-        step_tokens: Most tokens of a step.
+        step_tokens: Maximum tokens of a step.
         on_close: Frees what the caller opened.
 
     Raises:

@@ -42,7 +42,7 @@ class AnswerRequest:
     Attributes:
         prompt_ids: At least one token; cut on the left as contexts are.
         until: The answer ends before the first of these texts.
-        max_tokens: Most tokens of the answer.
+        max_tokens: Maximum tokens of the answer.
         temperature: 0 takes the likeliest token.
         seed: Seed of sampling, different for each prompt.
     """

@@ -52,7 +52,7 @@ class Window:
     Args:
         texts: Sorted by their tokens.
         served: The base.
-        step_tokens: Most tokens of a forward.
+        step_tokens: Maximum tokens of a forward.
         most_rows: Most rows of logits of a forward.
 
     Attributes:

@@ -92,7 +92,7 @@ class EvalDataset(StrictModel):
     """That are evaluated, of all subsets."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
-    """Where it lies on the Hugging Face Hub."""
+    """Its repository on the Hugging Face Hub."""
 
     splits: dict[str, str] = Field(default_factory=dict)
     """Pattern of the files there, by split."""

@@ -9,7 +9,7 @@ from gym_fed.export.formats._program import ProgramFormat, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
 
 MOST_TOKENS = 512
-"""Most tokens of a text, for which the program's memory is planned in advance."""
+"""Maximum tokens of a text, for which the program's memory is planned in advance."""
 
 
 class ExecuTorch(ProgramFormat):

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's files as a dialect of ours."""
+"""LLaMA-Factory's files as a dialect of our config files."""
 
 from __future__ import annotations
 

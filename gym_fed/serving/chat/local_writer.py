@@ -32,7 +32,7 @@ class LocalWriter:
         service: Generates the answers.
         base: The served name.
         tokenizer: Counts the tokens of a prompt.
-        context: Most tokens of prompt and answer together.
+        context: Maximum tokens of prompt and answer together.
         variants: Returns the current names of variants.
         on_close: Frees model and engine.
     """

@@ -23,7 +23,7 @@ class Limits:
     """The limits that a model and its engine set for a request.
 
     Attributes:
-        context: Most tokens of prompt and answer together.
+        context: Maximum tokens of prompt and answer together.
         vocab_size: Width of the logits.
         kv_bytes_per_token: Bytes of one token in the KV cache.
         kv_bytes: Bytes of all blocks of the KV cache.

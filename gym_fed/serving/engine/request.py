@@ -37,7 +37,7 @@ class SamplingParams:
     """Sampling parameters and stop conditions. The defaults are OpenAI's.
 
     Attributes:
-        max_tokens: Most tokens of the answer; None: as many as the context has left.
+        max_tokens: Maximum tokens of the answer; None: as many as the context has left.
         min_tokens: The answer cannot end at a token id before it has this many tokens.
         temperature: 0 is greedy.
         top_p: Nucleus sampling: the likeliest tokens that together have this probability.

@@ -89,10 +89,10 @@ class GenerationSequence(ScheduledRequest):
     Args:
         generation: The caller's handle.
         decoder: The decoder of the tokenizer.
-        max_tokens: Most tokens of the answer.
+        max_tokens: Maximum tokens of the answer.
         end_ids: Tokens that end it.
         guide: The guide of its grammar, if it has one.
-        speculative_tokens: Most tokens of an n-gram proposal; 0 turns proposals off.
+        speculative_tokens: Maximum tokens of an n-gram proposal; 0 turns proposals off.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class NgramProposer:
 
     Args:
         ids: Prompt and answer; the sequence's own list, which grows.
-        most: Most tokens of a proposal.
+        most: Maximum tokens of a proposal.
     """
 
     def __init__(self, ids: list[int], most: int) -> None:

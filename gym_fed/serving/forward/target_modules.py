@@ -50,7 +50,7 @@ class TargetModule:
         normalised: The normal form that a norm multiplies with its weight.
         eps: The norm's epsilon.
         multiplier: The factor of an embedding's rows.
-        head: Whether it sees only the tokens whose logits are wanted.
+        head: Whether it sees only the tokens whose logits are needed.
     """
 
     module: str

@@ -120,7 +120,7 @@ def ids_that_fit(
         messages: The conversation.
         render: Renders a part of the conversation.
         context: Tokens of prompt and answer together; None: nothing is dropped.
-        max_tokens: Most tokens of the answer; room for them is left, but at most a quarter of the context.
+        max_tokens: Maximum tokens of the answer; room for them is left, but at most a quarter of the context.
 
     Raises:
         RequestError: As ``render`` of the last turn.

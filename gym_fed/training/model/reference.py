@@ -28,7 +28,7 @@ def check_reference(config: TrainingConfig) -> None:
     """Refuse ``reference_model`` and ``reference_adapter`` if nothing would be compared with them.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for what is not there.
+        GymError: ``CONFIG_INVALID``; ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` if the model is missing or invalid.
     """
     if not has_named_reference(config):
         return

@@ -14,8 +14,8 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
     Args:
         module: Name of the module.
         what: Begins the message.
-        extra: The extra of ours that installs it.
-        remedy: Instead of ``extra``, for one that no extra of ours has.
+        extra: The extra of gym-fed that installs it.
+        remedy: Instead of ``extra``, for a package in no extra of gym-fed.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` with the command that installs it.

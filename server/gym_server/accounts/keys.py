@@ -27,7 +27,7 @@ ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 _CHANGES = ("enrolled", "rotated")
 """Kinds of the ledger's entries that an account brings about as often as it is let."""
 _FORMER_KEYS_TRIED = 20
-"""A signature that does not fit is checked against so many former keys, the last ones first: anybody may send one."""
+"""Maximum former keys, newest first, that an invalid signature is checked against; anybody may send one."""
 
 
 class RevokedKey(GymError):
@@ -46,7 +46,7 @@ class Keys:
     """The key history of one hub.
 
     Args:
-        database: Where it is.
+        database: The database of the accounts.
         ledger: Gets an entry for every change.
         server: Id of the hub.
         tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.

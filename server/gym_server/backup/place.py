@@ -92,7 +92,7 @@ class SnapshotManifest(StrictModel):
 
     @classmethod
     def from_dict(cls, document: Any) -> SnapshotManifest:
-        """Raises ``STATE_CORRUPT`` for what is no manifest."""
+        """Raise ``STATE_CORRUPT`` if it is not a manifest."""
         try:
             found = cls.model_validate(document)
             _ = found.signed_head

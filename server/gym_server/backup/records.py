@@ -34,7 +34,7 @@ def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in _documents(folder):
         with contextlib.suppress(
             GymError, OSError
-        ):  # the hub writes beside us, and evaluates again what is damaged
+        ):  # the hub may be writing, and evaluates again what is damaged
             document, samples = read_document(path), samples_path(path)
             digests = file_sha256(path), file_sha256(samples)
             if digests[1] == document.detailed_evaluation_results.checksum:
@@ -53,7 +53,7 @@ def unneeded_records(folder: Path, base: BaseSpec, tx: Connection, before: float
     Args:
         folder: The hub's folder.
         base: The base model.
-        tx: What only reads.
+        tx: A read transaction.
         before: Unix seconds; what is younger stays.
     """
     named = _named(tx)

@@ -69,7 +69,7 @@ def restore(
 
     Raises:
         GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder with something in it;
-            ``STATE_CORRUPT`` for what is not what was backed up; ``STALE`` when a newer state is known;
+            ``STATE_CORRUPT`` if it differs from the backup; ``STALE`` when a newer state is known;
             ``CONFIG_INVALID`` if the config in the backup names a place outside ``folder``, on this machine or another,
             that the caller has not named.
     """
@@ -135,7 +135,7 @@ def read_head(path: Path) -> SignedHead:
     """A head from a file: ``keys/newest-head.json``, or what `gym-client ledger head --json` printed.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` for what is none.
+        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it is invalid.
     """
     try:
         return SignedHead.from_dict(json.loads(path.read_text(encoding="utf-8")))

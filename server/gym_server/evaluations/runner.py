@@ -45,7 +45,7 @@ def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` without lm-eval; ``UNAVAILABLE`` for a set whose rows are not here, with the
-            command that fetches it; ``CONFIG_INVALID`` for a name that is none.
+            command that fetches it; ``CONFIG_INVALID`` for an unknown name.
     """
     return [SuiteTasks(one, tasks_named(one.suite, gate, folder)) for one in gate.evals]
 
@@ -94,7 +94,7 @@ def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Prepar
 
 
 def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, TaskResult]:
-    """Results by task of a model as its weights are now; the model is left as it was.
+    """Evaluate a model with its current weights and return the results by task; the model is unchanged afterwards.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a model that the serving engine cannot compute.

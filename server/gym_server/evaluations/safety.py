@@ -150,7 +150,7 @@ def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> N
 
 
 def _margins(model: HubModel, prompts: ProbePrompts) -> tuple[float, ...]:
-    """Of a model as its weights are now; it is left as it was."""
+    """Measure a model with its current weights; it is unchanged afterwards."""
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 

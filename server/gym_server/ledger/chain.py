@@ -37,7 +37,7 @@ class Ledger:
     """Appends and signs inside the caller's transaction; reads on its own.
 
     Args:
-        database: Where it is.
+        database: The database that holds the ledger.
         key: Signs.
         anchor: A file outside the database that keeps the newest head; None keeps none.
         clock: Unix seconds; tests bring their own.

@@ -19,7 +19,7 @@ from gym_server.store.tables import account_keys, accounts, rounds, royalties, t
 SLACK_SECONDS = 60.0
 BUCKET_SECONDS = 3600
 BUCKET = "at_bucket_seconds"
-"""Key of an entry whose time is the beginning of a span of so many seconds."""
+"""Key of an entry whose time is the beginning of a span; its value is the span in seconds."""
 
 AT_ADMISSION = ("admitted", "refused")
 """Verdicts that an update gets when it comes, before its round is merged."""
@@ -119,7 +119,7 @@ def _compare_keys(tx: Connection, history: History) -> None:
 
 
 def near(stored: float | None, recorded: int | None, bucket_seconds: int = 0) -> bool:
-    """Whether a row's time and its entry's, of a span of so many seconds, can be of one transaction."""
+    """True if a row's time and its entry's span of seconds can be from one transaction."""
     if stored is None or recorded is None:
         return stored is None and recorded is None
     return recorded - SLACK_SECONDS <= stored <= recorded + max(1, bucket_seconds) + SLACK_SECONDS

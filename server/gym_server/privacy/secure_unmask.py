@@ -62,14 +62,14 @@ class SecureSum:
 def secure_sum(
     state: HubState, server_round: int, manifests: Sequence[UpdateManifest], threshold: int, step_norm: float
 ) -> SecureSum:
-    """The sum of a round whose unmasking is over.
+    """Return the sum of a round whose unmasking is over.
 
     Args:
         state: The hub's state.
         server_round: The round.
-        manifests: Of the updates to be merged: those of all survivors, since nobody's votes can be left out any more.
-        threshold: As the round had it.
-        step_norm: For the caller's soup.
+        manifests: Manifests of the updates to merge: all survivors', since no votes can be left out any more.
+        threshold: The threshold of the round.
+        step_norm: The step norm of the soup.
 
     Raises:
         GymError: ``ROUND_ABORTED`` when secrets do not come back, or the updates are not those of the survivors.

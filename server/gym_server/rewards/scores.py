@@ -75,14 +75,14 @@ def score_updates(
         rows: Rows of ``updates``.
         coefficients: What each counts for in the aggregate, where the rule weighs whole updates; with 0 it had no part
             in the soup, and scores 0. None: as in the weighted mean.
-        weights: Of the updates, where reputations make them; None where the recipe says them.
+        weights: Weights of the updates from reputations; None if the recipe sets them.
         should_stop: Called before every evaluation.
-        recipe: By which the soup was made.
-        method: Its name.
-        options: Keys of its ``Config``.
+        recipe: The recipe of the soup.
+        method: The name of the scoring method.
+        options: Keys of the method's ``Config``.
 
     Raises:
-        ScoringStopped: When it said so.
+        ScoringStopped: If ``should_stop`` returned True.
         GymError: ``CONFIG_INVALID`` for a round too large for the method, ``UPDATE_REFUSED`` for values that are not
             finite.
     """

@@ -124,7 +124,7 @@ class Downloads:
 
 
 def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:
-    """About the size of a soup of so many updates: at most, but for what depends on the values."""
+    """Estimate the maximum size of a soup of this many updates, except for what depends on the values."""
     from gym_fed.delta.budget import estimated_bytes, file_bytes
 
     form, codec = form or SoupForm.of(config), config.soup.codec

@@ -201,12 +201,12 @@ class HubModel:
         )
 
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
-        """Held-out loss if ``delta`` were applied; the model itself is left as it was."""
+        """Return the held-out loss with ``delta`` applied; the model is unchanged afterwards."""
         with self.applied(delta, scale):
             return self._measure().mean
 
     def losses_with(self, delta: Path) -> RowLosses:
-        """The loss on every held-out row if ``delta`` were applied; the model itself is left as it was."""
+        """Return the loss on every held-out row with ``delta`` applied; the model is unchanged afterwards."""
         with self.applied(delta):
             return self._measure()
 

@@ -45,7 +45,7 @@ class Ingredients:
         root: sha256 of the coordinator's own update, for rules that need one.
         private: Noise and clip of a merge with differential privacy.
         secure: The sum of the updates' votes, where nothing else is known of them.
-        weights: Of the updates, where reputations make them; None where the recipe says them.
+        weights: Weights of the updates from reputations; None if the recipe sets them.
     """
 
     server_round: int

@@ -294,7 +294,7 @@ class Refusals:
             log.log(level, "%s refused to %s: %s: %s", method, who, error.code.value, error.message)
 
     def failed(self, method: str, error: Exception) -> None:
-        """A call failed by a defect of ours; the first of a kind is logged with its trace."""
+        """Handle a call that failed by a defect of the hub; the first of each kind is logged with its trace."""
         if self._is_first(("", method, type(error).__name__)):
             log.error("%s failed", method, exc_info=error)
 

@@ -19,9 +19,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 MAX_KEYS = 10_000
 """How many keys are remembered; one takes about 200 bytes."""
 BURST_MINUTES = 4
-"""An address that was silent may make the attempts of so many minutes at once: a class room, a small office."""
+"""An idle address may make this many minutes' attempts at once, as in a class room or a small office."""
 ADDRESSES = 20
-"""An open hub takes at most the new accounts of so many busy addresses."""
+"""An open hub accepts at most as many new accounts as this many busy addresses can create."""
 
 
 class TokenBuckets:

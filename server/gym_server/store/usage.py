@@ -17,15 +17,15 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.tables import ledger, messages, rounds, updates, uploads, variants, versions
 
 STALE_ROUNDS = 10
-"""Updates of so many rounds are kept whatever their verdict, since later ones may be compared with them."""
+"""Number of rounds for which updates are kept unless refused, since later ones may be compared with them."""
 _LIVING = ("queued", "leased", "replied")
 
 
 def needed(tx: Connection, now: float, stale_rounds: int = STALE_ROUNDS) -> dict[str, str]:
-    """The sha256 of every object that is named, and by what, in words.
+    """Return the sha256 of every object that is still needed, with a description of what needs it.
 
     Args:
-        tx: A transaction, or what only reads.
+        tx: A transaction, possibly read-only.
         now: The hub's time.
         stale_rounds: See ``STALE_ROUNDS``.
     """
@@ -36,7 +36,7 @@ def needed(tx: Connection, now: float, stale_rounds: int = STALE_ROUNDS) -> dict
 
 
 def essential(tx: Connection) -> dict[str, str]:
-    """Of the needed objects those without which a version, a replay or a variant is lost."""
+    """Return the needed objects without which a version, a replay or a variant would be lost."""
     return dict(_essential(tx))
 
 

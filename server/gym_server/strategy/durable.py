@@ -161,7 +161,7 @@ class DurableDeltaSoup(Strategy):
     ) -> Result:
         """Run rounds until ``num_rounds`` (by default the config's) have been committed, across restarts.
 
-        A round that is aborted, or that an error of ours ends, is followed by a wait and another (``RoundBackoff``).
+        A round that is aborted, or that an internal error ends, is followed by a wait and another (``RoundBackoff``).
 
         Raises:
             GymError: For a failure of this machine, such as a corrupt state, that no other round would fix.
@@ -217,12 +217,12 @@ class DurableDeltaSoup(Strategy):
         return True
 
     def _abort_for(self, server_round: int, error: Exception) -> Round:
-        """End a round that an error of ours broke; raises it again where no round would go better."""
+        """End a round that an internal error broke; raise the error again if no later round could succeed."""
         raise_if_full(error)
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
         current = self._rounds.require(server_round)
-        if current.state == ABORTED:  # by the coordinator, between two lines of ours
+        if current.state == ABORTED:  # by the coordinator, between two of our statements
             return self._finish(current)
         log.error("round %d failed", server_round, exc_info=error)
         if not current.is_over:

@@ -27,7 +27,7 @@ from gym_server.store.tables import (
 from gym_server.web.hub_view import MAX_ROWS, HubView
 
 MAX_POINTS = 1000
-"""Of the chart: of more versions every so manyth is drawn, and the newest always."""
+"""Maximum points of the chart; beyond it, every n-th version is drawn, and always the newest."""
 _OPEN_VERDICTS = (*PAID_VERDICTS, "aborted")
 """What the ledger of a private hub says of an update by name."""
 _LARGEST = 2**31 - 1
