@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,11 +11,12 @@ import typer
 from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
-from gym_fed.cli.train.progress import bar, duration
+from gym_fed.cli.train.progress import duration
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import real_path
 from gym_fed.core.options import AdapterOption, ServedVariants, SetOption
+from gym_fed.core.progress import progress_bar
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from gym_fed.serving.batch_input import BatchInput
     from gym_fed.serving.batch_run import BatchOutput, BatchReport
     from gym_fed.serving.setup import Serving
-
-LINE_SECONDS = 10.0
-"""How often progress is printed where there is no terminal."""
 
 
 def batch(
@@ -121,14 +116,14 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
             lambda: [model.name for model in service.catalogue.list(LOCAL)],
         )
         output.pin({"base_digest": serving.base.digest, "variants": _versions(serving, given)})
-        with _progress() as show:
+        with progress_bar("batch", keep=True) as update:
             return run_batch(
                 given,
                 output,
                 lambda url, body: service.handle(url, body, LOCAL),
                 at_once=_at_once(settings.engine),
                 seed=seed,
-                on_report=show,
+                on_report=lambda report: update(report.done, report.total, note=_figures(report)),
                 on_stop=serving.engine.close,
             )
 
@@ -190,25 +185,6 @@ def _refuse_same_file(source: Path, target: Path, errors: Path | None) -> None:
     named = [real_path(path.expanduser()) for path in (source, target, errors) if path is not None]
     if len(set(named)) != len(named):
         raise GymError(ErrorCode.USAGE, "IN, OUT and --errors must be different files", "name another one")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[BatchReport], None]]:
-    """A bar on a terminal, a line now and then elsewhere; on standard error."""
-    if not err.is_terminal:
-        printed_at = time.monotonic()
-
-        def line(report: BatchReport) -> None:
-            nonlocal printed_at
-            if report.done == report.total or time.monotonic() - printed_at > LINE_SECONDS:
-                printed_at = time.monotonic()
-                err.print(f"{report.done}/{report.total}  {_figures(report)}")
-
-        yield line
-        return
-
-    with bar("batch") as show:
-        yield lambda report: show(report.done, report.total, _figures(report))
 
 
 def _figures(report: BatchReport) -> str:

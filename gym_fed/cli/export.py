@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +14,10 @@ from gym_fed.cli.completion import models, variants
 from gym_fed.cli.export_formats import print_formats
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import print_next
-from gym_fed.cli.stages import ends_well_on_sigterm, stages
 from gym_fed.core.console import AsJson, MemberName, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import AdapterOption, ServedVariants
+from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.core.text import readable_bytes
 
@@ -26,7 +29,7 @@ def export(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Model folder or name, run, adapter, BASE:VARIANT, .gymdelta or LLaMA-Factory file.",
+            help="Model folder or name, output_dir of a run, adapter, BASE:VARIANT, .gymdelta or LLaMA-Factory file.",
             autocompletion=models,
         ),
     ] = None,
@@ -163,7 +166,11 @@ def export(
     if output is None:
         output = _beside(model, chosen.suffix)
     require_new(output, chosen)
-    with ends_well_on_sigterm(), stages() as report, options.processes:
+    with _sigterm_interrupts(), progress_bar() as update, options.processes:
+
+        def report(stage: str, done: int, total: int) -> None:
+            update(done, total, description=stage)
+
         ensure_models([base_needed(model, base), *(adapter or ())], yes)
         rows = load_rows(data) if data is not None else ()
         found = named_delta(model, base=base, variant=variant, store=variants)
@@ -182,6 +189,20 @@ def export(
         if smaller := chosen.suggestion(output, options):
             err.print(f"hint: {smaller}")
         print_next(chosen.use(output))
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that unfinished files and child processes are removed."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _beside(model: str, suffix: str) -> Path:

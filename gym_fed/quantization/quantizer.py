@@ -6,7 +6,6 @@ models what it takes as arguments: importance by the layers' inputs, sensitivity
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -357,21 +356,12 @@ def _sensitivity(
 
 
 @contextmanager
-def _bar(what: str, steps: int, shown: bool) -> Iterator[OnStep | None]:
-    """Show a progress bar with the loss on a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _bar(description: str, steps: int, shown: bool) -> Iterator[OnStep | None]:
+    """Show the progress and the loss of ``steps`` steps."""
+    from gym_fed.core.progress import progress_bar
 
-    from gym_fed.core import console
-
-    if not (shown and steps and console.err.is_terminal):
+    if not (shown and steps):
         yield None
         return
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console.err, transient=True) as progress:
-        task = progress.add_task(what, total=steps, loss=math.nan)
-        yield lambda step, _, loss: progress.update(task, completed=step, loss=loss)
+    with progress_bar(description, steps) as update:
+        yield lambda step, _, loss: update(step, note=f"loss {loss:.4f}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,10 +13,7 @@ from gym_fed.base.downloads.fetch import Report
 from gym_fed.base.downloads.offer import DownloadOffer
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import readable_bytes
-
-LINE_SECONDS = 5.0
-"""Interval of progress lines without a terminal."""
+from gym_fed.core.progress import progress_bar
 
 
 def consent(yes: bool) -> Consent:
@@ -49,33 +45,11 @@ def consent(yes: bool) -> Consent:
 @contextmanager
 def progress() -> Iterator[Report]:
     """Show a progress bar on a terminal, a line every few seconds otherwise."""
-    if not err.is_terminal:
-        yield _lines()
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.progress import TransferSpeedColumn as Speed
+    with progress_bar("downloading", unit="bytes") as update:
 
-    columns = (TextColumn("downloading"), BarColumn(bar_width=24), DownloadColumn(), Speed())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as shown:
-        task = shown.add_task("downloading", total=None, visible=False)
-
-        def update(done: int, total: int, remark: str) -> None:
-            shown.update(task, completed=done, total=total, visible=True)
+        def report(done: int, total: int, remark: str) -> None:
             if remark:
                 err.print(remark)
+            update(done, total)
 
-        yield update
-
-
-def _lines() -> Report:
-    last = time.monotonic()
-
-    def line(done: int, total: int, remark: str) -> None:
-        nonlocal last
-        if remark:
-            err.print(remark)
-        if time.monotonic() - last >= LINE_SECONDS:
-            last = time.monotonic()
-            err.print(f"downloading: {readable_bytes(done)} of {readable_bytes(total)}")
-
-    return line
+        yield report

@@ -147,6 +147,7 @@ def _before_hashing(importer: Importer, source: Path, new: list[Path]) -> None:
 
 def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
     from gym_fed.core.console import err
+    from gym_fed.core.progress import progress_bar
 
     needed = importer.bytes_needed(source)
     make_folder(folder.parent)
@@ -160,7 +161,11 @@ def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
         )
     description = importer.describe(source)
     err.print(f"importing {source} ({description}): {readable_bytes(needed)} in {folder}")
-    with full_disk_named(folder), whole_or_not_at_all(folder) as part, _progress(source.name) as report:
+    with (
+        full_disk_named(folder),
+        whole_or_not_at_all(folder) as part,
+        progress_bar(f"importing {source.name}", unit="bytes") as report,
+    ):
         importer.write(source, part, report)
         note = {
             "source": os.path.realpath(source),
@@ -170,27 +175,6 @@ def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
             "files": {file.name: file.stat().st_size for file in sorted(part.iterdir())},
         }
         (part / NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Any]:
-    """Show a progress bar on a terminal."""
-    from gym_fed.core.console import err
-
-    if not err.is_terminal:
-        yield lambda _done, _total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task(f"importing {name}", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _note(folder: Path) -> dict[str, Any]:

@@ -46,7 +46,10 @@ class _ServesByDefault(DefaultCommandGroup):
     runs_without_words = True
 
 
-app = App(cls=_ServesByDefault, help="Serve a base and its variants over OpenAI's API, and manage its keys.")
+app = App(
+    cls=_ServesByDefault,
+    help="Serve variants over OpenAI's API, and manage keys: `gym api serving.yaml` is `gym api serve serving.yaml`.",
+)
 keys_app = App(
     help="Add, list and remove the keys of a server, each for some of its models.", no_args_is_help=True
 )

@@ -29,7 +29,7 @@ def chat(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Model folder or name, run, BASE:VARIANT or LLaMA-Factory file; with --api a model's name.",
+            help="Model folder or name, output_dir of a run, BASE:VARIANT, LLaMA-Factory file; with --api a name.",
             autocompletion=models,
         ),
     ] = None,

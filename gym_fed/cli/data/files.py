@@ -13,6 +13,7 @@ import typer
 from gym_fed.core.console import AsJson, MemberName, err, out, print_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import AgreeOption, ColumnsOption, FormatOption
+from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted, harmless
 
@@ -21,8 +22,6 @@ _SHOWN_CHARACTERS = 100
 
 T = TypeVar("T")
 
-_EVERY = 10_000
-
 OutOption = Annotated[
     Path,
     typer.Option("--output", "-o", metavar="FILE", help="A .jsonl, .json, .csv, .parquet or .jsonl.gz file."),
@@ -30,23 +29,12 @@ OutOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
-def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
-    """Pass items on; long work reports its progress on standard error: a counter on a terminal, lines elsewhere."""
-    if not err.is_terminal:
+def with_progress(items: Iterable[T]) -> Iterator[T]:
+    """Pass rows on, and show their number."""
+    with progress_bar("rows") as update:
         for number, item in enumerate(items, 1):
             yield item
-            if number % _EVERY == 0:
-                err.print(f"{number} {what}")
-        return
-
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.completed} {task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        for item in items:
-            yield item
-            bar.advance(task)
+            update(number)
 
 
 class StoppingRule(StrEnum):
@@ -86,7 +74,7 @@ def convert(
     unread: Counter[str] = Counter()
 
     def converted() -> Iterator[dict[str, Any]]:
-        for place, row in with_progress(iter_rows(source, format, rename=rename), "rows"):
+        for place, row in with_progress(iter_rows(source, format, rename=rename)):
             unread.update(unread_keys([row]))
             try:
                 yield from convert_row(row, to, allow_loss=allow_loss)
@@ -127,7 +115,7 @@ def mix(
     counts = [0] * len(pairs)
 
     def taken() -> Iterator[dict[str, Any]]:
-        for index, row in with_progress(pipeline.numbered(), "rows"):
+        for index, row in with_progress(pipeline.numbered()):
             counts[index] += 1
             yield row
 
@@ -180,7 +168,7 @@ def dedup(
     judge = DedupStep(exact, near).start(None, report)
 
     def kept() -> Iterator[dict[str, Any]]:
-        for place, raw, row in with_progress(iter_raw(source, format), "rows"):
+        for place, raw, row in with_progress(iter_raw(source, format)):
             report.read += 1
             reason = judge(place, row)
             if reason is None:

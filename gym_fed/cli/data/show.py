@@ -92,7 +92,7 @@ def show(
     statistics = Statistics()
     shown: list[tuple[str, list[PreviewedSequence]]] = []
     with quiet_loading():  # transformers warns of long rows, which are counted here
-        for place, sequences in with_progress(view.rows, "rows"):
+        for place, sequences in with_progress(view.rows):
             statistics.add(sequences)
             if len(shown) < num:
                 shown.append((place, sequences))

@@ -45,7 +45,7 @@ YesOption = Annotated[
     typer.Option(
         "--yes",
         "-y",
-        help="Accept a new signer, whose key is pinned, and downloads from the Hub.",
+        help="Accept an unknown signer the first time (its key is pinned), and downloads from the Hub.",
     ),
 ]
 _Reference = Annotated[str, typer.Argument(metavar="NAME", help="Model: NAME, NAME@VERSION or NAME:TAG.")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -19,6 +20,7 @@ from gym_fed.core import console
 from gym_fed.core.console import AsJson, MemberName, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import AllowDifferences
+from gym_fed.core.progress import progress_bar
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
@@ -179,8 +181,9 @@ def _run(
         evaluator = evaluator_of(loaded, files)
         opened = Opened(updates, kept_weights, inputs, evaluator)
         merged, soup = folder / "merged.gymdelta", folder / "soup.gymdelta"
-        with _tensor_bar(len({name for file in files for name in file.names}), shown=shown) as on_tensor:
-            report, found = merger.run(opened, merged, on_tensor)
+        num_tensors, done = len({name for file in files for name in file.names}), itertools.count(1)
+        with progress_bar("merging", num_tensors, shown=shown) as update:
+            report, found = merger.run(opened, merged, lambda name: update(next(done), note=name))
         with DeltaFile.open(merged, spec) as exact:
             shares = parts(files, exact)
             write(exact, soup, spec, files)
@@ -209,26 +212,6 @@ def _run(
         "encoding_error": encoding.error,
         "kept": max(0.0, 1.0 - encoding.error),
     }
-
-
-@contextmanager
-def _tensor_bar(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
-    """A progress bar over tensors, on a terminal; call the yielded function with the name of each finished tensor."""
-    if not (shown and console.err.is_terminal):
-        yield lambda _: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        "merging",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console.err, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
 
 
 def _numbers(section: str, values: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:

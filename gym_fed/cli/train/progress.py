@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gym_fed.core.console import err
+from gym_fed.core.progress import progress_bar
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
@@ -34,26 +35,15 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
         yield line
         return
 
-    with bar("training") as update:
+    with progress_bar("training", keep=True) as update:
 
         def show(report: StepReport) -> None:
             if report.evaluation is not None:
                 err.print(f"after step {report.step}  {_evaluation(report)}")
                 return
-            update(report.step, report.total, _figures(report))
+            update(report.step, report.total, note=_figures(report))
 
         yield show
-
-
-@contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on the terminal; what it gives is called with how much is done, of how much, and figures to show."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    figures = TextColumn("{task.fields[figures]}", markup=False)
-    with Progress(what, BarColumn(bar_width=24), MofNCompleteColumn(), figures, console=err) as shown:
-        task = shown.add_task(what, total=None, figures="")
-        yield lambda done, total, text: shown.update(task, completed=done, total=total, figures=text)
 
 
 def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from gym_fed.base.models import nano_path
 from gym_fed.cli.export import _said
 from gym_fed.cli.main import app
-from gym_fed.cli.stages import Lines
 from gym_fed.core import aliases as other_words
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named
@@ -228,23 +227,6 @@ def test_help_and_list_name_every_format_from_the_registry_without_torch() -> No
             assert len(line.split()) > 4
             for quantization in EXPORT_FORMATS.type_of(name).quantizations:
                 assert quantization in line
-
-
-def test_a_stage_gets_a_line_when_it_begins_and_then_one_every_few_seconds(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    show = Lines(5.0)
-    for second, stage, done, total in (
-        (0, "loading", 0, 0), (1, "quantising", 0, 30), (2, "quantising", 1, 30), (7, "quantising", 6, 30),
-        (8, "reading", 0, 0),
-    ):  # fmt: skip
-        now[0] = float(second)
-        show(stage, done, total)
-    assert capsys.readouterr().err.splitlines() == [
-        "loading ...", "quantising ...", "quantising: 6 of 30", "reading ...",
-    ]  # fmt: skip
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,0 +1,127 @@
+"""Progress of long work on standard error: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+from gym_fed.core.console import err
+from gym_fed.core.text import readable_bytes
+
+LINE_SECONDS = 5.0
+"""Interval of progress lines without a terminal."""
+
+Unit = Literal["items", "bytes"]
+
+
+class Update(Protocol):
+    """Show how much is done.
+
+    Args:
+        done: Finished items or bytes.
+        total: All of them; None or 0: unknown, or as before.
+        note: Text behind the bar, such as a loss.
+        description: Name of the next stage of the work, which starts a new count; None: the same stage.
+    """
+
+    def __call__(
+        self, done: int, total: int | None = None, *, note: str = "", description: str | None = None
+    ) -> None: ...
+
+
+@contextmanager
+def progress_bar(
+    description: str = "",
+    total: int | None = None,
+    *,
+    unit: Unit = "items",
+    shown: bool = True,
+    lines: bool = True,
+    keep: bool = False,
+) -> Iterator[Update]:
+    """Show the progress of the work in the block.
+
+    Args:
+        description: Name of the work, such as ``downloading``; "" if the first update names a stage.
+        total: Number of items or bytes, if known.
+        unit: What is counted.
+        shown: False shows nothing.
+        lines: Print lines where there is no terminal.
+        keep: Leave the bar on the screen at the end. Such a bar has no clock; its notes show the time.
+    """
+    if not shown or not (lines or err.is_terminal):
+        yield _show_nothing
+        return
+    if not err.is_terminal:
+        yield _Lines(description, total, unit)
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+    ]
+    columns += [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
+    if not keep:
+        is_open_ended = total is None and unit == "items"
+        columns.append(TimeElapsedColumn() if is_open_ended else TimeRemainingColumn())
+    columns.append(TextColumn("{task.fields[note]}", markup=False))
+    with Progress(*columns, console=err, transient=not keep) as bar:
+        stage = description
+        task = bar.add_task(stage, total=total, note="", visible=False)
+
+        def update(
+            done: int, total: int | None = None, *, note: str = "", description: str | None = None
+        ) -> None:
+            nonlocal stage, task
+            if description is not None and description != stage:
+                stage = description
+                bar.remove_task(task)
+                task = bar.add_task(stage, total=None, note="")
+            bar.update(task, completed=done, total=total or None, note=note, visible=True)
+
+        yield update
+
+
+def _show_nothing(
+    done: int, total: int | None = None, *, note: str = "", description: str | None = None
+) -> None:
+    """Ignore an update."""
+
+
+class _Lines:
+    """Prints a line for each new stage, and one every few seconds while it lasts."""
+
+    def __init__(self, stage: str, total: int | None, unit: Unit) -> None:
+        self._stage, self._total, self._unit = stage, total, unit
+        self._printed_at = time.monotonic()
+
+    def __call__(
+        self, done: int, total: int | None = None, *, note: str = "", description: str | None = None
+    ) -> None:
+        now = time.monotonic()
+        if description is not None and description != self._stage:
+            self._stage, self._total, self._printed_at = description, total, now
+            err.print(f"{description} ...", style="dim", markup=False)
+            return
+        self._total = total or self._total
+        if now - self._printed_at < LINE_SECONDS:
+            return
+        self._printed_at = now
+        amount = self._amount(done) + (f" of {self._amount(self._total)}" if self._total else "")
+        err.print(f"{self._stage}: {amount}{f'  {note}' if note else ''}", style="dim", markup=False)
+
+    def _amount(self, count: int) -> str:
+        return readable_bytes(count) if self._unit == "bytes" else f"{count:,}"
