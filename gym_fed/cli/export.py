@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.completion import models, variants
-from gym_fed.cli.export_formats import print_formats
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import print_next
-from gym_fed.core.console import AsJson, MemberName, err, print_result
+from gym_fed.core.console import AsJson, MemberName, err, print_columns, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import AdapterOption, ServedVariants
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.core.text import readable_bytes
+from gym_fed.export.listing import formats
 
 if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat
@@ -267,4 +267,24 @@ def _distance(figures: dict[str, Any]) -> str:
     return (
         f"logits at most {figures['max']:.2g} off (the largest is {figures['largest']:.2g}), "
         f"likeliest token the same at {figures['top1']:.1%} of positions"
+    )
+
+
+def print_formats() -> None:
+    """The table of `gym export --list`."""
+    lines: list[tuple[str, str]] = []
+    for row in formats():
+        lacks = f" (not here: {', '.join(row['missing'])})" if row["missing"] else ""
+        facts = [
+            f"read back by {row['read_by']}" if row["read_by"] else "",
+            f"-o NAME{row['suffix']}" if row["suffix"] else "",
+        ]
+        facts.append(f"needs {', '.join(row['needs'])}{lacks}" if row["needs"] else "")
+        lines += [(row["format"], _with_quantizations(row)), ("", "; ".join(fact for fact in facts if fact))]
+    print_columns(lines, wrapped=True)
+
+
+def _with_quantizations(row: dict[str, Any]) -> str:
+    return (
+        f"{row['writes']} [{', '.join(row['quantizations'])}]" if row["quantizations"] else str(row["writes"])
     )

@@ -20,10 +20,11 @@ from gym_fed.cli.models.registries import (
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import LicenceOption
-from gym_fed.core.text import plain, readable_bytes
+from gym_fed.core.text import counted, plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_fed.registry.manifest import ModelVersion
+    from gym_fed.registry.signers import Confirm
 
 
 class Destination(StrEnum):
@@ -104,9 +105,7 @@ def push(
                 "is for a registry",
             )
             facts = {"licence": licence, "description": description, "evaluations": evals}
-        from gym_fed.cli.models.hub import push_to_hub
-
-        push_to_hub(
+        _push_to_hub(
             name,
             None if model is None else _source(model),
             output,
@@ -212,3 +211,61 @@ def _refuse(options: dict[str, Any], why: str) -> None:
     for name, value in options.items():
         if value is not None:
             raise GymError(ErrorCode.USAGE, f"{name} {why}", "leave it out")
+
+
+def _push_to_hub(
+    name: str,
+    model: Path | None,
+    output: Path | None,
+    *,
+    facts: dict[str, Any],
+    registry: str | None,
+    base: str | None,
+    repo: str | None,
+    public: bool,
+    as_is: bool,
+    signer: str | None,
+    confirm: Confirm | None,
+    as_json: bool,
+) -> None:
+    """Write the folder of a model, or of a registry's version, and upload it where a repository is named.
+
+    Raises:
+        GymError: ``USAGE`` without a folder; as ``hub_folder_of_model``, ``hub_folder_of_version`` and ``upload``.
+    """
+    from gym_fed.registry import ModelRegistry
+    from gym_fed.registry.hub_folder import hub_folder_of_model, hub_folder_of_version
+    from gym_fed.registry.hub_upload import require_upload, upload
+    from gym_fed.registry.preparing import StatedFacts
+
+    if output is None:
+        raise GymError(ErrorCode.USAGE, "--to hf needs a folder", "name it with --output FOLDER")
+    if public and repo is None:
+        raise GymError(ErrorCode.USAGE, "--public goes with --repo", "leave it out, or name the repository")
+    if repo is not None:
+        require_upload(repo, output)
+    if model is None:
+        made = hub_folder_of_version(
+            ModelRegistry(registry), name, output, confirm=confirm, signer=signer, base=base, as_is=as_is
+        )
+    else:
+        stated = StatedFacts(base=base, **facts)
+        made = hub_folder_of_model(name, model, output, stated, as_is=as_is, note=err.print)
+    for problem in made.problems:
+        err.print(f"look at: {plain(problem, 500)}")
+    commit = None if repo is None else upload(made.folder, repo, public=public)
+    place = f"; it is at {commit}" if commit else ""
+    print_result(
+        as_json,
+        {
+            "name": name,
+            "folder": str(made.folder),
+            "files": made.files,
+            "kind": made.manifest.kind,
+            "problems": made.problems,
+            "repo": repo,
+            "commit": commit,
+        },
+        f"{made.folder}: {counted(len(made.files), 'file')} for the Hub{place}",
+        note="" if commit else f"upload it with: hf upload OWNER/NAME {made.folder} .",
+    )

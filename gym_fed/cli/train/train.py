@@ -11,17 +11,19 @@ import typer
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.next_command import print_next
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
-from gym_fed.cli.train.outcome import outcome_lines
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import IgnoreUnsupported, SetOption
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted, plain
 from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.training.run.check import CheckResult
+    from gym_fed.training.run.result import TrainResult
 
 
 def train(
@@ -239,3 +241,54 @@ def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
     at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
     words = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
     sys.exit(launch([word for word in words if word != "--overwrite"], nproc))
+
+
+_PROMPT_CHARACTERS = 120
+_ANSWER_CHARACTERS = 240
+
+
+def outcome_lines(result: TrainResult) -> list[str]:
+    """Steps and loss of a run and, if it was checked, what it gained and lost."""
+    rows = f"{counted(result.steps, 'step')} on {counted(result.num_examples, 'example')}"
+    lines = [f"{rows}, {result.num_tokens:,} tokens; {loss_trend(result.losses)}"]
+    if result.privacy is not None:
+        lines[0] += f"; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
+    return lines if result.check is None else [*lines, *check_lines(result.check)]
+
+
+def loss_trend(losses: list[float]) -> str:
+    """The loss of the last step, and how it got there: means of the first and last tenth of the steps."""
+    count = max(1, len(losses) // 10)
+    first, last = sum(losses[:count]) / count, sum(losses[-count:]) / count
+    if len(losses) < 2:
+        return f"loss {losses[-1]:.4f}"
+    of = (
+        "first and last step, of different rows"
+        if count == 1
+        else f"means of the first and last {count} steps"
+    )
+    return f"loss {first:.4f} -> {last:.4f} ({of})"
+
+
+def check_lines(check: CheckResult) -> list[str]:
+    """The check of a run, warnings apart."""
+    lines = []
+    if (held := check.held_out) is not None:
+        of = f"{counted(held.num_rows, 'held-out row')}" if held.num_rows else "held-out rows"
+        error = (
+            "" if held.stderr is None else f" (change {held.after - held.before:+.4f} ± {held.stderr:.4f})"
+        )
+        lines.append(f"{of}: loss {held.before:.4f} -> {held.after:.4f}{error}")
+    if (kept := check.retention) is not None:
+        lines.append(kept.describe())
+    shown = zip(check.prompts, check.expected, check.before, check.after, strict=True)
+    for prompt, expected, before, after in shown:
+        lines.append(f"> {_line(prompt, _PROMPT_CHARACTERS)}")
+        lines.append(f"  row:    {_line(expected, _ANSWER_CHARACTERS)}")
+        lines.append(f"  before: {_line(before, _ANSWER_CHARACTERS)}")
+        lines.append(f"  after:  {_line(after, _ANSWER_CHARACTERS)}")
+    return lines + [f"not checked: {what}" for what in check.skipped]
+
+
+def _line(text: str, most: int) -> str:
+    return plain(" ".join(text.split()), most) or "(nothing)"

@@ -1,4 +1,4 @@
-"""`gym variant add`: deltas into the store, one by one or many at once."""
+"""`gym variant add` and `sign`: put deltas into the store, or sign one for a server that adds it over HTTP."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gym_fed.serving.store.naming import variants_folder
 if TYPE_CHECKING:
     from gym_fed.serving.store.bulk import IncomingVariant
     from gym_fed.trust.identity.keys import SigningKey
+
 
 _SUFFIX = ".gymdelta"
 _KEYS = {"file", "name", "user", "note"}
@@ -163,3 +164,30 @@ def _of_owner(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningK
             "add the variants of each account by a command of its own",
         )
     return signer.of_account(accounts[0])
+
+
+def sign(
+    delta: Annotated[Path, typer.Argument(metavar="DELTA", help="A .gymdelta file.")],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the variant.")],
+    key: KeyOption = None,
+    revision: Annotated[
+        int,
+        typer.Option(
+            "--revision", min=1, help="Revision number; higher than that of the variant it replaces."
+        ),
+    ] = 1,
+    note: Annotated[str, typer.Option("--note", help="Note for people, such as what it was made from.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Sign a delta for a server that adds variants over HTTP; the manifest is written beside it."""
+    from gym_fed.core.files import write_atomically
+    from gym_fed.serving.openai.adapters import manifest_path
+    from gym_fed.serving.store.signing import sign_variant
+
+    if not delta.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no delta at {delta}")
+    signed = sign_variant(delta, signing_key(key), name=name, revision=revision, note=note)
+    path = manifest_path(delta)
+    write_atomically(path, f"{signed.to_json()}\n".encode(), mode=0o644)
+    found = {"name": name, "revision": revision, "owner": signed.manifest.owner, "manifest": str(path)}
+    console.print_result(as_json, found, f"signed {name}, revision {revision}: {path}")

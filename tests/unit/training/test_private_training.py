@@ -14,7 +14,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from gym_fed.base.models import load_model
-from gym_fed.cli.train.outcome import outcome_lines
+from gym_fed.cli.train.train import outcome_lines
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import LocalPrivacy
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation
