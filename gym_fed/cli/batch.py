@@ -153,7 +153,7 @@ def _print_report(report: BatchReport, target: Path, errors: Path | None, as_jso
 
 
 def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str, Any]:
-    """What an answer depends on, and is known before the model is loaded."""
+    """Return the settings that an answer depends on and that are known before the model is loaded."""
     return {
         "input_sha256": given.sha256,
         "base": settings.base,
@@ -176,7 +176,7 @@ def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
 
 
 def _at_once(engine: EngineConfig) -> int:
-    """As many as run, and as many again in the queue, so that its variants are paged in while others run."""
+    """The number of requests in progress: those that run, and as many queued, whose variants are loaded meanwhile."""
     queued = min(engine.max_queued, engine.max_queued_per_user, engine.max_concurrent)
     return engine.max_concurrent + queued
 

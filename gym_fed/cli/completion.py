@@ -32,7 +32,7 @@ def variants(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def recipes(incomplete: str) -> list[str]:
-    """Those of `gym configs list`."""
+    """Complete the recipes of `gym configs list`."""
 
     def names() -> list[str]:
         from gym_fed.config.recipes import recipes
@@ -54,7 +54,7 @@ def rules(incomplete: str) -> list[str]:
 
 
 def tasks(incomplete: str) -> list[str]:
-    """Those of `gym data tasks`."""
+    """Complete the tasks of `gym data tasks`."""
 
     def names() -> tuple[str, ...]:
         from gym_fed.core.registries import TASKS
@@ -65,7 +65,7 @@ def tasks(incomplete: str) -> list[str]:
 
 
 def suites(incomplete: str) -> list[str]:
-    """Those of `gym eval list`."""
+    """Complete the suites of `gym eval list`."""
     return _matching(_suite_names, incomplete)
 
 

@@ -20,5 +20,5 @@ class DefaultCommandGroup(CommandGroup):
         return super().parse_args(ctx, args)
 
     def is_default(self, words: list[str]) -> bool:
-        """Whether words behind the group's name are those of its default command."""
+        """True if the words after the group's name belong to its default command."""
         return words[:1] != ["--help"] and not any(word in self.commands for word in words[:1])

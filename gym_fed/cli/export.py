@@ -206,7 +206,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _beside(model: str, suffix: str) -> Path:
-    """Where a file goes that has no ``--output``: here, called as the model.
+    """The path of a file without ``--output``: the model's name in the current folder.
 
     Raises:
         GymError: ``USAGE`` for a folder.
@@ -236,7 +236,7 @@ def _refuse_beside_a_file(options: dict[str, object]) -> None:
 
 
 def _of_file(file: str) -> dict[str, Any]:
-    """What a LLaMA-Factory file merges."""
+    """Load the export settings of a LLaMA-Factory file."""
     from gym_fed.config.training_file import load_export
 
     values, notes = load_export(file)
@@ -246,7 +246,7 @@ def _of_file(file: str) -> dict[str, Any]:
 
 
 def _said(record: dict[str, Any]) -> str:
-    """What was written, how long it took, and what the comparison came to, in a line."""
+    """Summarize size, time and the comparison with the source in one line."""
     check, unchecked = record["check"], record["unchecked"]
     text = f"{readable_bytes(record['bytes'])} in {record['seconds']['all']:.0f} s, "
     if (kept := record.get("kept")) is not None:
@@ -261,7 +261,7 @@ def _said(record: dict[str, Any]) -> str:
 
 
 def _distance(figures: dict[str, Any]) -> str:
-    """How far two sets of answers are apart; logits have no unit, so the largest one stands beside it."""
+    """Describe the difference of two sets of logits; the largest logit is shown, since logits have no unit."""
     if not figures["max"]:
         return "the same logits"
     return (

@@ -108,7 +108,7 @@ def _names(param: Any) -> list[str]:
 
 
 def _has_unknown(words: list[str], options: dict[str, bool]) -> bool:
-    """Whether there is an option that the command does not have, or a ``key=value`` behind its arguments."""
+    """True if there is an option that the command does not have, or a ``key=value`` after its arguments."""
     end = words.index("--") if "--" in words else len(words)
     return any(
         word.partition("=")[0] not in options if word.startswith("--") else "=" in word

@@ -12,7 +12,7 @@ SUITE = "tiny"
 
 
 def print_next(what: str) -> None:
-    """The next command, or how to use the result, on standard error; callers leave it out beside ``--json``."""
+    """Print the next command, or how to use the result, to standard error; not with ``--json``."""
     if what:
         err.print(f"next: {what}", style="dim")
 
@@ -30,13 +30,13 @@ def after_chat(model: str, variant: str | None, store: Path | None) -> str:
 
 
 def after_eval(model: str, variant: str | None, store: Path | None) -> str:
-    """What was measured can leave for other programs."""
+    """Suggest exporting the model that was evaluated."""
     named = variant or Path(model).name.partition(":")[2] or Path(model).stem
     return command("gym", "export", model, *_of_store(variant, store), "-o", f"exported/{named}")
 
 
 def after_create(base: str, variant: str, store: Path | None, *, is_chat: bool) -> str:
-    """A variant that was taught chats is talked to; one that goes on from bare text is served."""
+    """Suggest `gym chat` for a variant trained on chats, and serving for one trained on plain text."""
     if is_chat:
         return command("gym", "chat", base, *_of_store(variant, store))
     return command("gym", "api", "--base", base, *(() if store is None else ("--variants", store)))

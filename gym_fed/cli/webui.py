@@ -1,4 +1,4 @@
-"""`gym webui`: the workbench of this machine in a browser, and the keys of those who may reach it from elsewhere."""
+"""`gym webui`: this machine's workbench in a browser, and the keys for access from other machines."""
 
 from __future__ import annotations
 

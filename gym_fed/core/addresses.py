@@ -48,7 +48,7 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL (``//HOST:PORT`` for the header ``Host``) names this machine; False for what cannot be read."""
+    """True if a URL (``//HOST:PORT`` for the header ``Host``) names this machine; False if it is invalid."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:

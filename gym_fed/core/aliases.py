@@ -75,7 +75,7 @@ def nearest(schema: str, key: str, value: Any = None) -> str:
 
 
 def nearest_member(kind: str, name: str) -> str:
-    """What ``name`` of another platform is called among the members of a kind; empty where nothing is known."""
+    """Return our names of another platform's ``name`` among the members of a kind; empty if unknown."""
     return str(table.nearest_member(kind, name)) if (table := _table()) else ""
 
 
@@ -90,7 +90,7 @@ def member(kind: str, name: str) -> str | None:
 
 
 def attribute(owner: str, name: str) -> Any:
-    """What a module (by its name) or class (by its own) is expected to have elsewhere; ``MISSING`` where nothing is."""
+    """Return an attribute that other tools' users expect of a module or class; ``MISSING`` if there is none."""
     return table.attribute(owner, name) if (table := _table()) else MISSING
 
 
@@ -150,7 +150,7 @@ def note(theirs: str, ours: str, place: str = "") -> None:
 
 
 def _callers() -> int:
-    """How far up the first caller is that is neither of gym-fed nor of pydantic: the line that has the word."""
+    """Return the stack level of the first caller outside gym-fed and pydantic: the line with the word."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_WITHIN):
         frame, level = frame.f_back, level + 1

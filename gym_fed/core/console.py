@@ -1,4 +1,4 @@
-"""What all three commands share at the terminal: error reports, JSON output, and one console.
+"""The console of all three programs, with their error reports and JSON output.
 
 Results go to standard output, errors and everything else to standard error, so that output can be piped. Strings are
 text, never markup, and no control character that is in them reaches the terminal (``gym_fed.core.text``).
@@ -64,7 +64,7 @@ class TextConsole(Console):
         super().print(*objects, **options)
 
     def fitted(self, text: str) -> str:
-        """Prose as wide as the terminal; whole lines elsewhere. What goes to standard error is printed so."""
+        """A console that wraps prose on a terminal and keeps lines whole otherwise; used for standard error."""
         return wrapped(text, self.width) if self.is_terminal else text
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -283,7 +283,7 @@ def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:
 
 
 def wants_json() -> bool:
-    """Whether this command was called with ``--json``."""
+    """True if this command was called with ``--json``."""
     return "--json" in sys.argv
 
 

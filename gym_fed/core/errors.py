@@ -13,7 +13,7 @@ from typing import Any
 
 
 class ErrorCode(Enum):
-    """Every way in which gym-fed refuses or fails. The value is what crosses the wire.
+    """The codes of all errors. The value is sent over the wire.
 
     Attributes:
         exit_code: Exit status of a command that ends with this error.
@@ -189,7 +189,7 @@ class GymError(Exception):
         return cls(code, str(data.get("message") or "unknown error"), str(data.get("hint") or ""))
 
     def to_json_line(self) -> str:
-        """What a command with ``--json`` prints of it on standard error."""
+        """Return the JSON document that a command with ``--json`` prints to standard error."""
         return json.dumps({"error": self.to_dict()})
 
     @classmethod

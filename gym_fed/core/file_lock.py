@@ -65,7 +65,7 @@ def unlock(file: int | IO[bytes] | IO[str]) -> None:
 
 @contextmanager
 def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
-    """A descriptor to lock a folder by: its own, or that of a file beside it where folders cannot be opened.
+    """Open a descriptor to lock a folder by: its own, or a file's next to it if folders cannot be opened.
 
     Args:
         folder: One that exists.
@@ -95,7 +95,7 @@ def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
 
 
 def is_still_there(descriptor: int, folder: Path) -> bool:
-    """Whether a locked folder has its name yet, which a process that had it before may have taken from it."""
+    """True if a locked folder still has its name, which an earlier holder of the lock may have removed."""
     if not os.path.lexists(folder):
         return False
     return not opens_folders() or os.path.samestat(os.fstat(descriptor), os.lstat(folder))

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: written beside their place, synced, renamed, and the folder synced too."""
+"""Atomic writes: a file is written under a temporary name, synced and renamed, and its folder is synced."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def move_file(source: Path, target: Path) -> None:
 
 @contextmanager
 def whole_or_not_at_all(path: Path) -> Iterator[Path]:
-    """A new folder beside ``path`` that takes its name if the block ends well, else is removed.
+    """Yield a temporary folder that is renamed to ``path`` if the block succeeds, and removed otherwise.
 
     Raises:
         GymError: ``FILE_EXISTS`` when something else took the name meanwhile.
@@ -186,7 +186,7 @@ def real_path(path: Path) -> Path:
 
 
 def lies_in(file: Path, folder: Path) -> bool:
-    """Whether a file is one of ``folder``, no link to another place; the Hub's cache keeps its files in ``blobs``."""
+    """True if a file is inside ``folder`` and no link out of it; the Hub's cache keeps its files in ``blobs``."""
     found, own = real_path(file), real_path(folder)
     blobs = own.parent.parent / "blobs"
     return found.is_file() and (
@@ -293,7 +293,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def disk_full(path: Path) -> GymError:
-    """That what belongs to a file could not be written; nothing that was there is lost."""
+    """Return the error that a file could not be written; no earlier content is lost."""
     return GymError(
         ErrorCode.DISK_FULL,
         f"no space is left for {path}; nothing was changed",

@@ -1,4 +1,4 @@
-"""JSON files from elsewhere, read whole: bounded in bytes and depth, and an error that names file, reason and remedy.
+"""Reading of untrusted JSON files, bounded in bytes and depth; errors name file, reason and remedy.
 
 What reads such values later (copies of a config, ``repr``, pydantic) calls itself once or more a level, so depth is
 bounded far below what Python's own reader takes.
@@ -66,7 +66,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``object_pairs_hook``: an object, refused where a name is there twice, since one value would be ignored."""
+    """Build an object (``object_pairs_hook``), and refuse duplicate names, since one value would be ignored."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -76,12 +76,12 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_constant(word: str) -> NoReturn:
-    """For ``parse_constant``: refuse ``NaN`` and the infinities, which Python's reader takes and JSON has not."""
+    """Refuse ``NaN`` and the infinities (``parse_constant``), which Python's reader accepts and JSON lacks."""
     raise ValueError(f"{word} is not a number in JSON")
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Whether ``value`` has more than ``most`` lists and mappings in one another."""
+    """True if ``value`` nests more than ``most`` lists and mappings."""
     level = [value]
     for _ in range(most):
         level = [inner for one in level if isinstance(one, dict | list) for inner in _parts(one)]

@@ -1,4 +1,4 @@
-"""How many files, and so connections, this process may have open."""
+"""The limit on open files, and so on connections, of this process."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def opens_folders() -> bool:
-    """Whether a folder can be opened, and so be locked and synced; on Windows it cannot."""
+    """True if folders can be opened, and so locked and synced; False on Windows."""
     return hasattr(os, "O_DIRECTORY")
 
 

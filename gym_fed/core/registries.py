@@ -55,7 +55,7 @@ class Kind(Registry[T]):
         return self.type_of(name)()
 
     def usable(self, needed: Callable[[str], object] | None = None) -> tuple[str, ...]:
-        """Every member that can be used, sorted; imports all. A warning names each of another package that cannot.
+        """Return the usable members, sorted. Imports all; warns of each unusable one of another package.
 
         Args:
             needed: Gets what is needed of a member, by its name, and raises as ``type_of`` does; absent: ``type_of``.

@@ -1,4 +1,4 @@
-"""What the operating system and the database refuse, as errors that a reader can act on: mapped by errno, here alone.
+"""Errors of the operating system and the database, mapped by errno to messages with a remedy.
 
 A full disk, a read-only folder, too many open files: commands end with two lines, and a call to the hub with a status,
 whichever part of the program met it first.
@@ -145,12 +145,12 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library written in Rust (tokenizers) gave up; such an error is no ``Exception``."""
+    """True if a Rust library (tokenizers) panicked, which raises no ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a disk or a quota is what failed."""
+    """True if a disk or a quota is full."""
     found = _refusal(error)
     return found is not None and found.code is ErrorCode.DISK_FULL
 

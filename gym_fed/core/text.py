@@ -62,7 +62,7 @@ def harmless(text: str) -> str:
 
 
 def is_visible(character: str) -> bool:
-    """Whether a reader sees this character as what it is."""
+    """True if a character is visible and unambiguous."""
     return character.isprintable() and character not in _INVISIBLE
 
 

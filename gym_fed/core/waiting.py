@@ -1,4 +1,4 @@
-"""Shows what a command is doing: a clock and a count on a terminal, lines elsewhere; on standard error."""
+"""A spinner on standard error: the activity with its seconds and count on a terminal, else lines."""
 
 from __future__ import annotations
 

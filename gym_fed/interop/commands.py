@@ -1,4 +1,4 @@
-"""Commands and flags of other tools: each is translated to ours before parsing, with a note, or refused."""
+"""Commands and flags of other tools, rewritten into ours with a note before parsing, or refused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
 
 
 def _arguments(command: str, rest: list[str]) -> list[str]:
-    """What vLLM's ``serve MODEL`` and Ollama's ``run MODEL PROMPT`` take as arguments and we as options."""
+    """Turn the arguments of vLLM's ``serve MODEL`` and Ollama's ``run MODEL PROMPT`` into our options."""
     at = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     words, options = rest[:at], rest[at:]
     if command == "serve" and len(words) == 1 and not words[0].endswith((".yaml", ".yml")):

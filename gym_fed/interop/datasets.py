@@ -1,4 +1,4 @@
-"""What is expected of registries and pipelines: calls on the class, licences by the other spelling, rows in memory."""
+"""Calls that users of other tools expect of registries and pipelines: on the class, ``license``, rows in memory."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def split_flags(
 
 
 def plain_value(values: Sequence[str]) -> Any:
-    """What the text of a flag says by itself: a truth value, a number, JSON or YAML in brackets, or text."""
+    """Parse the text of a flag without a schema: a boolean, a number, JSON or YAML in brackets, or text."""
     if not values:
         return True
     text = " ".join(values)
@@ -208,7 +208,7 @@ def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str
 
 
 def _value(key: str, values: list[str], schema: Any) -> Any:
-    """What a flag of ours says, by the type of its key: text stays text where the key takes text."""
+    """Parse the value of one of our flags by the type of its key."""
     if key in _SOURCES:
         from gym_fed.interop.keys.training import sources
 

@@ -1,4 +1,4 @@
-"""Our methods by their names in other tools."""
+"""Our methods under their names in other tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fit(trainer: Any, *given: Any, **named: Any) -> Any:
 
 
 def build(pipeline: Any) -> Any:
-    """The pipeline itself, which can be gone through as it is: rows are read as they are taken."""
+    """Return the pipeline itself, which is iterable: rows are read lazily."""
     note("DataPipeline.build", "not needed (a pipeline gives rows as it is gone through)")
     return pipeline
 

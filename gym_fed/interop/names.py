@@ -1,4 +1,4 @@
-"""Python names of elsewhere: modules, classes and methods, and what stands for them here."""
+"""Python names of other tools (modules, classes, methods) and ours."""
 
 from __future__ import annotations
 

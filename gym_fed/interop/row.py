@@ -1,4 +1,4 @@
-"""One line of the table: what people type elsewhere, and what it is here or what to write instead."""
+"""A row of the table of aliases: a word of another tool, and our word or what to write instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Where = Literal["Python", "command", "YAML"]
 
 @dataclass(frozen=True)
 class BroughtWord:
-    """A word of elsewhere.
+    """A word of another tool.
 
     Attributes:
         where: What it is typed into.
@@ -28,7 +28,7 @@ class BroughtWord:
 
     @property
     def refused(self) -> bool:
-        """Whether it has no counterpart."""
+        """True if it has no counterpart."""
         return bool(self.instead)
 
 

@@ -1,4 +1,4 @@
-"""The one table: every word of elsewhere with our own; what the core reads for a name that it does not know."""
+"""Aliases for names used by other projects, looked up for names that the core does not know."""
 
 from __future__ import annotations
 

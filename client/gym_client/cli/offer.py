@@ -127,7 +127,7 @@ class Offer:
             policy.check_update(self.update_bytes)
 
     def panel(self) -> Panel:
-        """For a terminal."""
+        """Return the offer as text for a terminal."""
         table = TextTable.grid(padding=(0, 2))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")

@@ -387,7 +387,7 @@ def remove(name: KeyName, file: FileOption = DEFAULT_FILE, as_json: AsJson = Fal
 
 
 def _limits(key: ApiKey) -> str:
-    """What a key may use in a minute."""
+    """The limits of a key per minute."""
     limits = ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
     return ", ".join(f"{limit:,} {what}" for limit, what in limits if limit is not None) or "-"
 

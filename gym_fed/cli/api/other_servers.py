@@ -91,7 +91,7 @@ class NamesOurOptions(Command):
 
 
 def _known_elsewhere(words: list[str], own: set[str]) -> dict[str, Any]:
-    """What to write instead of those options that other servers have, and this one does not."""
+    """Return what to write instead of options that only other servers have."""
     end = words.index("--") if "--" in words else len(words)
     names = [word.partition("=")[0] for word in words[:end] if word.startswith("-")]
     spelled = {name: name.replace("_", "-") for name in names if name not in own}

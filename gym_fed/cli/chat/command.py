@@ -119,7 +119,7 @@ def chat(
 
 
 def _is_given(key: str) -> bool:
-    """Whether the command line has this setting, which then wins over a file's."""
+    """True if the command line has this setting, which overrides a file's."""
     source = click.get_current_context().get_parameter_source(key)
     return source is not None and source.name == "COMMANDLINE"
 

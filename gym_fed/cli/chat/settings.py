@@ -64,7 +64,7 @@ class ChatSettings(StrictModel):
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
 
     def fields(self) -> dict[str, Any]:
-        """Of the request."""
+        """The sampling keys of a request."""
         return self.model_dump(exclude_none=True)
 
     def __str__(self) -> str:

@@ -338,7 +338,7 @@ def line_editing(folder: Path) -> Iterator[None]:
 
 
 def _read_history(history: Path) -> bool:
-    """Whether it can be kept there; a new one is made."""
+    """True if the history can be kept in this file; creates it."""
     import readline
 
     try:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def is_file(name: str | Path | None) -> bool:
-    """Whether a model is named by a YAML file."""
+    """True if the model is a YAML file."""
     return name is not None and Path(name).suffix in (".yaml", ".yml") and Path(name).is_file()
 
 

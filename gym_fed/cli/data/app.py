@@ -43,7 +43,7 @@ RegistryOption = Annotated[
 
 
 class SplitName(StrEnum):
-    """Which prompts: those to learn from, or those never learnt from."""
+    """The prompts to generate: for training, or held out."""
 
     train = "train"
     heldout = "heldout"

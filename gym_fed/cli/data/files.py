@@ -38,7 +38,7 @@ def with_progress(items: Iterable[T]) -> Iterator[T]:
 
 
 class StoppingRule(StrEnum):
-    """When a mixture ends."""
+    """The rule that ends a mixture."""
 
     first_exhausted = "first_exhausted"
     all_exhausted = "all_exhausted"

@@ -119,7 +119,7 @@ def show(
 
 @dataclass(frozen=True)
 class _View:
-    """What is looked at: rows with their places, as sequences of one tokenizer."""
+    """The rows to show with their places, tokenized."""
 
     model: str
     tokenizer: Any
@@ -250,7 +250,7 @@ def _as_json(place: str, sequences: list[PreviewedSequence], tokenizer: Any) -> 
 
 
 def _print(place: str, sequence: PreviewedSequence, tokenizer: Any) -> None:
-    """Colours on a terminal; elsewhere what is learnt stands between >>> and <<<."""
+    """Mark learned tokens by colour on a terminal, and by >>> and <<< otherwise."""
     length = len(sequence.encoded["input_ids"])
     cut = f", the last {sequence.cut} cut off" if sequence.cut else ""
     name = "" if sequence.name == "row" else f" {sequence.name}"
@@ -278,7 +278,7 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
 
 
 def _print_contamination(report: ContaminationReport) -> None:
-    """How many rows hold evaluation rows, and the first of them; a warning, as figures on those suites mean nothing."""
+    """Describe the rows that contain evaluation rows, on whose suites figures would mean nothing."""
     if not report.contaminated:
         out.print(report.describe())
         return
@@ -288,7 +288,7 @@ def _print_contamination(report: ContaminationReport) -> None:
 
 
 def _print_counts(counts: RowCounts, max_length: int | None) -> None:
-    """What would be learned, what stands in the file unread, and a warning where much is lost."""
+    """Describe what would be learned and what is not read, with a warning if much is lost."""
     from gym_fed.data.rows import unread_in_words
     from gym_fed.data.string_rows import forms_in_words
 

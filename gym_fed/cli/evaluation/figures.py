@@ -1,4 +1,4 @@
-"""What `gym eval MODEL` prints: figures of all models in one table, what was read and not computed, comparisons."""
+"""The output of `gym eval MODEL`: a table of all models, notes on reused records, and comparisons."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _print_notes(runs: Sequence[EvaluationRun]) -> None:
 
 
 def _template(run: EvaluationRun) -> str:
-    """What prompts were made with it."""
+    """Describe how the prompts were made."""
     tasks = run.results.tasks
     plain = [name for name, task in tasks.items() if not task.chat_template]
     if len(plain) == len(tasks):

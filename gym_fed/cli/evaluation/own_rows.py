@@ -110,7 +110,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
 
 
 def _reference(request: ModelRequest, command: OwnRowsCommand) -> tuple[ModelRequest | None, list[str]]:
-    """What the model is compared with, and why there is nothing."""
+    """Return the model to compare with, or the reason why there is none."""
     from gym_fed.evaluation.scoring.opening import base_request, models_needed
 
     if command.compare is not None:

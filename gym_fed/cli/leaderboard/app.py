@@ -76,7 +76,7 @@ def add(
     key: KeyOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sign a record's results and append them to a board; the record is copied beside it."""
+    """Sign a record's results, append them to a board, and copy the record next to it."""
     from gym_fed.evaluation.leaderboard.submit import submit
     from gym_fed.evaluation.records.reader import named_record, read_record
 

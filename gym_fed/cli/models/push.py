@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Destination(StrEnum):
-    """Where `push` puts a model."""
+    """The destination of `push`."""
 
     REGISTRY = "registry"
     HF = "hf"

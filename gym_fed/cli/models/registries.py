@@ -52,7 +52,7 @@ _Reference = Annotated[str, typer.Argument(metavar="NAME", help="Model: NAME, NA
 
 
 def of_registry(name: str, registry: str | None) -> bool:
-    """Whether a name is one of the registry: a URL was given, it has a version or a tag, or the registry has it."""
+    """True if a name is the registry's: a URL was given, it has a version or tag, or the registry has it."""
     from gym_fed.registry import ModelRegistry
 
     if registry is not None or "@" in name or ":" in name:

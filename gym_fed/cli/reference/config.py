@@ -1,4 +1,4 @@
-"""Every key of the files that people write, from the schemas that check them: `gym docs config`."""
+"""The reference of all config keys, from the schemas that check them: `gym docs config`."""
 
 from __future__ import annotations
 

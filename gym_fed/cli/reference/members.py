@@ -1,4 +1,4 @@
-"""Every name that a config may hold, from the registries: `gym docs members`."""
+"""The reference of all names in configs, from the registries: `gym docs members`."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _described(rule: Any, kind: str) -> dict[str, Any]:
 
 
 def _first_line(documented: Any) -> str:
-    """Of the docstring of a module or class; "" where it has none of its own."""
+    """Return the first line of an object's own docstring; "" without one."""
     return inspect.cleandoc(vars(documented).get("__doc__") or "").partition("\n")[0]
 
 

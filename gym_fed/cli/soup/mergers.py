@@ -53,11 +53,11 @@ class SoupEvaluator:
         return "gate" in self._rows
 
     def score(self, coefficients: Tensor) -> float:
-        """For ``MergeMethod.choose``: the negative held-out loss."""
+        """Return the negative held-out loss, for ``MergeMethod.choose``."""
         return -self._loss("heldout", self._updates)(coefficients)
 
     def veto(self, coefficients: Tensor) -> str | None:
-        """For ``MergeMethod.choose``: why the gate refuses such a soup, if it does."""
+        """Return why the gate refuses a soup, for ``MergeMethod.choose``; None: it does not."""
         return self._objection(self._loss("gate", self._updates)(coefficients))
 
     def verdict(self, soup: DeltaFile) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Live progress of training: a bar on a terminal, a line every ``logging_steps`` elsewhere; both on standard error."""
+"""Progress of training on standard error: a bar on a terminal, else a line every ``logging_steps``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIB = 1 << 30
 
 @contextmanager
 def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
-    """What ``Trainer`` is given as ``on_report``. Of several processes only the first one shows anything."""
+    """Yield the ``on_report`` of a ``Trainer``; of several processes only the first shows progress."""
     if int(os.environ.get("RANK", "0")) != 0:
         yield lambda report: None
         return
@@ -47,7 +47,7 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
 
 
 def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
-    """What ``Trainer`` is given as ``on_rows``: a line of counts, and a warning where much is lost."""
+    """Return the ``on_rows`` of a ``Trainer``, which prints counts and a warning if much is lost."""
 
     from gym_fed.data.rows import unread_in_words
     from gym_fed.data.string_rows import forms_in_words
@@ -66,7 +66,7 @@ def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
 
 @contextmanager
 def readable_warnings() -> Iterator[None]:
-    """What a run warns of as a line of its own, not as Python prints warnings."""
+    """Print the warnings of a run as single lines instead of in Python's format."""
     from gym_fed.training.run.reproducibility import RunWarning
 
     before = warnings.showwarning

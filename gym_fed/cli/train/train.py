@@ -190,7 +190,7 @@ def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
 
 
 def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None:
-    """What the run would need, with the defaults that it would choose; nothing is loaded or written."""
+    """Print the memory and time of a run with its defaults, without loading or writing anything."""
     from gym_fed.planning.plan import plan_run
     from gym_fed.training.defaults import with_defaults
 
@@ -222,7 +222,7 @@ def _named_model(given: dict[str, Any]) -> str | None:
 
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
-    """What a trained model is good for."""
+    """Suggest what to do with a trained model."""
     from gym_fed.base.modeling.config_checks import images_type
     from gym_fed.base.models import resolve
 

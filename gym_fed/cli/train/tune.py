@@ -1,4 +1,4 @@
-"""`gym tune`: search for settings; every trial is a run folder, and the same command goes on after Ctrl-C."""
+"""`gym tune`: search for settings; each trial is a run folder, and the same command resumes the search."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _print_trial(result: TrialResult) -> None:
 
 
 def _progress() -> Any:
-    """On a terminal, one line that is written over; elsewhere only the ends of trials are printed."""
+    """Show the current trial in one line on a terminal; otherwise print only the ends of trials."""
     if not console.err.is_terminal:
         return None
 

@@ -119,7 +119,7 @@ def _rows_from(source: Path, name: str | None) -> list[dict[str, Any]]:
 
 
 def _listed(line: bytes, where: str, folder: Path) -> dict[str, Any]:
-    """A line of a list; files are beside the list, unless their path begins at the root."""
+    """Parse a line of a list; relative paths are resolved against the list's folder."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -179,7 +179,7 @@ def sign(
     note: Annotated[str, typer.Option("--note", help="Note for people, such as what it was made from.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Sign a delta for a server that adds variants over HTTP; the manifest is written beside it."""
+    """Sign a delta for a server that adds variants over HTTP; writes the manifest next to it."""
     from gym_fed.core.files import write_atomically
     from gym_fed.serving.openai.adapters import manifest_path
     from gym_fed.serving.store.signing import sign_variant

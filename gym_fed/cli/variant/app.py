@@ -196,7 +196,7 @@ def undo(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make an earlier revision the newest again, signed anew under the next number; a running server has it at once."""
+    """Make an earlier revision the newest again, signed under the next number; running servers use it at once."""
     from gym_fed.serving.store.signing import undo as make_newest
 
     with open_store(store) as opened:
@@ -215,7 +215,7 @@ def undo(
 
 
 def _codecs(delta: Path) -> list[str]:
-    """Of a file's tensors; none of a file that cannot be read, which ``gym variant verify`` reports."""
+    """Return the codecs of a file's tensors; empty if it cannot be read, which `gym variant verify` reports."""
     from gym_fed.delta.file import DeltaFile
 
     try:

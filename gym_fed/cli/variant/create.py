@@ -247,7 +247,7 @@ def rebase(
 
 
 def rebase_summary(rebased: RebasedVariant) -> str:
-    """A rebased variant in words."""
+    """Describe a rebased variant."""
     found = rebased.losses
     figures = [
         ("old base and variant", found.old),
@@ -273,7 +273,7 @@ def rebase_summary(rebased: RebasedVariant) -> str:
 
 
 def summary(created: CreatedVariant) -> str:
-    """A variant in words."""
+    """Describe a created variant."""
     kept = "" if created.kept is None else f"; {100 * created.kept:.1f}% of the gain is kept"
     what = "loss" if created.chosen_before is None else "preference loss"
     lines = [
@@ -300,7 +300,7 @@ def _signed(signed: bool) -> str:
 
 
 def training_overrides(settings: list[str] | None, steps: int | None) -> dict[str, Any]:
-    """``--set`` and ``--steps`` as keys of a training config."""
+    """Return ``--set`` and ``--steps`` as keys of a training config."""
     from gym_fed.config.yaml.file import parse_overrides
 
     values: dict[str, Any] = {}
@@ -317,7 +317,7 @@ def training_overrides(settings: list[str] | None, steps: int | None) -> dict[st
 
 
 def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
-    """The key that signs; None: unsigned.
+    """Return the signing key; None: unsigned.
 
     Raises:
         GymError: ``USAGE`` for a key that is to sign nothing.

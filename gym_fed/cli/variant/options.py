@@ -1,4 +1,4 @@
-"""What the commands of `gym variant` share: where the store is, who signs, and how a variant is shown."""
+"""Options and helpers that the commands of `gym variant` share: store, signing key, progress."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NameArgument = Annotated[
 
 
 def open_store(store: Path | None, *, create: bool = False, require_signature: bool = False) -> VariantStore:
-    """The store as a registry, without a model.
+    """Open the store without a model.
 
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is none and none is to be made.
@@ -51,7 +51,7 @@ def open_store(store: Path | None, *, create: bool = False, require_signature: b
 
 
 def signing_key(path: Path | None, home: Path | None = None) -> SigningKey:
-    """The key of a PEM file, or the home's newest; a passphrase is asked for where there is one.
+    """Return the key of a PEM file, or the home's newest; prompts for a passphrase if it has one.
 
     Raises:
         GymError: As ``SigningKey.load``.
@@ -71,7 +71,7 @@ def signing_key(path: Path | None, home: Path | None = None) -> SigningKey:
 def owners_key(
     path: Path | None, folder: Path, record: VariantRecord, home: Path | None = None
 ) -> SigningKey:
-    """The key that signs for a variant's owner: of a PEM file, the store's own where that signed it, or this home's.
+    """Return the key that signs for a variant's owner: a PEM file's, the store's own if it signed, or this home's.
 
     Args:
         path: The PEM file; None: none is named.
@@ -99,7 +99,7 @@ def owners_key(
 
 @contextmanager
 def shown_progress(as_json: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal, lines elsewhere, nothing beside JSON."""
+    """Show progress as bars on a terminal and as lines otherwise; nothing with ``--json``."""
     from gym_client.display import Display, make_display
 
     display = Display() if as_json else make_display(console.err, False)

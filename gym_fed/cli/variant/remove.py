@@ -224,7 +224,7 @@ def _write(path: Path, signed: SignedRemoval) -> None:
 
 
 def _text(file: Path) -> str:
-    """Of a receipt; no more of it is read than a receipt can have.
+    """Read a receipt, bounded by the size that a receipt can have.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``.

@@ -79,14 +79,14 @@ def _store_words(store: Path | None) -> tuple[str | Path, ...]:
 
 
 def _served_name(model: str) -> str:
-    """What a server calls a base by default."""
+    """Return the name that a server gives a base by default."""
     from gym_fed.base.models import model_name
 
     return model_name(model)
 
 
 def _is_chat(delta: Path) -> bool:
-    """Whether the variant was taught chats, as far as its file says it; other deltas are taken for chats."""
+    """True if the variant was trained on chats, which is assumed unless its file says otherwise."""
     from gym_fed.delta.file import DeltaFile
     from gym_fed.personalization.rows import FORM_KEY
 

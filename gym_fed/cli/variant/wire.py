@@ -156,7 +156,7 @@ def remove_hub(
 
 
 def _manifest(record: VariantRecord, account: str, revision: int | None) -> VariantManifest:
-    """What is to be signed, where what the store has is not signed by the account's present key."""
+    """Return what must be signed because the account's present key did not sign the store's copy."""
     from gym_fed.serving.store.records import is_account
     from gym_fed.trust.identity.variant import VariantManifest
 
@@ -179,7 +179,7 @@ def _manifest(record: VariantRecord, account: str, revision: int | None) -> Vari
 
 
 def _local(store: Path | None, name: str) -> tuple[VariantRecord | None, Path | None]:
-    """What the store of this machine has under a name, and its file."""
+    """Return the record of a variant in this machine's store, and its file."""
     try:
         with open_store(store) as opened:
             return opened.get(name), opened.path(name)

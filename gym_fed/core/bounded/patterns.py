@@ -104,7 +104,7 @@ def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:
 
 
 def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
-    """In the bounded process: match each pattern with each name, by both of PEFT's calls.
+    """Match each pattern with each name by both of PEFT's calls; runs in the bounded process.
 
     Returns:
         Index and error of the first that does not compile.

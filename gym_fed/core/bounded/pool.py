@@ -220,7 +220,7 @@ class _Watchdog:
 
 
 class _Slots:
-    """Who gets a process next: of those who wait, the owner with the fewest requests in progress."""
+    """Pick the waiting owner with the fewest requests in progress."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

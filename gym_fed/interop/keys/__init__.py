@@ -1,1 +1,1 @@
-"""Keys and values of configs that have another name elsewhere, a file for each schema."""
+"""Aliases of config keys and values in other tools, one file per schema."""

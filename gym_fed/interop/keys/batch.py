@@ -1,4 +1,4 @@
-"""``batch_size`` of elsewhere: the rows of an optimiser step on all devices."""
+"""``batch_size`` of other tools: the rows of an optimizer step over all devices."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def batch_size(draft: Draft) -> None:
 
 
 def near_batch(value: Any) -> str:
-    """What to write in a file instead of ``batch_size: value``."""
+    """Return what to write instead of ``batch_size: value``."""
     found = split_batch(value, 1, None) if isinstance(value, int) and value > 0 else None
     if found is None:
         return "did you mean 'per_device_train_batch_size'?"

@@ -1,4 +1,4 @@
-"""The state of one reading: values that lose words of elsewhere and gain ours, with the places they come from."""
+"""The values of one file while aliases are replaced by our keys, with their places in the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Draft:
         self.changed = False
 
     def get(self, path: str) -> Any:
-        """What stands at ``path`` (``a.b``); None where nothing does."""
+        """Return the value at ``path`` (``a.b``); None if there is none."""
         found: Any = self.result.values
         for key in path.split("."):
             found = found.get(key) if isinstance(found, dict) else None
@@ -80,7 +80,7 @@ class Draft:
         return refusal.error(theirs or path, self._place(self._written_at(path)))
 
     def _written_at(self, path: str) -> Place:
-        """Where the value of ``path`` stands in the file: it, or a section that holds it, may have moved."""
+        """Return the place of ``path`` in the file; the key or its section may have been renamed."""
         keys = _path(path)
         for end in range(len(keys), 0, -1):
             if (before := self.result.origins.get(keys[:end])) is not None:
@@ -90,7 +90,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class KeyWord:
-    """A key of elsewhere.
+    """A key of another tool.
 
     Attributes:
         theirs: Where it stands, ``a.b``.

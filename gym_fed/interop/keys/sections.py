@@ -1,4 +1,4 @@
-"""Sections of training configs that are laid out otherwise elsewhere: distributed, reproducibility, model, training."""
+"""Sections of training configs with another layout in other tools: distributed, reproducibility, model, training."""
 
 from __future__ import annotations
 

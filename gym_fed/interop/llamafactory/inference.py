@@ -63,7 +63,7 @@ def translate_predict(given: dict[str, Any]) -> Translation:
 
 
 def translate_inference(given: dict[str, Any]) -> Translation:
-    """For `gym chat` and `gym api`: ``model``, ``adapter`` (a list), ``chat_template``, ``dtype``, ``sampling``."""
+    """Return ``model``, ``adapter`` (a list), ``chat_template``, ``dtype`` and ``sampling`` of chat and api."""
     if is_version_1(given):
         return _version_1(given)
     translator = Translator(given)
@@ -163,7 +163,7 @@ def _adapters(translator: Translator, ours: str) -> None:
 
 
 def _drawing(translator: Translator, most: str, section: str = "") -> None:
-    """How answers are drawn; only what is read where the likeliest token is taken."""
+    """Return the sampling parameters; for greedy decoding only those that it uses."""
     translator.move("max_new_tokens", most, 1024)
     draws = bool(translator.take("do_sample", True))
     translator.put(f"{section}do_sample", draws, "do_sample")

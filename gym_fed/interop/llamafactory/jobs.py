@@ -1,4 +1,4 @@
-"""What a file of LLaMA-Factory is for: training, predicting, evaluating, preprocessing, merging, or answering."""
+"""The purpose of a LLaMA-Factory file: training, predicting, evaluating, preprocessing, merging or inference."""
 
 from __future__ import annotations
 

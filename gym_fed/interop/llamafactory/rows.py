@@ -38,7 +38,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
 
 
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
-    """Where a set lies: on the Hub, in a list of theirs, or, where there is none, on the Hub by the catalogue."""
+    """Return the place of a data set: the Hub, its own list, or the catalogue's place on the Hub."""
     from gym_fed.data.catalogue import catalogue_entry
     from gym_fed.data.sources import is_catalogued
 
@@ -119,7 +119,7 @@ def translate_template(translator: Translator) -> None:
 
 
 def _has_template(model: str) -> bool:
-    """Whether a model that is on this machine has a chat template; False for one that is not here."""
+    """True if the model has a chat template; False if it is not on this machine."""
     from gym_fed.base.models import resolve
 
     try:

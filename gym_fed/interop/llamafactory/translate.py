@@ -192,7 +192,7 @@ def _run(translator: Translator) -> None:
 
 
 def _cadence(translator: Translator) -> None:
-    """When checkpoints are saved and rows evaluated."""
+    """Translate when checkpoints are saved and rows evaluated."""
     saves, strategy = translator.take("save_steps", 500), str(translator.take("save_strategy", "steps"))
     if strategy in ("no", "epoch"):
         translator.put("save_strategy", strategy, "save_strategy")

@@ -17,12 +17,12 @@ _VERSION_1_KEYS = (
 
 
 def is_llamafactory(values: Mapping[str, Any]) -> bool:
-    """Whether a YAML file is LLaMA-Factory's: it names a model and a stage (or another key of theirs alone)."""
+    """True if a YAML file is LLaMA-Factory's: it has a model and a stage, or another key that only it has."""
     return (_MODEL in values and any(key in values for key in _STAGE_KEYS)) or is_version_1(values)
 
 
 def is_version_1(values: Mapping[str, Any]) -> bool:
-    """Whether it is one of LLaMA-Factory's version 1, whose ``model`` is called as ours."""
+    """True for a file of LLaMA-Factory's version 1, whose key ``model`` is the same as ours."""
     return "model" in values and any(key in values for key in _VERSION_1_KEYS)
 
 
@@ -47,7 +47,7 @@ class Translator:
         return self._given.get(key, default)
 
     def has(self, key: str) -> bool:
-        """Whether the file gives ``key`` a value."""
+        """True if the file gives ``key`` a value."""
         self.known[key] = None
         return key in self._given
 

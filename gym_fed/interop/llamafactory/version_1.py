@@ -311,7 +311,7 @@ def sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def holds_pairs(file: Path) -> bool:
-    """Whether the rows are pairs of a chosen and a rejected answer: by their converter, or by the first row."""
+    """True if the rows are pairs of a chosen and a rejected answer, by their converter or the first row."""
     if file.suffix not in (".yaml", ".yml"):
         return _first_is_a_pair(file)
     entries, _ = parse_config(file, read_config_text(file))
@@ -348,7 +348,7 @@ def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def _first_is_a_pair(path: Path) -> bool:
-    """By the first row of a local file; False for what is not here, which is refused when it is read."""
+    """Judge by the first row of a local file; False for a missing file, which is refused when it is read."""
     from gym_fed.data.files import read_raw
     from gym_fed.data.locations import find_files
 

@@ -88,7 +88,7 @@ def rebind(
 
 
 def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable:
-    """What ``accounts_of`` found, for people; 80 columns unless ``wide``."""
+    """Print the accounts of ``accounts_of`` as a table; 80 columns unless ``wide``."""
     from rich.table import Column
 
     from gym_fed.core.tables import TextTable, short_ids
@@ -131,7 +131,7 @@ def whole_id(fed: Any, beginning: str) -> str:
 
 
 def accounts_of(fed: Any) -> list[dict[str, Any]]:
-    """What ``gym-server accounts`` prints, the oldest account first."""
+    """Return the accounts, the oldest first."""
     from sqlalchemy import select
 
     from gym_server.store.tables import accounts as table

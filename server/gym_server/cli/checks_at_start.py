@@ -74,7 +74,7 @@ def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore
 
 
 def _overridden(recipes: RecipeChanges) -> list[str]:
-    """What `gym-server recipe set` has put above the config, a line each."""
+    """List the settings by which `gym-server recipe set` overrides the config, a line each."""
     settings = recipes.settings()
     return [
         f"{key}={value} holds, by gym-server recipe set: the config is overridden"
@@ -160,7 +160,7 @@ def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
 
 
 def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> list[str]:
-    """Whether the base is there with the weights that the federation began with, and can read the held-out rows."""
+    """Check that the base has the weights that the federation began with, and can read the held-out rows."""
     with _about("gate.evals"):
         suites = suites_of(config.gate, state.folder)
     with _about("base_model"):
@@ -194,7 +194,7 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
 
 
 def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
-    """Where held-out data judges the pay badly, or not at all."""
+    """Warn if the held-out data measures contributions badly, or not at all."""
     rewards = config.rewards
     if rewards.measures and heldout_rows < ROWS_FOR_PAY:
         return [

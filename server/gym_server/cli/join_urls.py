@@ -1,4 +1,4 @@
-"""How somebody joins a hub: what its coordinator runs, and what a contributor types."""
+"""The commands to join a hub: what its coordinator runs, and what a contributor types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ways_in(folder: Path, config: ServerConfig, fingerprint: str, port: int = 0)
 
 
 def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> list[tuple[str, str]]:
-    """All that a coordinator runs next, each with a label."""
+    """Return the commands that a coordinator runs next, each with a label."""
     return [
         ("serve the hub", f"gym-server run --dir {shlex.quote(str(folder))}"),
         *ways_in(folder, config, fingerprint),
@@ -48,7 +48,7 @@ def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> li
 
 
 def notes_after_init(config: ServerConfig) -> list[str]:
-    """What follows from the choices and might surprise."""
+    """Return the consequences of the choices that might surprise."""
     from gym_fed.base.files import REDISTRIBUTABLE, licence_of
     from gym_fed.base.models import NANO, resolve
 
@@ -85,7 +85,7 @@ def way_in(steps: Sequence[tuple[str, str]]) -> str:
 
 
 def _address(config: ServerConfig, port: int) -> str | None:
-    """What others connect to; None where the config does not say."""
+    """Return the address that others connect to; None if the config has none."""
     if config.advertise is not None:
         return config.advertise
     host, configured = where = Endpoint.parse(config.listen, least_port=0)

@@ -53,7 +53,7 @@ class HubEvent:
 
 
 def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
-    """What a coordinator would want to hear of."""
+    """Return the events to report to a coordinator."""
     events = [
         HubEvent("joined", f"{_shown(name)} joined", {"contributor": who, "name": name})
         for who, name in now.members.items()
@@ -108,7 +108,7 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
 
 
 def line_console() -> Console:
-    """Where a line goes that belongs on standard output: above the region, where both are on one terminal.
+    """Print a line to standard output; above the live region if both are on one terminal.
 
     The region is drawn anew over whatever else is written to its terminal.
     """

@@ -33,7 +33,7 @@ class _HubQuestion(NamedTuple):
 
 
 def choose(given: Mapping[str, object], may_ask: bool) -> HubChoices:
-    """What the hub is to be: from flags, or asked where there are none and a person sits at a terminal.
+    """Collect the settings of a new hub from flags, or by prompts if there are none and a terminal is present.
 
     Args:
         given: Values of flags by field of ``HubChoices``; what is None was not given.
@@ -73,7 +73,7 @@ def _ask() -> HubChoices:
 
 
 def _answer(question: _HubQuestion, default: object) -> Any:
-    """What was typed, once it can be used."""
+    """Prompt until the answer is valid, and return it."""
     while True:
         typed = typer.prompt(question.label, default=str(default), err=True)
         try:

@@ -46,7 +46,7 @@ def change(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change the recipe from the next round on. Contributors are shown the change, and consent anew."""
+    """Change the recipe from the next round on. Contributors are shown the change, and must consent again."""
     said = dict(_parsed(text) for text in settings)
     with opened(folder) as fed:
         from gym_server.rounds.recipes import with_settings

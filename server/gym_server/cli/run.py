@@ -164,7 +164,7 @@ def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager
 
 
 def gate_line(gate: GateConfig) -> str:
-    """What every soup is evaluated on before it is committed; empty without such a gate."""
+    """Return the tasks that every soup is evaluated on before it is committed; empty without a gate."""
     parts = [
         f"gate.evals {one.suite} ({counted(one.limit, 'row')} of each task, a drop of at most {one.max_drop:g} with "
         f"{one.confidence:.0%} confidence)"

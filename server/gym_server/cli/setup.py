@@ -177,7 +177,7 @@ storage:
 
 @dataclass(frozen=True)
 class HubChoices:
-    """What `gym-server init` lets one choose; everything else has its default, and its comment in the file."""
+    """The settings that `gym-server init` offers; all others have a default and a comment in the file."""
 
     base_model: str = "gym-nano"
     name: str = "a gym-fed community"
@@ -190,7 +190,7 @@ class HubChoices:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """True if only this machine can reach the address."""
         return Endpoint.parse(self.address).is_loopback
 
     @property
@@ -204,7 +204,7 @@ class HubChoices:
 
     @property
     def num_malicious_nodes(self) -> int:
-        """How many malicious updates the smallest round can outvote."""
+        """Return the number of malicious updates that the smallest round can outvote."""
         return int(AGGREGATORS.type_of(_AGGREGATOR).default_malicious(self.min_contributors))
 
     def _recipe(self) -> dict[str, str]:

@@ -153,7 +153,7 @@ def status_table(found: dict[str, Any]) -> TextTable:
 
 
 def rounds_of(database: Database, round_store: RoundStore) -> list[dict[str, Any]]:
-    """Every round with its updates."""
+    """Return every round with its updates."""
     with database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
         earned = {(row.server_round, row.contributor): row.amount for row in tx.execute(select(credits))}
@@ -335,7 +335,7 @@ def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) ->
 
 
 def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
-    """What ``rewards_shown`` found, for people; ids by how they begin, unless ``wide``."""
+    """Print the rewards of ``rewards_shown`` as a table; ids are shortened unless ``wide``."""
     title = (
         f"{found['pool']} credits a round, at most {found['credits_per_nat']:g} per nat that is certainly gained: "
         f"{found['quality_weight']:.0%} by {found['score']}, {found['participation_weight']:.0%} to all who were "

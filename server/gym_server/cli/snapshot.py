@@ -27,7 +27,7 @@ _VERSIONS = 6
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """What one contributor does in the round under way."""
+    """The progress of one contributor in the current round."""
 
     name: str
     outcome: str
@@ -165,7 +165,7 @@ def look(
 
 
 def _loss(tx: Connection, version: Any) -> tuple[int, float, str] | None:
-    """Of a version: by the held-out data, else what its contributors say of their own training."""
+    """Return the loss of a version on the held-out data, or else the one that its contributors report."""
     if version.heldout_after is not None:
         return version.server_round, version.heldout_after, "held-out"
     merged = (updates.c.server_round == version.server_round) & (updates.c.verdict == "merged")

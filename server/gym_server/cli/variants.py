@@ -26,7 +26,7 @@ def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> N
 
 
 def variants_table(found: list[dict[str, Any]]) -> TextTable:
-    """What ``variants_of`` found, for people."""
+    """Print the variants of ``variants_of`` as a table."""
     from gym_fed.core.tables import TextTable
 
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
@@ -71,7 +71,7 @@ def allow(
 
 
 def variants_of(fed: Any) -> list[dict[str, Any]]:
-    """What ``gym-server variants list`` prints, by owner and name."""
+    """Return the variants, sorted by owner and name."""
     found: list[dict[str, Any]] = []
     page = ""
     while True:
