@@ -28,12 +28,12 @@ def list_recipes(as_json: AsJson = False) -> None:
     """List the recipes that come with the package."""
     from gym_fed.config.recipes import recipes
 
-    found = recipes()
+    listed = recipes()
     print_result(
         as_json,
-        [{"name": r.name, "file": str(r.file), "summary": r.summary, "sizes": list(r.sizes)} for r in found],
+        [{"name": r.name, "file": str(r.file), "summary": r.summary, "sizes": list(r.sizes)} for r in listed],
         lambda: print_columns(
-            [(r.name, _with_sizes(r.summary, r.sizes)) for r in found], indent="", wrapped=True
+            [(r.name, _with_sizes(r.summary, r.sizes)) for r in listed], indent="", wrapped=True
         ),
     )
 

@@ -173,8 +173,8 @@ def export(
 
         ensure_models([base_needed(model, base), *(adapter or ())], yes)
         rows = load_rows(data) if data is not None else ()
-        found = named_delta(model, base=base, variant=variant, store=variants)
-        weights = weights_of((base or model) if found is None else found.base)
+        delta = named_delta(model, base=base, variant=variant, store=variants)
+        weights = weights_of((base or model) if delta is None else delta.base)
         require_room(chosen, weights, output, options, check=not skip_check)
         chosen.start(options.processes, check=not skip_check)
         report(f"loading {model}", 0, 0)

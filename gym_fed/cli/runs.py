@@ -70,22 +70,22 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show one run: status, last figures, settings, and where it ran."""
-    found = summary(run)
-    found["config"] = read_config(run)
-    found["environment"] = read_json(run / "environment.json")
-    found["rollbacks"] = read_json(run / "rollbacks.json") or []
+    facts = summary(run)
+    facts["config"] = read_config(run)
+    facts["environment"] = read_json(run / "environment.json")
+    facts["rollbacks"] = read_json(run / "rollbacks.json") or []
     performance = read_metrics(run / "performance.jsonl")
-    found["performance"] = {key: value for line in performance for key, value in line.items()}
+    facts["performance"] = {key: value for line in performance for key, value in line.items()}
     if as_json:
-        console.print_json(found)
+        console.print_json(facts)
         return
-    rows = [("status", found["status"]), ("steps", str(found["steps"]))]
-    rows += [(key, _short(value)) for key, value in found["figures"].items()]
-    rows += [(key, _short(value)) for key, value in found["performance"].items() if key != "step"]
-    if found["rollbacks"]:
-        steps = ", ".join(str(entry["step"]) for entry in found["rollbacks"])
+    rows = [("status", facts["status"]), ("steps", str(facts["steps"]))]
+    rows += [(key, _short(value)) for key, value in facts["figures"].items()]
+    rows += [(key, _short(value)) for key, value in facts["performance"].items() if key != "step"]
+    if facts["rollbacks"]:
+        steps = ", ".join(str(entry["step"]) for entry in facts["rollbacks"])
         rows.append(("went back at", f"step {steps}"))
-    record = found["environment"]
+    record = facts["environment"]
     if record is not None:
         where = record["environment"]
         rows.append(("ran on", ", ".join([where["cpu"], *where["gpus"]])))
@@ -98,7 +98,7 @@ def show(
     if losses:
         console.out.print(f"  loss  {sparkline(losses)}")
     console.out.print("settings")
-    print_columns([(key, _short(value)) for key, value in flat(found["config"]).items()])
+    print_columns([(key, _short(value)) for key, value in flat(facts["config"]).items()])
 
 
 @app.command()

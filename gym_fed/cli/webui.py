@@ -92,11 +92,11 @@ def add(
 @keys_app.command("list")
 def list_keys(runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False) -> None:
     """List the keys, without the keys themselves."""
-    found = _keys(runs).all()
+    keys = _keys(runs).all()
     print_result(
         as_json,
-        [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in found],
-        lambda: print_columns([("name", "role"), *((key.name, key.role) for key in found)]),
+        [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in keys],
+        lambda: print_columns([("name", "role"), *((key.name, key.role) for key in keys)]),
     )
 
 

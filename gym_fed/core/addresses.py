@@ -17,12 +17,12 @@ def listening_socket(host: str, port: int, hint: str) -> socket.socket:
         GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``; both with ``hint``.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         # The protocol too: asyncio turns Nagle's algorithm off (40 ms an answer) only where it is said to be TCP.
-        listener = socket.socket(*found[:3])
+        listener = socket.socket(*address[:3])
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(found[4])
+            listener.bind(address[4])
             listener.listen(1024)
         except BaseException:
             listener.close()

@@ -65,8 +65,8 @@ def read(
     Raises:
         GymError: For a word that has no counterpart; the error names what to write instead.
     """
-    found: Reading | None = table.read(schema, values, place) if (table := _table()) else None
-    return found
+    reading: Reading | None = table.read(schema, values, place) if (table := _table()) else None
+    return reading
 
 
 def nearest(schema: str, key: str, value: Any = None) -> str:
@@ -85,8 +85,8 @@ def member(kind: str, name: str) -> str | None:
     Raises:
         GymError: For one that has no counterpart; the error names what to write instead.
     """
-    found: str | None = table.member(kind, name) if (table := _table()) else None
-    return found
+    alias: str | None = table.member(kind, name) if (table := _table()) else None
+    return alias
 
 
 def attribute(owner: str, name: str) -> Any:
@@ -100,10 +100,10 @@ class ExpectedElsewhere:
     if not TYPE_CHECKING:  # a type checker knows our names alone
 
         def __getattr__(self, name: str) -> Any:
-            found = MISSING if name.startswith("_") else attribute(type(self).__name__, name)
-            if found is MISSING:
+            value = MISSING if name.startswith("_") else attribute(type(self).__name__, name)
+            if value is MISSING:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return found.__get__(self)
+            return value.__get__(self)
 
 
 def with_other_arguments(method: FunctionT) -> FunctionT:
@@ -115,10 +115,10 @@ def with_other_arguments(method: FunctionT) -> FunctionT:
         try:
             signature.bind(self, *given, **named)
         except TypeError:
-            found = attribute(type(self).__name__, method.__name__)
-            if found is MISSING:
+            value = attribute(type(self).__name__, method.__name__)
+            if value is MISSING:
                 raise
-            return found(self, *given, **named)
+            return value(self, *given, **named)
         return method(self, *given, **named)
 
     return cast("FunctionT", call)
@@ -134,10 +134,10 @@ class on_class_too(Generic[SelfT, ArgumentsT, ResultT]):
     def __get__(self, instance: SelfT | None, owner: type) -> Callable[ArgumentsT, ResultT]:
         if instance is not None:
             return functools.partial(self._method, instance)
-        found = attribute(owner.__name__, self._method.__name__)
-        if found is MISSING:
-            found = self._method
-        return cast("Callable[ArgumentsT, ResultT]", found)
+        method = attribute(owner.__name__, self._method.__name__)
+        if method is MISSING:
+            method = self._method
+        return cast("Callable[ArgumentsT, ResultT]", method)
 
 
 def note(theirs: str, ours: str, place: str = "") -> None:

@@ -42,14 +42,14 @@ def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
     Args:
         without: Variables that the child must not see.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in without}
-    return {**kept, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name not in without}
+    return {**environment, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 
 def minimal_environment() -> dict[str, str]:
     """Return an environment without secrets: what Python needs to find its libraries, one thread, offline."""
-    kept = {name: value for name, value in os.environ.items() if name in _NEEDED}
-    return {**kept, **_ONE_THREAD, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
+    environment = {name: value for name, value in os.environ.items() if name in _NEEDED}
+    return {**environment, **_ONE_THREAD, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 
 
 def put_last(pid: int) -> None:

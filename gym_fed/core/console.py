@@ -60,7 +60,7 @@ class TextConsole(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         if self.stderr:
-            objects = tuple(self.fitted(one) if isinstance(one, str) else one for one in objects)
+            objects = tuple(self.fitted(text) if isinstance(text, str) else text for text in objects)
         super().print(*objects, **options)
 
     def fitted(self, text: str) -> str:
@@ -254,14 +254,14 @@ def _owner(context: click.Context | None, option: str, words: Sequence[str]) -> 
 
 def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
     """The command that ``words`` name. Click gives no context to the error of an option without its value."""
-    found, command = [os.path.basename(words[0])], typer.main.get_command(app)
+    names, command = [os.path.basename(words[0])], typer.main.get_command(app)
     for word in words[1:]:
         following = getattr(command, "commands", {}).get(word)
         if following is None:
             break
-        found.append(word)
+        names.append(word)
         command = following
-    return " ".join(found)
+    return " ".join(names)
 
 
 def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:

@@ -187,10 +187,10 @@ def real_path(path: Path) -> Path:
 
 def lies_in(file: Path, folder: Path) -> bool:
     """True if a file is inside ``folder`` and no link out of it; the Hub's cache keeps its files in ``blobs``."""
-    found, own = real_path(file), real_path(folder)
+    target, own = real_path(file), real_path(folder)
     blobs = own.parent.parent / "blobs"
-    return found.is_file() and (
-        found.parent == own or (own.parent.name == "snapshots" and found.parent == blobs)
+    return target.is_file() and (
+        target.parent == own or (own.parent.name == "snapshots" and target.parent == blobs)
     )
 
 

@@ -44,7 +44,7 @@ def read_object(
     if len(data) > MAX_BYTES:
         raise GymError(code, f"{file}: cannot be read: larger than {MAX_BYTES} bytes", hint)
     try:
-        found = json.loads(data.decode("utf-8-sig"))
+        value = json.loads(data.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise GymError(code, f"{file}: cannot be read: not valid JSON: {error}", hint) from error
     except UnicodeDecodeError as error:
@@ -53,11 +53,11 @@ def read_object(
         raise GymError(code, f"{file}: cannot be read: {error}", hint) from error
     except RecursionError as error:
         raise GymError(code, f"{file}: cannot be read: nested too deeply", hint) from error
-    if is_deeper(found, MAX_DEPTH):
+    if is_deeper(value, MAX_DEPTH):
         raise GymError(code, f"{file}: cannot be read: nested too deeply", hint)
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise GymError(code, f"{file}: cannot be read: holds no mapping", hint)
-    return found
+    return value
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -67,12 +67,12 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build an object (``object_pairs_hook``), and refuse duplicate names, since one value would be ignored."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in result:
             raise ValueError(f"{name[:80]!r} is there twice in one object")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def no_constant(word: str) -> NoReturn:
@@ -84,8 +84,8 @@ def is_deeper(value: object, most: int) -> bool:
     """True if ``value`` nests more than ``most`` lists and mappings."""
     level = [value]
     for _ in range(most):
-        level = [inner for one in level if isinstance(one, dict | list) for inner in _parts(one)]
-    return any(isinstance(one, dict | list) for one in level)
+        level = [inner for item in level if isinstance(item, dict | list) for inner in _parts(item)]
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _parts(container: dict[Any, Any] | list[Any]) -> list[Any]:

@@ -30,8 +30,8 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
     def __getattr__(name: str) -> Any:
         if name in sources:
             return getattr(importlib.import_module(str(sources[name])), name)
-        if not name.startswith("_") and (found := attribute(package, name)) is not MISSING:
-            return found
+        if not name.startswith("_") and (value := attribute(package, name)) is not MISSING:
+            return value
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return sorted(sources), __getattr__

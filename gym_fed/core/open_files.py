@@ -23,9 +23,9 @@ def raise_file_limit(connections: int, log: logging.Logger) -> int:
     except ImportError:  # Windows has no such limit
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + _SPARE_FILES
+    num_files = connections + _SPARE_FILES
     if hard == resource.RLIM_INFINITY:
-        hard = max(soft, wanted)
+        hard = max(soft, num_files)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     fitting = max(16, hard - _SPARE_FILES)

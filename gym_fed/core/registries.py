@@ -60,15 +60,15 @@ class Kind(Registry[T]):
         Args:
             needed: Gets what is needed of a member, by its name, and raises as ``type_of`` does; absent: ``type_of``.
         """
-        found = self.own()
+        names = self.own()
         for name in (name for name in self.names() if name not in self.own()):
             try:
                 (needed or self.type_of)(name)
             except GymError as error:
                 log.warning("left out: %s; %s", plain(error.message), plain(error.hint))
             else:
-                found = (*found, name)
-        return tuple(sorted(found))
+                names = (*names, name)
+        return tuple(sorted(names))
 
 
 class TabledKind(Kind[T]):

@@ -151,8 +151,8 @@ def is_panic(error: BaseException) -> bool:
 
 def is_disk_full(error: BaseException) -> bool:
     """True if a disk or a quota is full."""
-    found = _refusal(error)
-    return found is not None and found.code is ErrorCode.DISK_FULL
+    refusal = _refusal(error)
+    return refusal is not None and refusal.code is ErrorCode.DISK_FULL
 
 
 def _refusal(error: BaseException) -> _Refusal | None:

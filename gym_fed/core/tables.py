@@ -39,8 +39,8 @@ class TextTable(Table):
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
     """Ids by their shortest beginnings, all of one length, that no two of them share."""
-    found = set(ids)
+    unique = set(ids)
     length = _SHORT_ID
-    while len({one[:length] for one in found}) < len(found):
+    while len({identifier[:length] for identifier in unique}) < len(unique):
         length += 1
-    return {one: one[:length] for one in found}
+    return {identifier: identifier[:length] for identifier in unique}

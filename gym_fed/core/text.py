@@ -42,8 +42,8 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
     for character in str(text)[: limit + 1]:
         seen = character if is_visible(character) else _escaped(character)
         if len(seen) > room:
-            kept = "".join(shown)
-            return kept[: max(0, limit - 3)] + "..."
+            visible = "".join(shown)
+            return visible[: max(0, limit - 3)] + "..."
         shown.append(seen)
         room -= len(seen)
     return "".join(shown)
@@ -51,7 +51,7 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
 
 def without_folders(text: str) -> str:
     """``text`` with every absolute path cut down to its last name: what is published says nothing of this machine."""
-    return _PATH.sub(lambda found: found[2], _FILE_URL.sub("", text).replace(str(Path.home()), "~"))
+    return _PATH.sub(lambda match: match[2], _FILE_URL.sub("", text).replace(str(Path.home()), "~"))
 
 
 def harmless(text: str) -> str:

@@ -172,4 +172,4 @@ def _from_words(words: list[str]) -> dict[str, Any]:
                 ErrorCode.USAGE, f"{word!r} is no argument", "give a YAML file, --key value, or key=value"
             )
         flags[key] = [value]
-    return {**values, **{key: plain_value(found) for key, found in flags.items()}}
+    return {**values, **{key: plain_value(text) for key, text in flags.items()}}

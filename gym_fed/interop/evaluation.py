@@ -121,13 +121,13 @@ def reworded_evaluation(rest: Sequence[str], options: Mapping[str, bool]) -> lis
 
 def _tasks_joined(words: Sequence[str]) -> list[str]:
     """``--tasks a b`` as ``--tasks a,b``; where the model is a flag, no other word stands alone behind it."""
-    found: list[str] = []
+    tasks: list[str] = []
     for word in words:
-        if found[-2:-1] == ["--tasks"] and not word.startswith("-"):
-            found[-1] += f",{word}"
+        if tasks[-2:-1] == ["--tasks"] and not word.startswith("-"):
+            tasks[-1] += f",{word}"
         else:
-            found.append(word)
-    return found
+            tasks.append(word)
+    return tasks
 
 
 def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:

@@ -96,7 +96,7 @@ def member(kind: str, name: str) -> str | None:
             raise refused.error(f"format {name}", code=ErrorCode.USAGE)
         return FORMATS.get(name)
     form = kind.removeprefix("quantization of ")
-    found = QUANTIZATIONS.get(form, {}).get(name) if form != kind else None
-    if isinstance(found, RefusedWord):
-        raise found.error(f"quantization {name}", code=ErrorCode.USAGE)
-    return found
+    quantization = QUANTIZATIONS.get(form, {}).get(name) if form != kind else None
+    if isinstance(quantization, RefusedWord):
+        raise quantization.error(f"quantization {name}", code=ErrorCode.USAGE)
+    return quantization

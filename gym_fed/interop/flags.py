@@ -196,15 +196,15 @@ _SWITCHES = (
 
 def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str, list[str]]) -> list[str]:
     """``key=value`` behind a config file, as LLaMA-Factory's command takes them, moved to the flags."""
-    kept: list[str] = []
+    others: list[str] = []
     for before, word in zip(["", *left], left, strict=False):
         key, equals, value = word.partition("=")
         is_pair = equals and re.fullmatch(r"[a-z]\w*(\.\w+)*", key) and not Path(word).exists()
-        if is_pair and not options.get(before) and kept:
+        if is_pair and not options.get(before) and others:
             flags[key] = [value]
         else:
-            kept.append(word)
-    return kept
+            others.append(word)
+    return others
 
 
 def _value(key: str, values: list[str], schema: Any) -> Any:

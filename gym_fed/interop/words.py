@@ -67,5 +67,5 @@ def member(kind: str, name: str) -> str | None:
 
 def attribute(owner: str, name: str) -> Any:
     """See ``gym_fed.core.aliases.attribute``."""
-    found = ATTRIBUTES.get((owner, name))
-    return MISSING if found is None else found()
+    reference = ATTRIBUTES.get((owner, name))
+    return MISSING if reference is None else reference()

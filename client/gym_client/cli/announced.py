@@ -56,7 +56,7 @@ def announced_soup_form(status: pb.StatusReply) -> str:
     return form if isinstance(form, str) and form in SOUP_FORMS else ""
 
 
-def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
+def rounds_to_come(status: pb.StatusReply, limit: int | None) -> int | None:
     """Return the smaller of the rounds that the hub still plans and those wanted; None if neither is known."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
@@ -64,7 +64,7 @@ def rounds_to_come(status: pb.StatusReply, wanted: int | None) -> int | None:
         "rounds_left"
     )  # unlike num_rounds - height, this excludes abandoned versions
     left = announced_left if type(announced_left) is int and announced_left >= 0 else left
-    known = [number for number in (left, wanted) if number is not None]
+    known = [number for number in (left, limit) if number is not None]
     return min(known) if known else None
 
 

@@ -239,15 +239,15 @@ def with_own_variants(settings: ServingConfig) -> ServingConfig:
     """
     from gym_fed.serving.store.naming import present_store
 
-    given, found = settings.model_fields_set, dict[str, Any]()
+    given, defaults = settings.model_fields_set, dict[str, Any]()
     if "variants" not in given:
-        found["variants"] = present_store()
-    store = found.get("variants", settings.variants)
+        defaults["variants"] = present_store()
+    store = defaults.get("variants", settings.variants)
     if store is not None and not {"base", "adapter"} & given:
         from gym_fed.serving.store.naming import base_of_store
 
-        found["base"] = base_of_store(store) or settings.base
-    return settings.model_copy(update=found)
+        defaults["base"] = base_of_store(store) or settings.base
+    return settings.model_copy(update=defaults)
 
 
 def _plain(value: object) -> object:

@@ -80,13 +80,13 @@ class NamesOurOptions(Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            found = _known_elsewhere(given, own)
-            if not found:
+            foreign = _known_elsewhere(given, own)
+            if not foreign:
                 raise
             raise GymError(
                 ErrorCode.USAGE,
-                f"no such option here: {', '.join(found)}",
-                "\n  ".join(f"{option}: {instead}" for option, instead in found.items()),
+                f"no such option here: {', '.join(foreign)}",
+                "\n  ".join(f"{option}: {instead}" for option, instead in foreign.items()),
             ) from error
 
 

@@ -85,19 +85,19 @@ class Terminal:
         Raises:
             GymError: The writer's refusal.
         """
-        said: list[str] = []
+        chunks: list[str] = []
         try:
             with closing(self.conversation.say(text)) as texts:
                 for part in texts:
-                    said.append(part)
+                    chunks.append(part)
                     if not self._as_json:
                         self._write(part)
         finally:
-            if said and not self._as_json:
+            if chunks and not self._as_json:
                 self._write("\n")
         if self._as_json:
-            self._write(json.dumps(self.report(text, "".join(said)), ensure_ascii=False) + "\n")
-        elif not said:
+            self._write(json.dumps(self.report(text, "".join(chunks)), ensure_ascii=False) + "\n")
+        elif not chunks:
             self._write("\n")
         self._print_end()
 
@@ -209,11 +209,11 @@ class Terminal:
         question = self.conversation.undo()
         if question is None:
             raise GymError(ErrorCode.USAGE, "there is no question yet")
-        kept = len(self.conversation.messages)
+        num_messages = len(self.conversation.messages)
         try:
             self.answer(question)
         finally:
-            if len(self.conversation.messages) == kept:  # nothing came in place of the old answer
+            if len(self.conversation.messages) == num_messages:  # nothing came in place of the old answer
                 self.conversation.messages, self.conversation.forgotten = before
         if self.conversation.messages == before[0] and self._always_the_same:
             self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
@@ -329,11 +329,11 @@ def line_editing(folder: Path) -> Iterator[None]:
     readline.set_auto_history(True)
     # A pasted text of several lines is one message, not one for each line.
     readline.parse_and_bind("set enable-bracketed-paste on")
-    kept = _read_history(history)
+    saved = _read_history(history)
     try:
         yield
     finally:
-        if kept:
+        if saved:
             _write_history(history)
 
 

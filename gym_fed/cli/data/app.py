@@ -180,10 +180,10 @@ def list_datasets(registry: RegistryOption, as_json: AsJson = False) -> None:
     """List the datasets of a registry, each in its newest version."""
     from gym_fed.data.registry import DatasetRegistry
 
-    found = DatasetRegistry(registry).list()
+    datasets = DatasetRegistry(registry).list()
     lines = []
-    for manifest in found:
+    for manifest in datasets:
         size = sum(file.num_bytes for file in manifest.files)
         line = f"{manifest.name}@{manifest.version}  {manifest.licence}  {size} bytes  {manifest.description}"
         lines.append(line.rstrip())
-    print_result(as_json, [manifest.model_dump() for manifest in found], *lines)
+    print_result(as_json, [manifest.model_dump() for manifest in datasets], *lines)

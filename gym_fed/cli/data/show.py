@@ -283,8 +283,8 @@ def _print_contamination(report: ContaminationReport) -> None:
         out.print(report.describe())
         return
     err.print(f"warning: {report.describe()}", style="yellow")
-    for found in report.first:
-        err.print(f"  {found.place}: {found.suite}: ... {found.words} ...")
+    for match in report.first:
+        err.print(f"  {match.place}: {match.suite}: ... {match.words} ...")
 
 
 def _print_counts(counts: RowCounts, max_length: int | None) -> None:

@@ -166,10 +166,11 @@ def _errors(report: QuantReport) -> list[Any]:
 def _show(report: QuantReport) -> None:
     print_errors(str(report.path), report.bits_per_weight, _errors(report))
     if report.distillation is not None:
-        found = report.distillation
+        distillation = report.distillation
         console.out.print(
-            f"distilled {counted(found.num_scales, 'scale')} in {counted(found.steps, 'step')}, {found.seconds:.1f} s: "
-            f"{found.loss} {found.loss_before:.4f} -> {found.loss_after:.4f}"
+            f"distilled {counted(distillation.num_scales, 'scale')} in {counted(distillation.steps, 'step')}, "
+            f"{distillation.seconds:.1f} s: "
+            f"{distillation.loss} {distillation.loss_before:.4f} -> {distillation.loss_after:.4f}"
         )
     else:
         console.out.print("not distilled: no --data, or distill_steps=0")

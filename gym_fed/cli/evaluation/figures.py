@@ -45,7 +45,7 @@ def print_runs(runs: Sequence[EvaluationRun], others: Sequence[EvaluationRun], a
     comparisons = [compare_results(run.shown, others[0].shown) for run in runs if others]
     if as_json:
         shown = {"runs": [_as_json(run) for run in (*runs, *others)]}
-        print_json({**shown, "comparisons": [asdict(one) for one in comparisons]})
+        print_json({**shown, "comparisons": [asdict(comparison) for comparison in comparisons]})
         return
     _print_table([*runs, *others])
     for compared in comparisons:
@@ -72,13 +72,13 @@ def _print_table(runs: Sequence[EvaluationRun]) -> None:
     table = TextTable("task", "metric", *(["model"] if several else []), "value", "n")
     shown = [run.shown for run in runs]
     figures = dict.fromkeys(
-        (task, metric) for one in shown for task, found in one.tasks.items() for metric in found.figures
+        (task, metric) for one in shown for task, result in one.tasks.items() for metric in result.figures
     )
     for task, metric in figures:
         for one in shown:
-            found = one.tasks.get(task)
-            if found is not None and metric in found.figures:
-                figure = found.figures[metric]
+            result = one.tasks.get(task)
+            if result is not None and metric in result.figures:
+                figure = result.figures[metric]
                 model = [one.model] if several else []
                 table.add_row(task, metric, *model, shown_figure(figure), str(figure.num_samples))
     print_table(table)

@@ -165,7 +165,7 @@ def _print(
         out.print(result.retention.describe(), markup=False, highlight=False)
     if reference is not None and command.compare is None:
         err.print(f"before: {plain(reference.model, 200)}", markup=False)
-    counts, answered = result.after.counts, [one for one in result.after.answers if one is not None]
+    counts, answered = result.after.counts, [answer for answer in result.after.answers if answer is not None]
     lines = [
         f"{counted(len(rows), 'row')} of {command.data}, rendered as in training; {counts.cut} cut to "
         f"{result.after.max_length:,} tokens, {counts.dropped} with nothing to predict"

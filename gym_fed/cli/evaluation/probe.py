@@ -151,13 +151,13 @@ def _print_comparison(compared: ProbeComparison) -> None:
     from gym_fed.core.tables import TextTable
 
     table = TextTable("figure", "first - second", "95% interval", "p", "prompts")
-    for name, found in compared.differences.items():
+    for name, difference in compared.differences.items():
         table.add_row(
             _shown(name),
-            f"{found.difference:+.4f}",
-            f"{found.lower:+.4f} to {found.upper:+.4f}",
-            f"{found.p_value:.4f}",
-            str(found.num_samples),
+            f"{difference.difference:+.4f}",
+            f"{difference.lower:+.4f} to {difference.upper:+.4f}",
+            f"{difference.p_value:.4f}",
+            str(difference.num_samples),
         )
     out.print(f"\nfirst: {compared.first}; second: {compared.second}", style="bold")
     print_table(table)

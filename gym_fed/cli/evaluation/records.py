@@ -122,14 +122,14 @@ def replay_sample(
         for key in ("model", "settings", "delta", "template", "dtype", "engine")
         if results.identity.get(key, "") != again.identity.get(key, "")
     }
-    found = compare_sample(before, now)
+    differences = compare_sample(before, now)
     if as_json:
         print_json(
             {
                 "task": name,
                 "sample": sample,
-                "same": found.difference is None,
-                **asdict(found),
+                "same": differences.difference is None,
+                **asdict(differences),
                 "identity_differs": changed,
                 "before": asdict(before),
                 "again": asdict(now),
@@ -139,8 +139,8 @@ def replay_sample(
         for key, (old, new) in changed.items():
             err.print(f"note: {key} is {new}, and was {old}")
         _print_sample(name, now)
-        out.print(_outcome(found.difference, found.parted, found.logprob_error))
-    if found.difference is not None:
+        out.print(_outcome(differences.difference, differences.parted, differences.logprob_error))
+    if differences.difference is not None:
         raise typer.Exit(ErrorCode.EXPORT_DIFFERS.exit_code)
 
 
@@ -153,17 +153,17 @@ def print_comparison(compared: RunComparison) -> None:
         "task", "metric", "n", "first", "second", "first - second", f"{level} interval", "p", "McNemar p"
     )
     for task in compared.tasks.values():
-        for metric, found in task.metrics.items():
-            mcnemar = "" if found.mcnemar_p is None else f"{found.mcnemar_p:.4f}"
+        for metric, comparison in task.metrics.items():
+            mcnemar = "" if comparison.mcnemar_p is None else f"{comparison.mcnemar_p:.4f}"
             table.add_row(
                 task.task,
                 metric if task.higher_is_better[metric] else f"{metric} (lower is better)",
-                str(found.num_samples),
+                str(comparison.num_samples),
                 f"{task.first[metric]:.4f}",
                 f"{task.second[metric]:.4f}",
-                f"{found.difference:+.4f}",
-                f"{found.lower:+.4f} to {found.upper:+.4f}",
-                f"{found.p_value:.4f}",
+                f"{comparison.difference:+.4f}",
+                f"{comparison.lower:+.4f} to {comparison.upper:+.4f}",
+                f"{comparison.p_value:.4f}",
                 mcnemar,
             )
     out.print(f"first: {compared.first}; second: {compared.second}")
@@ -189,7 +189,7 @@ def _list(folder: Path, as_json: bool) -> None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND, f"no folder at {folder}", "name the folder of records: --output"
         )
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     documents: list[RecordDocument] = []
     for path, document in documents_of(paths):
         if isinstance(document, GymError):
@@ -199,14 +199,14 @@ def _list(folder: Path, as_json: bool) -> None:
             result.evaluation_result_id: result.score_details.score for result in document.evaluation_results
         }
         when, model = document.evaluation_timestamp, document.model_info.name
-        found.append({"id": path.stem, "model": model, "at": when, "file": str(path), "figures": values})
+        records.append({"id": path.stem, "model": model, "at": when, "file": str(path), "figures": values})
         documents.append(document)
     if as_json:
-        print_json(found)
+        print_json(records)
         return
     table = TextTable("record", "model", "at", "figures")
-    for one, document in zip(found, documents, strict=True):
-        table.add_row(one["id"], one["model"], one["at"], _figures_of(document))
+    for record, document in zip(records, documents, strict=True):
+        table.add_row(record["id"], record["model"], record["at"], _figures_of(document))
     print_table(table)
 
 
@@ -216,7 +216,8 @@ def _figures_of(document: RecordDocument) -> str:
     from gym_fed.evaluation.records.reader import brief_figures_of
 
     return listed(
-        [f"{one.task}/{one.metric} {one.value:.4f}" for one in brief_figures_of(document)], MAX_CELL
+        [f"{figure.task}/{figure.metric} {figure.value:.4f}" for figure in brief_figures_of(document)],
+        MAX_CELL,
     )
 
 

@@ -232,9 +232,9 @@ def run_evaluation(
         others = _run(second, yes)
     print_runs(runs, others, as_json)
     tasks_found = runs[0].results.tasks.values()
-    if num_fewshot and (kept := [task.task for task in tasks_found if task.num_fewshot != num_fewshot]):
+    if num_fewshot and (fixed := [task.task for task in tasks_found if task.num_fewshot != num_fewshot]):
         err.print(
-            f"--num-fewshot {num_fewshot}: not for {', '.join(kept)}, which are defined without examples"
+            f"--num-fewshot {num_fewshot}: not for {', '.join(fixed)}, which are defined without examples"
         )
     if api is None and not as_json and request.model:
         only = request.variants[0] if len(request.variants) == 1 and request.variants[0] != BASE else None
@@ -263,7 +263,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
 
         evaluator.on_progress = on_progress
         try:
-            found = evaluator.run_all()
+            runs = evaluator.run_all()
         except KeyboardInterrupt:
             done = "" if reached is None else f" after {reached.done} of {reached.total} requests"
             raise GymError(
@@ -271,7 +271,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
             ) from None
     return [
         EvaluationRun(results, evaluator.records[name], name in evaluator.cached, evaluator.group_of)
-        for name, results in found.items()
+        for name, results in runs.items()
     ]
 
 

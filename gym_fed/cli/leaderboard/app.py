@@ -44,18 +44,19 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
         return
     table = TextTable("line", "model", "organization", "key", "status", "figures")
     for row in opened.board_rows.values():
-        said = row.submission
+        submission = row.submission
         brief = [
             BriefFigure(task.task, task.main_metric, task.figures[task.main_metric].value, task.num_samples)
-            for task in said.tasks
+            for task in submission.tasks
         ]
         texts = [
-            f"{one.task} {one.value:.4f} {one.metric} (n={one.num_samples})" for one in brief_figures(brief)
+            f"{figure.task} {figure.value:.4f} {figure.metric} (n={figure.num_samples})"
+            for figure in brief_figures(brief)
         ]
         figures = listed(texts, MAX_CELL)
         line = str(row.line.entry.sequence)
         signer = row.line.signer[:13]
-        table.add_row(line, said.model_name, said.organization, signer, row.status, figures)
+        table.add_row(line, submission.model_name, submission.organization, signer, row.status, figures)
     print_table(table)
     err.print(f"head {opened.head}", style="dim")
 
@@ -119,9 +120,9 @@ def verify(
 
     opened = Leaderboard(_there(board), head=head)
     row = opened.named(line)
-    found = run(opened, row, rerun_on(model, data), signing_key(key), samples)
-    count = sum(map(len, found.drawn.values()))
-    lines = [f"{task}, sample {number}: {text}" for task, number, text in found.differences]
+    rerun = run(opened, row, rerun_on(model, data), signing_key(key), samples)
+    count = sum(map(len, rerun.drawn.values()))
+    lines = [f"{task}, sample {number}: {text}" for task, number, text in rerun.differences]
     outcome = (
         f"differs in {len(lines)} of {counted(count, 'sample')}"
         if lines
@@ -132,15 +133,15 @@ def verify(
         {
             "line": row.line.entry.sequence,
             "outcome": "differs" if lines else "reproduced",
-            "samples": {task: list(numbers) for task, numbers in found.drawn.items()},
+            "samples": {task: list(numbers) for task, numbers in rerun.drawn.items()},
             "differences": [
                 {"task": task, "sample": number, "difference": text}
-                for task, number, text in found.differences
+                for task, number, text in rerun.differences
             ],
-            "parted_after_ties": found.parted,
+            "parted_after_ties": rerun.parted,
         },
         *lines,
-        f"{outcome}, {counted(found.parted, 'answer')} parted after a tie; line {found.line.entry.sequence} says so",
+        f"{outcome}, {counted(rerun.parted, 'answer')} parted after a tie; line {rerun.line.entry.sequence} says so",
     )
 
 

@@ -98,17 +98,17 @@ def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
     from gym_fed.core.tables import TextTable
     from gym_fed.core.text import readable_bytes
 
-    found = registered(registry) if registry is not None else [*local_models(), *registered(None)]
+    listed = registered(registry) if registry is not None else [*local_models(), *registered(None)]
     if as_json:
-        print_json(found)
+        print_json(listed)
         return
     table = TextTable("name", "where", "bytes", "version", "whole")
-    for one in found:
-        version = str(one["version"]) if one["version"] else (one["commit"] or "")[:12]
-        whole = one["problem"] or ("yes" if one["whole"] else "no")
-        table.add_row(one["name"], one["where"], readable_bytes(one["bytes"]), version, whole)
+    for row in listed:
+        version = str(row["version"]) if row["version"] else (row["commit"] or "")[:12]
+        whole = row["problem"] or ("yes" if row["whole"] else "no")
+        table.add_row(row["name"], row["where"], readable_bytes(row["bytes"]), version, whole)
     print_table(table)
-    if not all(one["whole"] or one["where"] == "registry" for one in found):
+    if not all(row["whole"] or row["where"] == "registry" for row in listed):
         err.print("those that are not whole go on with: gym models pull NAME", style="dim")
 
 

@@ -166,20 +166,20 @@ def _push(
     )
     if label is not None:
         models.tag(pushed.reference, label)
-    found = conflicts(pushed.manifest)
+    conflicting = conflicts(pushed.manifest)
     place = "" if registry is None else f" --registry {shlex.quote(registry)}"
-    for conflict in found:
+    for conflict in conflicting:
         err.print(f"look at: {plain(conflict, 500)}")
     print_result(
         as_json,
-        _document(pushed, models.url, found),
+        _document(pushed, models.url, conflicting),
         f"{pushed.reference} is in {models.url}: {pushed.manifest.kind}, "
         f"{readable_bytes(pushed.manifest.num_bytes)}, licence: {stated(pushed.manifest.licence)}",
         note=f"signed by {pushed.signer.fingerprint}; fetch it with: gym models pull {pushed.reference}{place}",
     )
 
 
-def _document(pushed: ModelVersion, url: str, found: list[str]) -> dict[str, Any]:
+def _document(pushed: ModelVersion, url: str, conflicting: list[str]) -> dict[str, Any]:
     manifest = pushed.manifest
     return {
         "name": pushed.name,
@@ -192,7 +192,7 @@ def _document(pushed: ModelVersion, url: str, found: list[str]) -> dict[str, Any
         "licence": manifest.licence,
         "signer": pushed.signer.fingerprint,
         "manifest_sha256": pushed.sha256,
-        "conflicts": found,
+        "conflicts": conflicting,
     }
 
 

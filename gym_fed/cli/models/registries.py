@@ -76,46 +76,46 @@ def pull_from_registry(
 
     registry = ModelRegistry(url)
     confirm = confirmed(yes)
-    found = registry.trusted(name, confirm=confirm, signer=signer)
+    version = registry.trusted(name, confirm=confirm, signer=signer)
     err.print(
-        f"{found.reference} of the registry {registry.url}: {readable_bytes(found.manifest.num_bytes)} in "
-        f"{counted(len(found.manifest.files), 'file')}, licence: {stated(found.manifest.licence)}"
+        f"{version.reference} of the registry {registry.url}: {readable_bytes(version.manifest.num_bytes)} in "
+        f"{counted(len(version.manifest.files), 'file')}, licence: {stated(version.manifest.licence)}"
     )
-    _ensure_base(registry, found, base, as_is, yes)
-    pulled = registry.fetch(found.reference, output, confirm=confirm, base=base, as_is=as_is)
+    _ensure_base(registry, version, base, as_is, yes)
+    pulled = registry.fetch(version.reference, output, confirm=confirm, base=base, as_is=as_is)
     note = f"use it as model: {pulled.folder}"
-    if found.manifest.base is not None and found.manifest.kind == "adapter" and pulled.base is None:
-        note += f"; its base is not here: gym models pull {plain(found.manifest.base.name, 120)}"
+    if version.manifest.base is not None and version.manifest.kind == "adapter" and pulled.base is None:
+        note += f"; its base is not here: gym models pull {plain(version.manifest.base.name, 120)}"
     print_result(
         as_json,
         {
-            "name": found.name,
+            "name": version.name,
             "from": "registry",
             "registry": registry.url,
-            "version": found.version,
-            "kind": found.manifest.kind,
+            "version": version.version,
+            "kind": version.manifest.kind,
             "folder": str(pulled.folder),
-            "bytes": found.manifest.num_bytes,
+            "bytes": version.manifest.num_bytes,
             "fetched": pulled.fetched,
-            "licence": found.manifest.licence,
-            "signer": found.signer.fingerprint,
+            "licence": version.manifest.licence,
+            "signer": version.signer.fingerprint,
             "base": pulled.base,
         },
-        f"{found.reference} is here: {pulled.folder}",
+        f"{version.reference} is here: {pulled.folder}",
         note=note,
     )
 
 
 def _ensure_base(
-    registry: ModelRegistry, found: ModelVersion, given: str | None, as_is: bool, yes: bool
+    registry: ModelRegistry, version: ModelVersion, given: str | None, as_is: bool, yes: bool
 ) -> None:
     """Offer the base of a delta from the Hub, where it is neither here nor in the registry."""
     from gym_fed.base.models import is_hub_name
 
-    base = found.manifest.base
-    if base is None or found.manifest.kind != "delta" or as_is or given is not None:
+    base = version.manifest.base
+    if base is None or version.manifest.kind != "delta" or as_is or given is not None:
         return
-    if not registry.has_base(found) and is_hub_name(base.name):
+    if not registry.has_base(version) and is_hub_name(base.name):
         ensure_models([base.name], yes)
 
 
@@ -125,19 +125,21 @@ def show(name: _Reference, registry: RegistryOption = None, as_json: AsJson = Fa
     from gym_fed.registry.card.readme import conflicts
 
     models = ModelRegistry(registry)
-    found = models.show(name)
-    tags = models.tags(found.name)
-    pinned = models.is_pinned(found)
+    version = models.show(name)
+    tags = models.tags(version.name)
+    pinned = models.is_pinned(version)
     document = {
-        **found.manifest.model_dump(mode="json"),
-        "manifest_sha256": found.sha256,
-        "signer": found.signer.fingerprint,
+        **version.manifest.model_dump(mode="json"),
+        "manifest_sha256": version.sha256,
+        "signer": version.signer.fingerprint,
         "signer_is_trusted": pinned,
-        "versions": models.versions(found.name),
+        "versions": models.versions(version.name),
         "tags": tags,
-        "conflicts": conflicts(found.manifest),
+        "conflicts": conflicts(version.manifest),
     }
-    print_result(as_json, document, lambda: _print_version(found, pinned, tags, conflicts(found.manifest)))
+    print_result(
+        as_json, document, lambda: _print_version(version, pinned, tags, conflicts(version.manifest))
+    )
 
 
 def verify(
@@ -150,26 +152,27 @@ def verify(
     """Check a version on its store: signature, signer, and the sha256 of every file."""
     from gym_fed.registry import ModelRegistry
 
-    found, damaged = ModelRegistry(registry).verify(name, confirm=confirmed(yes), signer=signer)
+    version, damaged = ModelRegistry(registry).verify(name, confirm=confirmed(yes), signer=signer)
     if damaged:
         first = damaged[0]
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{found.reference}: not what was signed: {len(damaged)} of {counted(len(found.manifest.files), 'file')}; "
+            f"{version.reference}: not what was signed: {len(damaged)} of "
+            f"{counted(len(version.manifest.files), 'file')}; "
             f"{first.path}: {first.problem}",
             "remove those objects from the store, and push the version's files again",
         )
     print_result(
         as_json,
         {
-            "name": found.name,
-            "version": found.version,
-            "signer": found.signer.fingerprint,
-            "files": len(found.manifest.files),
-            "bytes": found.manifest.num_bytes,
+            "name": version.name,
+            "version": version.version,
+            "signer": version.signer.fingerprint,
+            "files": len(version.manifest.files),
+            "bytes": version.manifest.num_bytes,
         },
-        f"{found.reference}: {counted(len(found.manifest.files), 'file')}, "
-        f"{readable_bytes(found.manifest.num_bytes)}: as signed by {found.signer.fingerprint}",
+        f"{version.reference}: {counted(len(version.manifest.files), 'file')}, "
+        f"{readable_bytes(version.manifest.num_bytes)}: as signed by {version.signer.fingerprint}",
     )
 
 
@@ -255,7 +258,7 @@ def registered(url: str | None) -> list[dict[str, Any]]:
     if url is not None and not names:
         models.require_there()
         err.print(f"the registry {models.url} has no models yet")
-    found = []
+    rows = []
     for name in names:
         row: dict[str, Any] = {
             "name": name,
@@ -274,8 +277,8 @@ def registered(url: str | None) -> list[dict[str, Any]]:
                 "whole": False,
                 "problem": error.code.value,
             }
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def confirmed(yes: bool) -> Confirm | None:
@@ -323,7 +326,8 @@ def _print_version(found: ModelVersion, pinned: bool, tags: dict[str, int], conf
     if lineage.global_version is not None:
         rows.append(("global version", lineage.global_version))
     rows += [
-        ("data", f"{plain(one.name)}, licence: {plain(one.licence or 'not stated')}") for one in lineage.data
+        ("data", f"{plain(dataset.name)}, licence: {plain(dataset.licence or 'not stated')}")
+        for dataset in lineage.data
     ]
     if lineage.method:
         rows.append(("trained by", plain(lineage.method)))

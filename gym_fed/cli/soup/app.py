@@ -62,26 +62,26 @@ def statistics(
     loaded = load_model(model)
     tuned: Any = merged(loaded.model, model)
     measure = fisher_diagonals if kind == "fisher" else input_moments
-    found = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
-    save_statistics(output, kind, found)
+    measured = measure(tuned, loaded.tokenizer, rows, max_length=max_length)
+    save_statistics(output, kind, measured)
     size = output.stat().st_size
-    report = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(found)}
+    report = {"file": str(output), "kind": kind, "num_rows": len(rows), "num_tensors": len(measured)}
     console.print_result(
         json_,
         {**report, "size_bytes": size},
-        f"{output}: {kind} of {counted(len(found), 'tensor')} on {counted(len(rows), 'row')}, {size:,} bytes",
+        f"{output}: {kind} of {counted(len(measured), 'tensor')} on {counted(len(rows), 'row')}, {size:,} bytes",
     )
 
 
 @app.command()
 def rules(json_: AsJson = False) -> None:
     """List every rule: what it needs, whether it withstands malicious clients, and how many updates it takes."""
-    found = _rules()
+    all_rules = _rules()
     if json_:
-        console.print_json(found)
+        console.print_json(all_rules)
         return
     for kind in _KINDS:
-        _print([rule for rule in found if rule["kind"] == kind], kind)
+        _print([rule for rule in all_rules if rule["kind"] == kind], kind)
 
 
 def _rules() -> list[dict[str, Any]]:

@@ -237,15 +237,15 @@ def _cached(name: str) -> list[str]:
         repos = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return []
-    found = []
+    models = []
     for repo in sorted(repos, key=lambda repo: str(repo.repo_id)):
         if repo.repo_type != "model":
             continue
         same = name in (repo.repo_id, repo.repo_id.rpartition("/")[2])
         for revision in sorted(repo.revisions, key=lambda revision: -revision.last_modified):
             if same or revision.commit_hash == name:
-                found.append(str(revision.snapshot_path))
-    return found
+                models.append(str(revision.snapshot_path))
+    return models
 
 
 def _short(name: str) -> str:

@@ -183,7 +183,7 @@ def _run(
         merged, soup = folder / "merged.gymdelta", folder / "soup.gymdelta"
         num_tensors, done = len({name for file in files for name in file.names}), itertools.count(1)
         with progress_bar("merging", num_tensors, shown=shown) as update:
-            report, found = merger.run(opened, merged, lambda name: update(next(done), note=name))
+            report, choice = merger.run(opened, merged, lambda name: update(next(done), note=name))
         with DeltaFile.open(merged, spec) as exact:
             shares = parts(files, exact)
             write(exact, soup, spec, files)
@@ -202,7 +202,7 @@ def _run(
         ],
         "refused": refused,
         "not_merged": inputs.not_merged,
-        "found": found,
+        "found": choice,
         "losses": losses,
         "norm": encoding.norm,
         "sha256": encoding.sha256,

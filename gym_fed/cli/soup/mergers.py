@@ -68,18 +68,18 @@ class SoupEvaluator:
         """
         import torch
 
-        found = {
+        losses = {
             key: {"base": self._base_loss[key], "soup": self._loss(key, [soup])(torch.ones(1))}
             for key in self._rows
         }
-        objection = self._objection(found["gate"]["soup"]) if "gate" in found else None
+        objection = self._objection(losses["gate"]["soup"]) if "gate" in losses else None
         if objection:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"the soup {objection}",
                 "nothing was written; leave out updates, lower scale, or raise gate.tolerance",
             )
-        return found
+        return losses
 
     def _objection(self, loss: float) -> str | None:
         most = self._base_loss["gate"] + self._tolerance
@@ -156,21 +156,21 @@ class MethodMerger(SoupMerger):
         from gym_fed.soup.building import build
 
         self._method: MergeMethod = build(METHODS.type_of(name), values, "--set")
-        wanted = self._method.statistics
-        if len(statistics) != (count if wanted else 0):
+        kind = self._method.statistics
+        if len(statistics) != (count if kind else 0):
             raise GymError(
                 ErrorCode.USAGE,
-                f"merge method {name!r} needs {f'{wanted} of each of {count} updates' if wanted else 'no statistics'}, "
+                f"merge method {name!r} needs {f'{kind} of each of {count} updates' if kind else 'no statistics'}, "
                 f"but --statistics is given {len(statistics)} times",
                 "make them with gym soup statistics, one for each update"
-                if wanted
+                if kind
                 else "leave --statistics out",
             )
         if self._method.uses_score and heldout is None:
             raise GymError(
                 ErrorCode.USAGE, f"merge method {name!r} chooses by held-out data", "name rows with --heldout"
             )
-        self._statistics = [StatisticsFile(path, kind_of(str(wanted))) for path in statistics]
+        self._statistics = [StatisticsFile(path, kind_of(str(kind))) for path in statistics]
 
     def run(self, opened: Opened, path: Path, on_tensor: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
         from gym_fed.delta.base import model_tensors

@@ -195,8 +195,8 @@ def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None
     from gym_fed.training.defaults import with_defaults
 
     err.print("planning, with a step of some blocks timed on this machine ...")
-    found = plan_run(with_defaults(settings), processes=processes)
-    print_result(as_json, found.facts(), lambda: print_columns(found.lines(), indent=""))
+    plan = plan_run(with_defaults(settings), processes=processes)
+    print_result(as_json, plan.facts(), lambda: print_columns(plan.lines(), indent=""))
 
 
 def _first_keys(parsed: ParsedConfig | None, overrides: list[str]) -> dict[str, Any]:
@@ -279,8 +279,8 @@ def check_lines(check: CheckResult) -> list[str]:
             "" if held.stderr is None else f" (change {held.after - held.before:+.4f} ± {held.stderr:.4f})"
         )
         lines.append(f"{of}: loss {held.before:.4f} -> {held.after:.4f}{error}")
-    if (kept := check.retention) is not None:
-        lines.append(kept.describe())
+    if (retention := check.retention) is not None:
+        lines.append(retention.describe())
     shown = zip(check.prompts, check.expected, check.before, check.after, strict=True)
     for prompt, expected, before, after in shown:
         lines.append(f"> {_line(prompt, _PROMPT_CHARACTERS)}")

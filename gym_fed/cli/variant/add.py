@@ -102,10 +102,10 @@ def _rows_from(source: Path, name: str | None) -> list[dict[str, Any]]:
     if name is not None:
         raise GymError(ErrorCode.USAGE, "--name does not go with --from", "give the names in a list")
     if source.is_dir():
-        found = sorted(source.glob(f"*{_SUFFIX}"))
-        if not found:
+        deltas = sorted(source.glob(f"*{_SUFFIX}"))
+        if not deltas:
             raise GymError(ErrorCode.FILE_NOT_FOUND, f"no {_SUFFIX} in {source}")
-        return _rows(found, None)
+        return _rows(deltas, None)
     if not source.is_file():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder or list at {source}")
     rows = []
@@ -154,7 +154,7 @@ def _of_owner(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningK
     """The key in the name of the account that is named; a rotated account's newer key signs for it."""
     from gym_fed.serving.store.records import is_account
 
-    accounts = sorted({one.owner for one in new if is_account(one.owner)})
+    accounts = sorted({row.owner for row in new if is_account(row.owner)})
     if signer is None or not accounts:
         return signer
     if len(accounts) > 1:
@@ -189,5 +189,5 @@ def sign(
     signed = sign_variant(delta, signing_key(key), name=name, revision=revision, note=note)
     path = manifest_path(delta)
     write_atomically(path, f"{signed.to_json()}\n".encode(), mode=0o644)
-    found = {"name": name, "revision": revision, "owner": signed.manifest.owner, "manifest": str(path)}
-    console.print_result(as_json, found, f"signed {name}, revision {revision}: {path}")
+    facts = {"name": name, "revision": revision, "owner": signed.manifest.owner, "manifest": str(path)}
+    console.print_result(as_json, facts, f"signed {name}, revision {revision}: {path}")

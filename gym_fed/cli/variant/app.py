@@ -48,11 +48,11 @@ def list_variants(
     from gym_fed.core.tables import TextTable
 
     with open_store(store) as opened:
-        found = list(opened.list(user))
+        records = list(opened.list(user))
     table = TextTable(
         "variant", "owner", "revision", "base", "bytes", "signed", "note", box=None, pad_edge=False
     )
-    for record in found:
+    for record in records:
         table.add_row(
             record.name,
             record.owner,
@@ -62,7 +62,9 @@ def list_variants(
             "yes" if record.is_signed else "no",
             record.note,
         )
-    console.print_result(as_json, [record.to_dict() for record in found], lambda: console.print_table(table))
+    console.print_result(
+        as_json, [record.to_dict() for record in records], lambda: console.print_table(table)
+    )
 
 
 @app.command()
@@ -70,8 +72,8 @@ def show(name: NameArgument, store: StoreOption = None, as_json: AsJson = False)
     """Show a variant's record, and where its file is."""
     with open_store(store) as opened:
         record = opened.get(name)
-        found = {**record.to_dict(), "file": str(opened.path(name))}
-    console.print_result(as_json, found, lambda: _print_fields(found))
+        fields = {**record.to_dict(), "file": str(opened.path(name))}
+    console.print_result(as_json, fields, lambda: _print_fields(fields))
 
 
 @app.command()
@@ -90,19 +92,19 @@ def verify(
     faults: list[GymError] = []
     checked: list[dict[str, Any]] = []
     with open_store(store, require_signature=not allow_unsigned) as opened:
-        for one in opened.names() if name is None else [name]:
+        for variant in opened.names() if name is None else [name]:
             try:
-                opened.verify(one)
+                opened.verify(variant)
             except GymError as error:
                 if name is not None:
                     raise
                 faults.append(error)
-                checked.append({"name": one, "ok": False, **error.to_dict()})
+                checked.append({"name": variant, "ok": False, **error.to_dict()})
             else:
-                checked.append({"name": one, "ok": True})
+                checked.append({"name": variant, "ok": True})
             if not as_json:
                 problem = f"{faults[-1].message}\n  {faults[-1].hint}" if not checked[-1]["ok"] else "ok"
-                console.out.print(f"{one}: {problem}")
+                console.out.print(f"{variant}: {problem}")
     if as_json:
         console.print_json(checked)
     elif faults:
@@ -154,8 +156,8 @@ def gc(
     )
 
 
-def _print_fields(found: dict[str, Any]) -> None:
-    for key, value in found.items():
+def _print_fields(fields: dict[str, Any]) -> None:
+    for key, value in fields.items():
         console.out.print(f"{key:<13}{'-' if value is None else value}")
 
 
@@ -168,11 +170,12 @@ def history(name: NameArgument, store: StoreOption = None, as_json: AsJson = Fal
     from gym_fed.core.tables import TextTable
 
     with open_store(store) as opened:
-        found = [
-            {**one.to_dict(), "codecs": _codecs(opened.history.path(one))} for one in opened.history.of(name)
+        revisions = [
+            {**revision.to_dict(), "codecs": _codecs(opened.history.path(revision))}
+            for revision in opened.history.of(name)
         ]
     table = TextTable("revision", "made", "codec", "bytes", "loss", "signed by", "note", box=None)
-    for row in found:
+    for row in revisions:
         table.add_row(
             f"{row['revision']}{' (newest)' if row['is_newest'] else ''}",
             time.strftime(_TIME, time.localtime(row["updated_at"])),
@@ -182,7 +185,7 @@ def history(name: NameArgument, store: StoreOption = None, as_json: AsJson = Fal
             row["signed_by"] or "nobody",
             row["note"],
         )
-    console.print_result(as_json, found, lambda: console.print_table(table))
+    console.print_result(as_json, revisions, lambda: console.print_table(table))
 
 
 @app.command()
@@ -208,9 +211,9 @@ def undo(
             f"note: revision {earlier} is of base {record.base_model} ({record.base_digest[:19]}), and the one before "
             f"of {before.base_model} ({before.base_digest[:19]}): serve that base"
         )
-    found = {**record.to_dict(), "restored": earlier}
+    facts = {**record.to_dict(), "restored": earlier}
     console.print_result(
-        as_json, found, f"variant {name}: revision {record.revision} is revision {earlier} again"
+        as_json, facts, f"variant {name}: revision {record.revision} is revision {earlier} again"
     )
 
 
@@ -227,6 +230,6 @@ def _codecs(delta: Path) -> list[str]:
 
 def _losses(figures: dict[str, Any]) -> str:
     """``base -> with the variant``, as far as it was measured."""
-    found = [figures.get(name) for name in ("loss_base", "loss")]
-    numbers = [f"{value:.4f}" if isinstance(value, int | float) else "?" for value in found]
+    losses = [figures.get(name) for name in ("loss_base", "loss")]
+    numbers = [f"{value:.4f}" if isinstance(value, int | float) else "?" for value in losses]
     return "" if numbers == ["?", "?"] else f"{numbers[0]} -> {numbers[1]}"

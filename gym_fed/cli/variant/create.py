@@ -248,33 +248,33 @@ def rebase(
 
 def rebase_summary(rebased: RebasedVariant) -> str:
     """Describe a rebased variant."""
-    found = rebased.losses
+    losses = rebased.losses
     figures = [
-        ("old base and variant", found.old),
-        ("new base alone", found.new_base),
-        ("new base and variant", found.carried),
-        (f"the same, scaled by {rebased.alpha:g}", found.scaled if rebased.alpha != 1.0 else None),
+        ("old base and variant", losses.old),
+        ("new base alone", losses.new_base),
+        ("new base and variant", losses.carried),
+        (f"the same, scaled by {rebased.alpha:g}", losses.scaled if rebased.alpha != 1.0 else None),
         (
-            f"refitted in {counted(rebased.steps, 'step')}{'' if found.took_refit else ' (not kept)'}",
-            found.refitted,
+            f"refitted in {counted(rebased.steps, 'step')}{'' if losses.took_refit else ' (not kept)'}",
+            losses.refitted,
         ),
     ]
     lines = [
         f"variant {rebased.name} (revision {rebased.revision}, {rebased.owner}'s, {_signed(rebased.signed)})",
         f"  from base {rebased.from_base[:19]} to {rebased.onto_base[:19]}, {rebased.size_bytes} bytes",
         f"  loss on {rebased.judged_on} ({rebased.measured_as}):"
-        if found.best is not None
+        if losses.best is not None
         else "  not measured: no rows were given",
         *(f"    {value:8.4f}  {what}" for what, value in figures if value is not None),
     ]
-    if found.helps is False:
+    if losses.helps is False:
         lines.append("  warning: on these rows it is no better than the new base alone")
     return "\n".join(lines)
 
 
 def summary(created: CreatedVariant) -> str:
     """Describe a created variant."""
-    kept = "" if created.kept is None else f"; {100 * created.kept:.1f}% of the gain is kept"
+    gain_kept = "" if created.kept is None else f"; {100 * created.kept:.1f}% of the gain is kept"
     what = "loss" if created.chosen_before is None else "preference loss"
     lines = [
         f"variant {created.name} (revision {created.revision}, {created.owner}'s, {_signed(created.signed)})",
@@ -283,7 +283,7 @@ def summary(created: CreatedVariant) -> str:
         f"  {created.size_bytes} bytes, {created.bits_per_weight:.3f} bits per weight: "
         f"{created.times_smaller:.1f} times smaller than the base in bfloat16",
         f"  {what} on {created.judged_on}: base {created.loss_before:.4f}, trained {created.loss_trained:.4f}, "
-        f"encoded {created.loss_encoded:.4f}{kept}",
+        f"encoded {created.loss_encoded:.4f}{gain_kept}",
     ]
     if created.chosen_before is not None and created.chosen_encoded is not None:
         lines.append(

@@ -114,7 +114,7 @@ def verify(
     signed = SignedRemoval.parse(_text(file))
     signed.verify()
     hubs = check_hubs(Home.open(home), signed)
-    found = {**_facts(signed), "hubs": hubs, "valid": True}
+    facts = {**_facts(signed), "hubs": hubs, "valid": True}
     whose = "a key that had not signed the variant"
     if signed.is_owners or signed.is_variants:
         whose = (
@@ -126,7 +126,7 @@ def verify(
         f"signed by {signed.signed_by}, {whose}",
         *(_proven(hub) for hub in hubs),
     ]
-    console.print_result(as_json, found, "\n".join(lines))
+    console.print_result(as_json, facts, "\n".join(lines))
 
 
 def _record(store: VariantStore, name: str) -> VariantRecord | None:
@@ -157,19 +157,19 @@ def _removal(
     from gym_fed.trust.identity.variant import NOT_COVERED, RemovedRevision, VariantRemoval
 
     revisions = []
-    for one in () if local.removed is None else local.removed.revisions:
+    for revision in () if local.removed is None else local.removed.revisions:
         try:
-            signed = one.signed()
+            signed = revision.signed()
         except GymError:  # nobody can have signed what cannot be read
             signed = None
         revisions.append(
             RemovedRevision(
-                revision=one.revision,
-                sha256=one.sha256,
-                size_bytes=one.size_bytes,
-                base_model=one.base_model,
-                base_digest=one.base_digest,
-                made_at=one.updated_at,
+                revision=revision.revision,
+                sha256=revision.sha256,
+                size_bytes=revision.size_bytes,
+                base_model=revision.base_model,
+                base_digest=revision.base_digest,
+                made_at=revision.updated_at,
                 signed_by=None if signed is None else signed.signed_by,
                 document=None if signed is None else signed.digest,
             )
@@ -254,8 +254,8 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     out.print(f"removed {removal.variant}: {revisions}, {files} deleted")
     if removal.shared:
         out.print(f"  kept, as another variant has the same bytes: {counted(len(removal.shared), 'file')}")
-    for one in removal.work:
-        out.print(f"  unfinished work deleted: {one}")
+    for folder in removal.work:
+        out.print(f"  unfinished work deleted: {folder}")
     words = {
         "removed": "no longer readable there; the hub deletes the file within one or two days",
         "absent": "it had none of this name",

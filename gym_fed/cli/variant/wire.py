@@ -65,10 +65,10 @@ def push(
             receipt = push_variant(client, path, signed, shown, progress)
         if signed != before:  # the store has what the hub has
             _keep(opened, path, signed, record.owner)
-    found = {**receipt, "server": client.pin.server, "file": str(path)}
+    facts = {**receipt, "server": client.pin.server, "file": str(path)}
     console.print_result(
         as_json,
-        found,
+        facts,
         f"pushed {name}, revision {signed.manifest.revision}, to {client.address} as {signed.manifest.owner}",
     )
 
@@ -99,14 +99,14 @@ def pull(
         before, local = _local(store, name)
         owner, keeper = _owners(before, name, client.pin.contributor, user)
         with shown_progress(as_json) as progress:
-            found = pull_variant(client, owner, name, incoming, progress, local=local)
+            pulled = pull_variant(client, owner, name, incoming, progress, local=local)
     try:
         with open_store(store, create=True) as opened:
-            record = _keep(opened, found.path, found.signed, keeper)
+            record = _keep(opened, pulled.path, pulled.signed, keeper)
     finally:
-        if found.path != local:
-            found.path.unlink()
-    shown = {**record.to_dict(), "ledger_sequence": found.ledger_sequence}
+        if pulled.path != local:
+            pulled.path.unlink()
+    shown = {**record.to_dict(), "ledger_sequence": pulled.ledger_sequence}
     console.print_result(
         as_json, shown, f"pulled {name}, revision {record.revision} of {record.owner}, from {client.address}"
     )
@@ -126,15 +126,21 @@ def list_hub(
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants import list_variants
 
-        found = list(list_variants(client))
+        variants = list(list_variants(client))
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", "note", box=None)
-    for variant in found:
-        said = variant.signed.manifest
-        row = (said.owner, said.variant, str(said.revision), variant.base, f"{said.size_bytes:,}")
+    for variant in variants:
+        manifest = variant.signed.manifest
+        row = (
+            manifest.owner,
+            manifest.variant,
+            str(manifest.revision),
+            variant.base,
+            f"{manifest.size_bytes:,}",
+        )
         who = _who_reads(variant, client.pin.contributor)
-        table.add_row(*row, who, variant.key_status, said.note)
+        table.add_row(*row, who, variant.key_status, manifest.note)
     console.print_result(
-        as_json, [variant.to_dict() for variant in found], lambda: console.print_table(table)
+        as_json, [variant.to_dict() for variant in variants], lambda: console.print_table(table)
     )
 
 

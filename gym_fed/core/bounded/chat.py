@@ -113,14 +113,14 @@ def literal_text(chat_template: str) -> str:
 
 def attribute_names(chat_template: str) -> frozenset[str]:
     """Return names that a template may read from messages: attributes, and text constants such as keys."""
-    found: frozenset[str] = _names(chat_template)["attributes"]
-    return found
+    names: frozenset[str] = _names(chat_template)["attributes"]
+    return names
 
 
 @lru_cache(maxsize=64)
 def _names(chat_template: str) -> dict[str, Any]:
-    found = _evaluate(chat_operations.names, chat_template, source=chat_template)
-    return {key: value if isinstance(value, str) else frozenset(value) for key, value in found.items()}
+    names = _evaluate(chat_operations.names, chat_template, source=chat_template)
+    return {key: value if isinstance(value, str) else frozenset(value) for key, value in names.items()}
 
 
 def _schema(tool: Any) -> Any:

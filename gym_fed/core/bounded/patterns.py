@@ -37,12 +37,12 @@ class BoundedPattern:
             GymError: ``DATA_INVALID`` if the search takes too long, or its result is too large.
         """
         groups = self._call(find_all, text=text)
-        return [tuple(one) if isinstance(one, list) else one for one in groups]
+        return [tuple(group) if isinstance(group, list) else group for group in groups]
 
     def remove(self, text: str) -> str:
         """Return the text without the matches; raises the same errors as ``findall``."""
-        found: str = self._call(remove_all, text=text)
-        return found
+        remaining: str = self._call(remove_all, text=text)
+        return remaining
 
     def _call(self, function: Any, **arguments: Any) -> Any:
         try:
@@ -111,12 +111,12 @@ def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
     """
     for index, pattern in enumerate(patterns):
         try:
-            wanted = re.compile(pattern)
+            compiled = re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             return index, str(error)
         for name in names:
-            wanted.match(name)
-            wanted.fullmatch(name)
+            compiled.match(name)
+            compiled.fullmatch(name)
     return None
 
 

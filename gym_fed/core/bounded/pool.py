@@ -199,9 +199,9 @@ class _Watchdog:
     def killed(self, process: _Process) -> bool:
         """Return True if the process was killed at its deadline; only the first call does."""
         with self._lock:
-            found = process in self._killed
+            was_killed = process in self._killed
             self._killed.discard(process)
-            return found
+            return was_killed
 
     def _run(self) -> None:
         idle = 0

@@ -46,7 +46,7 @@ def probe_texts(pattern: str) -> Iterator[str]:
             return ""
         return matched[0] if matched else ""
 
-    parts = [one for one in map(cache(sample), _ATOM.findall(pattern)) if one]
+    parts = [part for part in map(cache(sample), _ATOM.findall(pattern)) if part]
     windows = dict.fromkeys(
         "".join(parts[at : at + size]) for size in range(1, _MAX_WINDOW + 1) for at in range(len(parts))
     )

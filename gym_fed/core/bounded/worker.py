@@ -71,8 +71,8 @@ def _function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     if not module.startswith("gym_fed."):
         raise ValueError(f"{module} is not a module of gym_fed")
-    found: Callable[..., Any] = getattr(import_module(module), function)
-    return found
+    resolved: Callable[..., Any] = getattr(import_module(module), function)
+    return resolved
 
 
 def _limit_process() -> None:

@@ -40,12 +40,12 @@ def batch_size(draft: Draft) -> None:
         at_once = draft.get("per_device_train_batch_size")
         if at_once is None and accumulated is not None:
             each, left = divmod(total, processes * int(accumulated))
-            found = None if left else (each, int(accumulated))
+            sizes = None if left else (each, int(accumulated))
         else:
-            found = split_batch(total, processes, None if at_once is None else int(at_once))
+            sizes = split_batch(total, processes, None if at_once is None else int(at_once))
     except (TypeError, ValueError):
         raise draft.problem("batch_size", f"{total!r} is no whole number of rows") from None
-    if found is None:
+    if sizes is None:
         raise draft.problem(
             "batch_size",
             f"{total} rows of a step cannot be shared out evenly (processes: {processes}, "
@@ -53,21 +53,21 @@ def batch_size(draft: Draft) -> None:
             "give per_device_train_batch_size and gradient_accumulation_steps instead",
         )
     draft.take("batch_size")
-    draft.put("per_device_train_batch_size", found[0], "batch_size")
-    draft.put("gradient_accumulation_steps", found[1], "batch_size")
+    draft.put("per_device_train_batch_size", sizes[0], "batch_size")
+    draft.put("gradient_accumulation_steps", sizes[1], "batch_size")
     times = f" x {processes} processes" if processes > 1 else ""
     draft.note(
         "batch_size",
-        f"`per_device_train_batch_size: {found[0]}` x `gradient_accumulation_steps: {found[1]}`{times}",
+        f"`per_device_train_batch_size: {sizes[0]}` x `gradient_accumulation_steps: {sizes[1]}`{times}",
     )
 
 
 def near_batch(value: Any) -> str:
     """Return what to write instead of ``batch_size: value``."""
-    found = split_batch(value, 1, None) if isinstance(value, int) and value > 0 else None
-    if found is None:
+    sizes = split_batch(value, 1, None) if isinstance(value, int) and value > 0 else None
+    if sizes is None:
         return "did you mean 'per_device_train_batch_size'?"
     return (
         f"did you mean 'per_device_train_batch_size'? A step has that many rows a device, times "
-        f"gradient_accumulation_steps: {found[0]} and {found[1]} on one device"
+        f"gradient_accumulation_steps: {sizes[0]} and {sizes[1]} on one device"
     )

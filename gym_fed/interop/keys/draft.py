@@ -29,10 +29,10 @@ class Draft:
 
     def get(self, path: str) -> Any:
         """Return the value at ``path`` (``a.b``); None if there is none."""
-        found: Any = self.result.values
+        value: Any = self.result.values
         for key in path.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     def take(self, path: str) -> Any:
         """Remove what stands at ``path``, and the sections that are empty then."""

@@ -59,5 +59,5 @@ def _zero(file: str) -> tuple[int | None, bool]:
         if stage not in (0, 1, 2, 3):
             raise GymError(ErrorCode.CONFIG_INVALID, f"{path}: names no stage from 0 to 3", _NO_ZERO)
         return int(stage), any(key.startswith("offload_") for key in zero)
-    found = re.search(r"z(?:ero)?_?([0123])", path.name)
-    return (int(found.group(1)) if found else None), "offload" in path.name
+    match = re.search(r"z(?:ero)?_?([0123])", path.name)
+    return (int(match.group(1)) if match else None), "offload" in path.name

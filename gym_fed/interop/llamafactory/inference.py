@@ -157,8 +157,8 @@ def _version_1(given: dict[str, Any]) -> Translation:
 
 
 def _adapters(translator: Translator, ours: str) -> None:
-    found = translator.take("adapter_name_or_path")
-    translator.put(ours, [] if found is None else names(found), "adapter_name_or_path")
+    adapters = translator.take("adapter_name_or_path")
+    translator.put(ours, [] if adapters is None else names(adapters), "adapter_name_or_path")
     translator.lose_if("adapter_folder", "write the whole path in adapter_name_or_path", harmless=())
 
 

@@ -42,12 +42,12 @@ def accounts(
 ) -> None:
     """List every account, its balance, and its keys of all times. Ids are shown by how they begin."""
     with opened(folder) as fed:
-        found = accounts_of(fed)
+        rows = accounts_of(fed)
     if as_json:
-        print_json(found)
+        print_json(rows)
         return
     wide = wide or not out.is_terminal
-    print_table(accounts_table(found, wide), width=PIPE_COLUMNS if wide else None)
+    print_table(accounts_table(rows, wide), width=PIPE_COLUMNS if wide else None)
 
 
 def revoke(
@@ -59,11 +59,11 @@ def revoke(
     """End an account's key at once: sessions, tasks, uploads, pending transfers. The hub may be running."""
     with opened(folder) as fed:
         contributor = whole_id(fed, contributor)
-        found = fed.keys.revoke_as_coordinator(contributor, reason)
+        revocation = fed.keys.revoke_as_coordinator(contributor, reason)
     print_result(
         as_json,
-        found,
-        f"the key of {contributor} is revoked, {found['cancelled_transfers']} transfers are cancelled; "
+        revocation,
+        f"the key of {contributor} is revoked, {revocation['cancelled_transfers']} transfers are cancelled; "
         f"another one: gym-server rebind {contributor} --public-key HEX",
     )
 
@@ -83,24 +83,24 @@ def rebind(
         raise GymError(ErrorCode.USAGE, f"--public-key {public_key[:80]!r} is not hex") from error
     with opened(folder) as fed:
         contributor = whole_id(fed, contributor)
-        found = fed.keys.rebind(contributor, key)
-    print_result(as_json, found, f"{contributor} has the key {public_key} now")
+        rebinding = fed.keys.rebind(contributor, key)
+    print_result(as_json, rebinding, f"{contributor} has the key {public_key} now")
 
 
-def accounts_table(found: list[dict[str, Any]], wide: bool = False) -> TextTable:
-    """Print the accounts of ``accounts_of`` as a table; 80 columns unless ``wide``."""
+def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:
+    """Print the rows of ``accounts_of`` as a table; 80 columns unless ``wide``."""
     from rich.table import Column
 
     from gym_fed.core.tables import TextTable, short_ids
 
-    shown = {one["contributor"]: one["contributor"] for one in found} if wide else {}
-    shown = shown or short_ids(one["contributor"] for one in found)
+    shown = {row["contributor"]: row["contributor"] for row in rows} if wide else {}
+    shown = shown or short_ids(row["contributor"] for row in rows)
     digits = 64 if wide else 8
     name = Column("name", no_wrap=True, overflow="ellipsis", max_width=None if wide else 16)
     ids = [Column(title, no_wrap=True) for title in ("contributor", "key", "key is")]
     more = ("from", "until") if wide else ()
     table = TextTable(ids[0], name, "status", Column("credits", justify="right"), *ids[1:], *more, box=None)
-    for account in found:
+    for account in rows:
         who, named = account["contributor"], account["name"]
         first = (shown[who], "" if named == who else named, account["status"], str(account["balance"]))
         for key in account["keys"]:
@@ -122,11 +122,13 @@ def whole_id(fed: Any, beginning: str) -> str:
     from gym_server.store.tables import accounts as table
 
     with fed.database.reading() as tx:
-        found = [one for one in tx.scalars(select(table.c.contributor)) if one.startswith(beginning)]
-    if beginning in found or len(found) == 1:
-        return beginning if beginning in found else str(found[0])
-    code = ErrorCode.USAGE if found else ErrorCode.NOT_FOUND
-    what = f"{len(found)} accounts begin with" if found else "there is no account"
+        matches = [
+            account for account in tx.scalars(select(table.c.contributor)) if account.startswith(beginning)
+        ]
+    if beginning in matches or len(matches) == 1:
+        return beginning if beginning in matches else str(matches[0])
+    code = ErrorCode.USAGE if matches else ErrorCode.NOT_FOUND
+    what = f"{len(matches)} accounts begin with" if matches else "there is no account"
     raise GymError(code, f"{what} {plain(beginning, 80)!r}", "gym-server accounts lists them")
 
 
@@ -188,7 +190,10 @@ def create_invites(
             "invites": made,
             "expires_days": expires_days,
         },
-        *(f"{plain(note)}: {one['invite']}" if note and out.is_terminal else one["invite"] for one in made),
+        *(
+            f"{plain(note)}: {invite['invite']}" if note and out.is_terminal else invite["invite"]
+            for invite in made
+        ),
         note=_MESSAGE.format(span=_span(expires_days), version=__version__)
         + (
             f"\nonly this machine can connect to {where.host}; for others set advertise"
@@ -210,17 +215,17 @@ def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> No
     with opened(folder) as fed:
         from gym_server.accounts.invitations import invites_of
 
-        found = invites_of(fed.database, fed.clock)
+        invites = invites_of(fed.database, fed.clock)
     if as_json:
-        print_json(found)
+        print_json(invites)
         return
     table = TextTable("invite", "state", "until", "used by", "note", box=None)
-    for one in found:
+    for invite in invites:
         until, by = (
-            _time(one["expires_at"], "%Y-%m-%d %H:%M"),
-            (one["used_by"] or "")[: 9 if out.is_terminal else None],
+            _time(invite["expires_at"], "%Y-%m-%d %H:%M"),
+            (invite["used_by"] or "")[: 9 if out.is_terminal else None],
         )
-        table.add_row(one["id"], one["state"], until, by, one["note"])
+        table.add_row(invite["id"], invite["state"], until, by, invite["note"])
     print_table(table)
 
 

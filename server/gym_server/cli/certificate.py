@@ -25,10 +25,10 @@ def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder):
         from gym_server.certificate import describe
 
-        found = describe(folder)
-    by = f"{found['issuer']} for {found['host']}" if found["issuer"] else "the hub itself"
+        facts = describe(folder)
+    by = f"{facts['issuer']} for {facts['host']}" if facts["issuer"] else "the hub itself"
     print_result(
-        as_json, found, f"key {found['fingerprint']}", f"signed by {by}, valid until {found['valid_until']}"
+        as_json, facts, f"key {facts['fingerprint']}", f"signed by {by}, valid until {facts['valid_until']}"
     )
 
 
@@ -79,11 +79,11 @@ def add(
         from gym_server.certificate import describe
 
         taken(folder, chain, fed.passphrase.get)
-        found = describe(folder)
+        facts = describe(folder)
     print_result(
         as_json,
-        found,
-        f"{found['issuer']} vouches for {found['host']} until {found['valid_until']}; {_NEXT_START}",
+        facts,
+        f"{facts['issuer']} vouches for {facts['host']} until {facts['valid_until']}; {_NEXT_START}",
     )
 
 
@@ -95,7 +95,7 @@ def create(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
         from gym_server.certificate import describe
 
         made(folder, fed.passphrase.get)
-        found = describe(folder)
+        facts = describe(folder)
     print_result(
-        as_json, found, f"the hub's own certificate, valid until {found['valid_until']}; {_NEXT_START}"
+        as_json, facts, f"the hub's own certificate, valid until {facts['valid_until']}; {_NEXT_START}"
     )

@@ -86,20 +86,20 @@ def _check_budget(config: ServerConfig, database: Database, round_store: RoundSt
     privacy_config = config.privacy
     if privacy_config is None:
         return []
-    wanted = config.rounds.num_rounds - round_store.num_committed()
-    paid = privacy.rounds_paid(config, database, wanted)
-    if paid >= wanted:
+    num_rounds = config.rounds.num_rounds - round_store.num_committed()
+    paid = privacy.rounds_paid(config, database, num_rounds)
+    if paid >= num_rounds:
         return []
     what = (
         f"privacy.epsilon {privacy_config.epsilon:g} pays for {counted(paid, 'more round')} at noise_multiplier "
-        f"{privacy_config.noise_multiplier:g}, and rounds.num_rounds {config.rounds.num_rounds} leaves {wanted} "
+        f"{privacy_config.noise_multiplier:g}, and rounds.num_rounds {config.rounds.num_rounds} leaves {num_rounds} "
         "to go"
     )
     if privacy_config.end_when_spent or privacy.has_begun(database):
         return [f"{what}: the run ends when the budget is spent"]
     more_noise = "a larger privacy.noise_multiplier"
     if privacy_config.mechanism == "gaussian":
-        least = noise_multiplier_for(privacy_config.epsilon, privacy_config.target_delta, count=wanted)
+        least = noise_multiplier_for(privacy_config.epsilon, privacy_config.target_delta, count=num_rounds)
         more_noise = f"privacy.noise_multiplier: {math.ceil(100 * least) / 100:g}"
     fewer = f"rounds.num_rounds: {paid}, or " if paid else ""
     raise GymError(
@@ -177,16 +177,16 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
         return []
     longest = config.gate.max_length
     with _about("gate.heldout"):
-        kept = len(encode_rows(model.tokenizer, heldout, max_length=longest))
-        if not kept:
+        num_rows = len(encode_rows(model.tokenizer, heldout, max_length=longest))
+        if not num_rows:
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"in {counted(longest, 'token')} (gate.max_length) no row has anything to predict",
                 "raise gate.max_length, or use shorter rows",
             )
-    notes = _pay_notes(config, kept)
-    if kept < len(heldout):
-        left_out = len(heldout) - kept
+    notes = _pay_notes(config, num_rows)
+    if num_rows < len(heldout):
+        left_out = len(heldout) - num_rows
         notes.append(
             f"gate.heldout: longer than gate.max_length, and not used: {left_out} of {counted(len(heldout), 'row')}"
         )

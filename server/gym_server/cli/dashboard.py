@@ -79,11 +79,11 @@ def list_keys(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List the keys by name and role, without the keys."""
     from gym_fed.core.tables import TextTable
 
-    found = _keys(folder).all()
+    keys = _keys(folder).all()
     table = TextTable("name", "role", "made", box=None)
-    for key in found:
+    for key in keys:
         table.add_row(key.name, key.role, f"{datetime.date.fromtimestamp(key.created_at)}")
-    rows = [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in found]
+    rows = [{"name": key.name, "role": key.role, "created_at": key.created_at} for key in keys]
     print_result(as_json, rows, lambda: print_table(table) if rows else out.print("there is no key yet"))
 
 

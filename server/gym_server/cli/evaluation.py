@@ -47,7 +47,7 @@ def evaluate(
     with opened(folder) as fed, waiting("evaluating"):
         from gym_server.evaluations.versions import evaluate_versions, versions_table
 
-        found = evaluate_versions(
+        evaluations = evaluate_versions(
             fed.state,
             fed.config,
             version or [],
@@ -56,7 +56,7 @@ def evaluate(
             chat,
             on_begin=lambda height, name: err.print(f"evaluating version {height} on {name} ..."),
         )
-    print_result(as_json, found, versions_table(found))
+    print_result(as_json, evaluations, versions_table(evaluations))
 
 
 def compare(
@@ -74,9 +74,9 @@ def compare(
 
         height = fed.round_store.version(fed.round_store.head().height if version is None else version).height
         model = HubModel.of(fed.state, fed.config)
-        found = measure_change(model, fed.round_store.soups(height), height)
-    warnings = "\n".join(f"warning: {warning}" for warning in found.warnings)
-    print_result(as_json, change_as_json(found), "\n".join(found.lines), note=warnings)
+        change = measure_change(model, fed.round_store.soups(height), height)
+    warnings = "\n".join(f"warning: {warning}" for warning in change.warnings)
+    print_result(as_json, change_as_json(change), "\n".join(change.lines), note=warnings)
 
 
 def change_as_json(change: VersionChange) -> dict[str, Any]:

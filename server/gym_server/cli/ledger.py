@@ -49,8 +49,8 @@ def show(
             found = fed.ledger.entries(from_sequence)
         else:
             found = fed.ledger.about(contributor, from_sequence)
-        wanted = islice((entry for entry in found if kind in (None, entry.kind)), limit)
-        entries = [entry.to_dict() for entry in wanted]
+        selected = islice((entry for entry in found if kind in (None, entry.kind)), limit)
+        entries = [entry.to_dict() for entry in selected]
     print_result(as_json, entries, *(line for entry in entries for line in ledger_lines(entry)))
 
 
@@ -59,15 +59,15 @@ def head(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Sign the newest entry if that is still to be done, and print its signed head."""
     with opened(folder) as fed:
         with fed.database.transaction() as tx:
-            found = fed.ledger.sign_head(tx)
-        if found is None:
+            signed = fed.ledger.sign_head(tx)
+        if signed is None:
             raise GymError(
                 ErrorCode.NOT_FOUND, "the ledger has no entry yet", "contributors write the first one"
             )
     if as_json:
-        print_json(found.to_dict())
+        print_json(signed.to_dict())
     else:
-        head = found.head
+        head = signed.head
         out.print(
             f"size {head.size}, round {head.server_round}, hash {head.hash}, root {head.root}, signed by {head.server}"
         )
@@ -87,19 +87,19 @@ def verify(
 ) -> None:
     """Check chain, heads and signatures, and that every table of the hub agrees with the ledger."""
     if ledger is not None:
-        found = _verify_file(ledger, server_id)
+        facts = _verify_file(ledger, server_id)
     else:
         if server_id is not None:
             raise GymError(
                 ErrorCode.USAGE, "--server-id belongs to --ledger", "a hub's folder has the hub's own key"
             )
         with opened(folder) as fed:
-            found = {"server": fed.server, **fed.ledger.verify()}
+            facts = {"server": fed.server, **fed.ledger.verify()}
     if as_json:
-        print_json({"valid": True, **found})
+        print_json({"valid": True, **facts})
     else:
-        counts = ", ".join(f"{count} {name}" for name, count in found.items() if name != "server")
-        signed = f"signed by {found['server']}" if found["heads"] else "nothing is signed yet"
+        counts = ", ".join(f"{count} {name}" for name, count in facts.items() if name != "server")
+        signed = f"signed by {facts['server']}" if facts["heads"] else "nothing is signed yet"
         out.print(f"valid: {counts}; {signed}")
 
 
@@ -142,10 +142,10 @@ def export(
             target.write(first_line(fed.ledger.public_key).encode() + b"\n")
             for line in lines(entries, fed.ledger.heads()):
                 target.write(line.encode() + b"\n")
-    found = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
+    facts = {"file": str(file), "server": last.head.server, "entries": last.size, "hash": last.head.hash}
     print_result(
         as_json,
-        found,
+        facts,
         f"{counted(last.size, 'entry')} in {file}; check it: gym-server ledger verify --ledger {file}",
     )
 
@@ -163,12 +163,13 @@ def replay(
 
     require_round_plugins(folder, server_round)
     with opened(folder) as fed, waiting(f"making the soup of round {server_round} again"):
-        found = replay_round(fed.state, server_round)
+        replayed = replay_round(fed.state, server_round)
     print_result(
         as_json,
-        {"same": True, **found},
-        f"same: {counted(found['updates'], 'update')} by {found['aggregator']} give soup {found['soup']} again, "
-        f"version {found['version']}",
+        {"same": True, **replayed},
+        f"same: {counted(replayed['updates'], 'update')} by {replayed['aggregator']} "
+        f"give soup {replayed['soup']} again, "
+        f"version {replayed['version']}",
     )
 
 
@@ -185,16 +186,16 @@ def rescore(
 
     require_round_plugins(folder, server_round)
     with opened(folder) as fed, waiting(f"measuring the updates of round {server_round} again"):
-        found = rescore_round(fed.state, fed.config, server_round)
+        rescored = rescore_round(fed.state, fed.config, server_round)
     print_result(
         as_json,
-        found,
+        rescored,
         *(
             f"{update[:12]} {then:+.6f} {'=' if then == now else '!='} {now:+.6f}"
-            for update, (then, now) in found["scores"].items()
+            for update, (then, now) in rescored["scores"].items()
         ),
     )
-    if not found["same"]:
+    if not rescored["same"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"round {server_round}: the scores differ from the ledger's",
@@ -282,22 +283,22 @@ def attribute(
         )
     with opened(folder) as fed:
         chosen = cast(Policy, policy)
-        found = attribute_use(
+        shares = attribute_use(
             fed.base, fed.database, used, amount, chosen, Owner(owner, owner_share) if owner else None
         )
-        is_new = record_use(fed.state, usage_id, found) if usage_id is not None else None
+        is_new = record_use(fed.state, usage_id, shares) if usage_id is not None else None
         with fed.database.reading() as tx:
-            names = published_names(tx, found.shares)
+            names = published_names(tx, shares.shares)
     if as_json:
-        print_json({**found.to_dict(), "names": names, "usage": usage_id, "recorded": is_new})
+        print_json({**shares.to_dict(), "names": names, "usage": usage_id, "recorded": is_new})
         return
     by_round: dict[tuple[int, int], int] = {}
-    for share in found.rounds:  # a round is there once for each version that was used
+    for share in shares.rounds:  # a round is there once for each version that was used
         where = (share.server_round, share.height)
         by_round[where] = by_round.get(where, 0) + share.amount
     for (server_round, height), part in sorted(by_round.items()):
         out.print(f"round {server_round}, version {height}: {part} credits")
-    for contributor, part in found.shares.items():
+    for contributor, part in shares.shares.items():
         name = f" ({names[contributor]})" if contributor in names else ""
         out.print(f"{contributor}{name} {part}", markup=False)
     if is_new:

@@ -195,14 +195,14 @@ class Watcher(AbstractContextManager["Watcher"]):
 
     def _look(self, before: Snapshot | None) -> Snapshot | None:
         try:
-            found = look(self._state, self._config, self._lease_histories, before)
+            snapshot = look(self._state, self._config, self._lease_histories, before)
         except (SQLAlchemyError, StoreAway) as error:  # the hub continues; the display keeps the last state
             if not self._is_blind:
                 log.warning("cannot show the state, and keeps trying: %s", error)
             self._is_blind = True
             return None
         self._is_blind = False
-        return found
+        return snapshot
 
 
 def _phase(now: Snapshot) -> tuple[int, str]:

@@ -312,8 +312,8 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder) as fed:
         from gym_server.cli.show import status_of, status_table
 
-        found = status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)
-    print_result(as_json, found, status_table(found))
+        facts = status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)
+    print_result(as_json, facts, status_table(facts))
 
 
 @app.command()
@@ -322,8 +322,8 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder) as fed:
         from gym_server.cli.show import rounds_of, rounds_tables
 
-        found = rounds_of(fed.database, fed.round_store)
-    print_result(as_json, found, *rounds_tables(found))
+        listed = rounds_of(fed.database, fed.round_store)
+    print_result(as_json, listed, *rounds_tables(listed))
 
 
 @app.command()
@@ -333,8 +333,8 @@ def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
         from gym_server.cli.show import privacy_lines
         from gym_server.privacy.budget import report
 
-        found = report(fed.config, fed.database)
-    print_result(as_json, found, *privacy_lines(found))
+        facts = report(fed.config, fed.database)
+    print_result(as_json, facts, *privacy_lines(facts))
 
 
 @app.command()
@@ -343,8 +343,8 @@ def rewards(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     with opened(folder) as fed:
         from gym_server.cli.show import rewards_shown, rewards_table
 
-        found = rewards_shown(fed.config, fed.database, fed.payouts)
-    print_result(as_json, found, lambda: print_table(rewards_table(found, wide=not out.is_terminal)))
+        facts = rewards_shown(fed.config, fed.database, fed.payouts)
+    print_result(as_json, facts, lambda: print_table(rewards_table(facts, wide=not out.is_terminal)))
 
 
 @app.command()
@@ -368,13 +368,13 @@ def model(
         from gym_server.ledger.contributors import write_contributors
         from gym_server.rounds.hub_model import write_version
 
-        found = write_version(fed.state, fed.config, output, version, dtype)
-        found["contributors"] = write_contributors(fed.base, fed.database, output, found["height"])
-    kept = kept_text(found["kept"], found["dtype"]) or f"is in {found['dtype']}"
-    what = f"version {found['height']} of {found['base_model']}"
-    if found["height"] == 0:
+        written = write_version(fed.state, fed.config, output, version, dtype)
+        written["contributors"] = write_contributors(fed.base, fed.database, output, written["height"])
+    share = kept_text(written["kept"], written["dtype"]) or f"is in {written['dtype']}"
+    what = f"version {written['height']} of {written['base_model']}"
+    if written["height"] == 0:
         what += " (the base itself, without any contribution)"
-    print_result(as_json, found, f"{what} is in {output}, and {kept}; try: gym chat {output}")
+    print_result(as_json, written, f"{what} is in {output}, and {share}; try: gym chat {output}")
 
 
 add_account_commands(app)

@@ -66,17 +66,17 @@ def backup(
         while True:
             try:
                 with waiting("copying what is new"):
-                    found = run_backup(fed.state, fed.config, to, policy, keep)
+                    copied = run_backup(fed.state, fed.config, to, policy, keep)
                 if as_json and pause is not None:
-                    print_event(found)
+                    print_event(copied)
                 else:
                     print_result(
                         as_json,
-                        found,
-                        f"snapshot {found['snapshot']} in {found['to']}: {counted(found['entries'], 'entry')}, "
-                        f"{counted(found['files'], 'file')}, {counted(found['records'], 'file')} of evaluations, "
-                        f"{counted(found['objects'], 'object')}, "
-                        f"{found['new_objects']} of them new ({found['new_bytes']} bytes)",
+                        copied,
+                        f"snapshot {copied['snapshot']} in {copied['to']}: {counted(copied['entries'], 'entry')}, "
+                        f"{counted(copied['files'], 'file')}, {counted(copied['records'], 'file')} of evaluations, "
+                        f"{counted(copied['objects'], 'object')}, "
+                        f"{copied['new_objects']} of them new ({copied['new_bytes']} bytes)",
                     )
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
@@ -162,7 +162,7 @@ def restore(
         raise GymError(
             ErrorCode.USAGE, "--at is for a folder that was put back", "a snapshot says itself where it ends"
         )
-    found = run_restore(
+    facts = run_restore(
         source,
         folder,
         snapshot=snapshot,
@@ -174,9 +174,9 @@ def restore(
     )
     print_result(
         as_json,
-        found,
-        f"{found['dir']} is snapshot {found['snapshot']}, {found['objects']} objects; the ledger continues from entry "
-        f"{found['entries']}",
+        facts,
+        f"{facts['dir']} is snapshot {facts['snapshot']}, {facts['objects']} objects; the ledger continues from entry "
+        f"{facts['entries']}",
         note="What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run",
     )
 
@@ -204,18 +204,18 @@ def check(
 
     if backup_at is not None:
         with waiting("checking the backup"):
-            found = check_backup(backup_at, snapshot)
+            facts = check_backup(backup_at, snapshot)
     elif snapshot is not None:
         raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
     else:
         with opened(folder) as fed, waiting("checking the hub"):
-            found = check_hub(fed.state)
+            facts = check_hub(fed.state)
     if as_json:
-        print_json({"valid": True, **found})
+        print_json({"valid": True, **facts})
     else:
         counts = ", ".join(
             f"{value if isinstance(value, int) else len(value)} {name}"
-            for name, value in found.items()
+            for name, value in facts.items()
             if name != "server"
         )
         out.print(f"valid: {counts}")
@@ -240,16 +240,16 @@ def gc(
     with opened(folder) as fed, waiting("looking for unreferenced files"):
         from gym_server.backup.gc import gc as run_gc
 
-        found = run_gc(fed.state, fed.config, None if grace is None else parse_duration(grace), dry_run)
+        deleted = run_gc(fed.state, fed.config, None if grace is None else parse_duration(grace), dry_run)
     if as_json:
-        print_json(found)
+        print_json(deleted)
         return
     verb = "would delete" if dry_run else "deleted"
     out.print(
-        f"{verb} {counted(found['objects'], 'object')} of {found['object_bytes']} bytes, "
-        f"{counted(found['staging'], 'leftover')} of {found['staging_bytes']} bytes and "
-        f"{counted(found['records'], 'file')} of evaluations of {found['record_bytes']} bytes; "
-        f"kept {counted(found['kept'], 'object')} of {found['kept_bytes']} bytes"
+        f"{verb} {counted(deleted['objects'], 'object')} of {deleted['object_bytes']} bytes, "
+        f"{counted(deleted['staging'], 'leftover')} of {deleted['staging_bytes']} bytes and "
+        f"{counted(deleted['records'], 'file')} of evaluations of {deleted['record_bytes']} bytes; "
+        f"kept {counted(deleted['kept'], 'object')} of {deleted['kept_bytes']} bytes"
     )
 
 

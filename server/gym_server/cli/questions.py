@@ -42,11 +42,11 @@ def choose(given: Mapping[str, object], may_ask: bool) -> HubChoices:
     Raises:
         GymError: The first flag that cannot be, with its name.
     """
-    said = {key: str(value) for key, value in given.items() if value is not None}
-    if not said and may_ask and _is_terminal():
+    answers = {key: str(value) for key, value in given.items() if value is not None}
+    if not answers and may_ask and _is_terminal():
         return _ask()
     values: dict[str, Any] = {}
-    for key, text in said.items():
+    for key, text in answers.items():
         try:
             values[key] = _folder(text) if key == "base_model" else _QUESTIONS[key].read(text)
         except GymError as error:

@@ -27,13 +27,13 @@ app = App(help="Show or change the recipe of the rounds to come.", no_args_is_he
 def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """Show the recipe and codec that hold, and where gym-server.yaml is overridden."""
     with opened(folder) as fed:
-        found = recipe_of(fed.config, fed.source, fed.recipes)
+        facts = recipe_of(fed.config, fed.source, fed.recipes)
     if as_json:
-        print_json(found)
+        print_json(facts)
         return
-    for key, value in found["values"].items():
-        out.print(plain(f"{key}: {_shown(value)}{_origin(key, found['overridden'])}", 1000))
-    out.print(f"digest: {found['digest']}")
+    for key, value in facts["values"].items():
+        out.print(plain(f"{key}: {_shown(value)}{_origin(key, facts['overridden'])}", 1000))
+    out.print(f"digest: {facts['digest']}")
 
 
 @app.command("set")
@@ -47,25 +47,29 @@ def change(
     as_json: AsJson = False,
 ) -> None:
     """Change the recipe from the next round on. Contributors are shown the change, and must consent again."""
-    said = dict(_parsed(text) for text in settings)
+    changes = dict(_parsed(text) for text in settings)
     with opened(folder) as fed:
         from gym_server.rounds.recipes import with_settings
 
         known, file = fed.recipes.settings(), _values(fed.source.config())
-        wanted = with_settings(known, said)
-        after = fed.source.config(wanted)
+        settings_after = with_settings(known, changes)
+        after = fed.source.config(settings_after)
         values = _values(after)
         # What is as in the file needs no setting, so that it follows the file again.
-        kept = {key: text for key, text in wanted.items() if key not in file or values.get(key) != file[key]}
+        overrides = {
+            key: text
+            for key, text in settings_after.items()
+            if key not in file or values.get(key) != file[key]
+        }
         before, fed.config = fed.config, after
         with waiting("checking the data, the base model and the rules"):
             from gym_server.cli.checks_at_start import check_at_start
 
             check_at_start(fed.state, fed.config, fed.recipes)
-        entry = fed.recipes.record(known, kept, before, after, reason)
+        entry = fed.recipes.record(known, overrides, before, after, reason)
     lines = [
-        plain(f"{key}: {_shown(one['before'])} -> {_shown(one['after'])}", 1000)
-        for key, one in entry["changes"].items()
+        plain(f"{key}: {_shown(difference['before'])} -> {_shown(difference['after'])}", 1000)
+        for key, difference in entry["changes"].items()
     ]
     print_result(as_json, entry, *lines, "it holds from the next round on; contributors are asked again")
 

@@ -166,9 +166,10 @@ def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager
 def gate_line(gate: GateConfig) -> str:
     """Return the tasks that every soup is evaluated on before it is committed; empty without a gate."""
     parts = [
-        f"gate.evals {one.suite} ({counted(one.limit, 'row')} of each task, a drop of at most {one.max_drop:g} with "
-        f"{one.confidence:.0%} confidence)"
-        for one in gate.evals
+        f"gate.evals {entry.suite} ({counted(entry.limit, 'row')} of each task, "
+        f"a drop of at most {entry.max_drop:g} with "
+        f"{entry.confidence:.0%} confidence)"
+        for entry in gate.evals
     ]
     if gate.safety is not None:
         parts.append(
@@ -270,9 +271,9 @@ class _Server:
             task = asyncio.create_task(asyncio.to_thread(run.result))
             await asyncio.wait({task, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
             run.stop()
-            found = await task
-        if found is not None:
-            self._on_change(found)
+            snapshot = await task
+        if snapshot is not None:
+            self._on_change(snapshot)
 
     def _bind(self, server: grpc.aio.Server) -> int:
         address = self._fed.config.listen

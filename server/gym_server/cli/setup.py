@@ -211,7 +211,10 @@ class HubChoices:
         """The recipe's values for this base; one that is not on this machine counts as large."""
         weights = count_stored_weights(self.base_model)
         draft = TrainingConfig(model=self.base_model)
-        chosen = {one.key: one for one in method_defaults(draft, LARGE + 1 if weights is None else weights)}
+        chosen = {
+            default.key: default
+            for default in method_defaults(draft, LARGE + 1 if weights is None else weights)
+        }
         if not chosen:
             return {
                 "finetuning": draft.finetuning,

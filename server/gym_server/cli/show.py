@@ -124,29 +124,29 @@ def status_of(
     }
 
 
-def status_table(found: dict[str, Any]) -> TextTable:
+def status_table(status: dict[str, Any]) -> TextTable:
     title = (
-        f"{found['name']}: version {found['version']} of {found['base_model']}, "
-        f"round {found['server_round']} {found['round_state']} "
-        f"({found['committed']} of {found['num_rounds']} committed)"
+        f"{status['name']}: version {status['version']} of {status['base_model']}, "
+        f"round {status['server_round']} {status['round_state']} "
+        f"({status['committed']} of {status['num_rounds']} committed)"
     )
-    if found["merge"]:
-        title += f"; {merge_text(found['merge'])}"
-    if found["pause"]:
-        title += f"; {Pause(**found['pause'])}"
-    if found["paused"]:
-        until = time.strftime("%H:%M:%S", time.localtime(found["paused"]["until"]))
-        count, why = found["paused"]["failures"], found["paused"]["reason"]
+    if status["merge"]:
+        title += f"; {merge_text(status['merge'])}"
+    if status["pause"]:
+        title += f"; {Pause(**status['pause'])}"
+    if status["paused"]:
+        until = time.strftime("%H:%M:%S", time.localtime(status["paused"]["until"]))
+        count, why = status["paused"]["failures"], status["paused"]["reason"]
         title += f"; {counted(count, 'round')} in a row made no version, the next begins at {until}: {why}"
-    if found["privacy"]:
-        spent, budget = found["privacy"]["epsilon_spent"], found["privacy"]["epsilon"]
-        over = f", {SPENT}" if found["privacy"]["epsilon_after_next_round"] > budget else ""
+    if status["privacy"]:
+        spent, budget = status["privacy"]["epsilon_spent"], status["privacy"]["epsilon"]
+        over = f", {SPENT}" if status["privacy"]["epsilon_after_next_round"] > budget else ""
         title += f", epsilon {spent:.3g} of {budget:g}{over}"
-    if found["evaluation"]:
-        title += f"; {last_evaluation_line(found['evaluation'])}"
+    if status["evaluation"]:
+        title += f"; {last_evaluation_line(status['evaluation'])}"
     table = TextTable("contributor", "name", "status", "connected", "credits", title=title)
-    shown = short_ids(row["contributor"] for row in found["contributors"])
-    for row in found["contributors"]:
+    shown = short_ids(row["contributor"] for row in status["contributors"])
+    for row in status["contributors"]:
         state = "yes" if row["connected"] else "no"
         table.add_row(shown[row["contributor"]], row["name"], row["status"], state, str(row["balance"]))
     return table
@@ -198,18 +198,18 @@ def _set_aside(database: Database, names: dict[str, str]) -> dict[str, list[dict
         .join(nodes, nodes.c.node_id == messages.c.node_id)
         .where(messages.c.state == SET_ASIDE)
     )
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_round: dict[str, list[dict[str, Any]]] = {}
     with database.reading() as tx:
         for row in tx.execute(query):
             reason = json.loads(row.receipt)["reason"]
             name = names.get(row.contributor, "?")
             update = {"contributor": row.contributor, "name": name, "verdict": SET_ASIDE, "reason": reason}
-            found.setdefault(row.group_id, []).append(update)
-    return found
+            by_round.setdefault(row.group_id, []).append(update)
+    return by_round
 
 
-def rounds_tables(found: list[dict[str, Any]]) -> list[TextTable]:
-    return [_round_table(line) for line in found]
+def rounds_tables(rounds: list[dict[str, Any]]) -> list[TextTable]:
+    return [_round_table(line) for line in rounds]
 
 
 def describe_round(database: Database, round_store: RoundStore, server_round: int) -> dict[str, Any]:
@@ -280,9 +280,9 @@ def _short(value: Any) -> str:
     return plain(value, 28)
 
 
-def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
+def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
     """The report of ``gym_server.privacy.budget`` for people."""
-    central = found["central"]
+    central = facts["central"]
     if not central:
         yield "this hub promises no differential privacy (no privacy section in its config)"
         return
@@ -301,10 +301,10 @@ def privacy_lines(found: dict[str, Any]) -> Iterator[str | TextTable]:
     )
     yield f"adjacency: {central['adjacency']}"
     yield f"sampling: {central['sampling']}"
-    if found["rounds_without_noise"]:
-        yield f"not covered, as merged without noise: {counted(found['rounds_without_noise'], 'committed round')}"
+    if facts["rounds_without_noise"]:
+        yield f"not covered, as merged without noise: {counted(facts['rounds_without_noise'], 'committed round')}"
     table = TextTable("contributor", "epsilon", "rounds")
-    for row in found["contributors"]:
+    for row in facts["contributors"]:
         table.add_row(row["contributor"], f"{row['epsilon']:.4g}", str(row["rounds"]))
     yield table
 
@@ -334,28 +334,28 @@ def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) ->
     }
 
 
-def rewards_table(found: dict[str, Any], wide: bool = False) -> TextTable:
+def rewards_table(rewards: dict[str, Any], wide: bool = False) -> TextTable:
     """Print the rewards of ``rewards_shown`` as a table; ids are shortened unless ``wide``."""
     title = (
-        f"{found['pool']} credits a round, at most {found['credits_per_nat']:g} per nat that is certainly gained: "
-        f"{found['quality_weight']:.0%} by {found['score']}, {found['participation_weight']:.0%} to all who were "
-        f"merged; {found['left']} wait in the pool"
-        if found["quality_weight"]
-        else f"{found['pool']} credits a round, to all who were merged; contributions are not measured"
+        f"{rewards['pool']} credits a round, at most {rewards['credits_per_nat']:g} per nat that is certainly gained: "
+        f"{rewards['quality_weight']:.0%} by {rewards['score']}, {rewards['participation_weight']:.0%} to all who were "
+        f"merged; {rewards['left']} wait in the pool"
+        if rewards["quality_weight"]
+        else f"{rewards['pool']} credits a round, to all who were merged; contributions are not measured"
     )
     who = Column("contributor", no_wrap=True)
-    ids = [one["contributor"] for one in found["contributors"]]
+    ids = [row["contributor"] for row in rewards["contributors"]]
     shown = dict(zip(ids, ids, strict=True)) if wide else short_ids(ids)
     columns = ("name", "credits", "reputation", "last scores", "last verdict")
     table = TextTable(who, *columns, title=title)
-    for one in found["contributors"]:
-        scores = [with_error(r["score"], r["error"]) for r in one["rounds"] if r["score"] is not None][:3]
-        last = one["rounds"][0] if one["rounds"] else None
+    for row in rewards["contributors"]:
+        scores = [with_error(r["score"], r["error"]) for r in row["rounds"] if r["score"] is not None][:3]
+        last = row["rounds"][0] if row["rounds"] else None
         table.add_row(
-            shown[one["contributor"]],
-            one["name"] if one["name"] != one["contributor"] else "",
-            str(one["balance"]),
-            f"{one['reputation']:.3f}",
+            shown[row["contributor"]],
+            row["name"] if row["name"] != row["contributor"] else "",
+            str(row["balance"]),
+            f"{row['reputation']:.3f}",
             ", ".join(scores) or "-",
             "-" if last is None else f"{last['verdict']} {last['reason']}".strip(),
         )

@@ -32,8 +32,8 @@ def pause(
     """Let no further round begin, until `gym-server resume`; the round under way ends as usual."""
     with opened(folder) as fed:
         ended = fed.steering.pause(reason, now)
-        said = str(fed.steering.paused())
-    text = said if ended is None else f"{said}; round {ended} is aborted"
+        state = str(fed.steering.paused())
+    text = state if ended is None else f"{state}; round {ended} is aborted"
     print_result(as_json, {"paused": True, "reason": reason, "aborted_round": ended}, text)
 
 
@@ -71,16 +71,16 @@ def rollback(
     with opened(folder) as fed:
         from gym_server.strategy.backoff import end_wait
 
-        found = fed.steering.rollback(version, reason)
+        facts = fed.steering.rollback(version, reason)
         end_wait(fed.database)  # after rounds that came to nothing
-    ended = "" if found.aborted_round is None else f"; round {found.aborted_round} is aborted"
+    ended = "" if facts.aborted_round is None else f"; round {facts.aborted_round} is aborted"
     print_result(
         as_json,
         {
-            "from": {"version": found.before.height, "digest": found.before.digest},
-            "to": {"version": found.to.height, "digest": found.to.digest},
-            "aborted_round": found.aborted_round,
+            "from": {"version": facts.before.height, "digest": facts.before.digest},
+            "to": {"version": facts.to.height, "digest": facts.to.digest},
+            "aborted_round": facts.aborted_round,
         },
-        f"version {found.to.height} is the current one, after version {found.before.height}{ended}; "
+        f"version {facts.to.height} is the current one, after version {facts.before.height}{ended}; "
         "the next round starts from it",
     )

@@ -21,16 +21,16 @@ app = App(help="List, remove and allow again the variants of contributors on the
 def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List every variant: owner, revision, model, size, and who may read it."""
     with opened(folder) as fed:
-        found = variants_of(fed)
-    print_result(as_json, found, lambda: print_table(variants_table(found)))
+        variants = variants_of(fed)
+    print_result(as_json, variants, lambda: print_table(variants_table(variants)))
 
 
-def variants_table(found: list[dict[str, Any]]) -> TextTable:
+def variants_table(variants: list[dict[str, Any]]) -> TextTable:
     """Print the variants of ``variants_of`` as a table."""
     from gym_fed.core.tables import TextTable
 
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
-    for variant in found:
+    for variant in variants:
         public, others = "*" in variant["readers"], len(variant["readers"])
         who = "everyone" if public else f"{others} others" if others else "its owner"
         row = (variant["owner"], variant["variant"], str(variant["revision"]), variant["base"])
@@ -72,11 +72,11 @@ def allow(
 
 def variants_of(fed: Any) -> list[dict[str, Any]]:
     """Return the variants, sorted by owner and name."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     page = ""
     while True:
         variants, page = fed.variants.page(None, page)
-        found += [
+        rows += [
             {
                 **variant.signed.manifest.model_dump(mode="json"),
                 "base": variant.base,
@@ -88,4 +88,4 @@ def variants_of(fed: Any) -> list[dict[str, Any]]:
             for variant in variants
         ]
         if not page:
-            return found
+            return rows
