@@ -108,8 +108,10 @@ def _plain_record(record: tuple[str, str]) -> tuple[str, str]:
     """Shorten a help record: NUMBER for numbers, no bounds, no long list of choices, no markup of rich."""
     names = re.sub(r" (?:INTEGER|FLOAT)(?: RANGE)?$", " NUMBER", record[0])
     text = record[1].replace("\\[", "[")
-    if len(names) > _LONGEST_CHOICES:
-        names = re.sub(r"\[.*\]", "NAME", names)
+    if len(names) > _LONGEST_CHOICES and (choices := re.search(r"\[(.*)\]", names)):
+        names = names.replace(choices[0], "NAME")
+        text, default, rest = text.partition("  [")
+        text = f"{text} ({', '.join(choices[1].split('|'))}){default}{rest}"
     text = re.sub(rf"; {_BOUNDS}\]", "]", text)
     text = re.sub(rf"\[{_BOUNDS}; ", "[", text)
     text = re.sub(rf"\s*\[{_BOUNDS}\]", "", text)

@@ -1,8 +1,7 @@
 """Rebase a variant onto a new global version: carry its delta over, evaluate it, and optionally refit it.
 
-The carried delta has the same signs, codes and factors, with smaller scales where the rows want it. The new version may
-have learnt part of the variant already, from a soup that its owner contributed to. That part would be added twice, so
-the scale is searched on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
+The new version may have learnt part of the variant already, from a soup that its owner contributed to. That part would
+be added twice, so the scale is searched on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
 """
 
 from __future__ import annotations

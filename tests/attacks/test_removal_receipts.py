@@ -169,7 +169,7 @@ def test_a_hub_that_repeats_another_variants_removal_is_not_believed(
     absent = [{**cooks["hubs"][0], "status": "absent"}]
     Path("absent.json").write_text(signed_by(key, {**cooks, "hubs": absent}).to_json())
     assert refused("receipt", "verify", "absent.json") is ErrorCode.SIGNATURE_INVALID
-    Path("other.json").write_text(signed_by(key, {**cooks, "owner": "c" + "0" * 16}).to_json())
+    Path("other.json").write_text(signed_by(key, {**cooks, "owner": "c" + "0" * 32}).to_json())
     assert refused("receipt", "verify", "other.json") is ErrorCode.SIGNATURE_INVALID
     (row,) = gym("receipt", "verify", "cook.json", "--json")["hubs"]
     assert row["proven"]

@@ -89,7 +89,7 @@ def update_manifest_seeds() -> list[bytes]:
     from gym_fed.trust.identity.manifest import UpdateManifest
 
     manifest = UpdateManifest(
-        contributor="c" + "a" * 16,
+        contributor="c" + "a" * 32,
         server="s" + "b" * 16,
         task="1",
         server_round=1,
@@ -308,9 +308,9 @@ def ledger_seeds() -> list[bytes]:
     from gym_fed.trust.ledger.merkle import Tree
 
     key = SigningKey.generate()
-    one = Entry.following(None, "note", {"contributor": "c" + "a" * 16, "name": "\u00c4nn \n"})
+    one = Entry.following(None, "note", {"contributor": "c" + "a" * 32, "name": "\u00c4nn \n"})
     two = Entry.following(
-        (1, one.hash), "credit", {"server_round": 1, "contributor": "c" + "b" * 16, "amount": 5}
+        (1, one.hash), "credit", {"server_round": 1, "contributor": "c" + "b" * 32, "amount": 5}
     )
     root = Tree([one.hash, two.hash]).root(2)
     head = SignedHead.sign(

@@ -113,7 +113,7 @@ def manifest_of(path: Path, name: str = "mine", **changes: Any) -> VariantManife
 
     said: dict[str, Any] = {
         "variant": name,
-        "owner": "c" + "0" * 16,
+        "owner": "c" + "0" * 32,
         "base_model": SPEC.model_name,
         "base_digest": SPEC.digest,
         "delta_sha256": file_sha256(path),

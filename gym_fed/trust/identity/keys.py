@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -43,17 +42,10 @@ Passphrase = Callable[[str], bytes]
 CONTRIBUTOR_PATTERN = r"c[0-9a-f]{32}"
 """The id of an account."""
 
-_CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
-
 
 def contributor_id(public_key: bytes) -> str:
     """The id of an account: ``c`` and the first 32 hex digits (128 bits) of its first key's sha256."""
     return "c" + hashlib.sha256(public_key).hexdigest()[:32]
-
-
-def is_contributor_id(text: str) -> bool:
-    """True if ``text`` has the form of an account id."""
-    return _CONTRIBUTOR.fullmatch(text) is not None
 
 
 def server_id(ledger_public_key: bytes) -> str:

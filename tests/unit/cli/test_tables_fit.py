@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "runs" / "nano-sft" / "run.json").write_text(json.dumps({"status": "finished"}))
     with VariantStore.open(folder / "variants", create=True, require_signature=False) as store:
         store.add(
-            some_delta(folder), name="poet", owner="c" + "0" * 16, note="of a hundred rows of one person"
+            some_delta(folder), name="poet", owner="c" + "0" * 32, note="of a hundred rows of one person"
         )
     hub = LoopbackHub(folder / "hub", advertise="127.0.0.1:9443")
     hub.client(folder / "home", NAME).close()

@@ -157,7 +157,7 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
     path.write_text("".join(line + "\n" for line in text))
     wanted = "two different heads of size 3" if later else "signed a head of size 3 over other entries"
     with pytest.raises(GymError, match=wanted):
-        verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 16))
+        verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 32))
 
 
 def test_a_head_that_was_overtaken_is_no_fork(real: RealLedger, heads: Heads) -> None:
@@ -210,7 +210,7 @@ class Scene:
         self.hub.record("verdict", {**verdict, "verdict": "admitted"})
         self.hub.record("verdict", {**verdict, "verdict": "merged"})
         self.hub.record("credit", {"contributor": self.me, "server_round": 1, "amount": 3})
-        self.hub.record("credit", {"contributor": "c" + "0" * 16, "server_round": 1, "amount": 9})
+        self.hub.record("credit", {"contributor": "c" + "0" * 32, "server_round": 1, "amount": 9})
         shown = {
             "update": self.update,
             "server_round": 1,

@@ -161,7 +161,7 @@ def joined(folder: Path) -> Home:
         address=str(address),
         fingerprint="sha256:" + "0" * 64,
         certificate_pem="",
-        contributor="c" + "0" * 16,
+        contributor="c" + "0" * 32,
         server="s" + "1" * 16,
     )
     pin.save(home, address)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.pay import MAX_ROYALTIES
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import contributor_id
@@ -27,10 +28,14 @@ from gym_fed.trust.ledger.royalties import PaidVersion, attribute, find_version,
 
 KEYS = sorted((bytes([number]) * 32 for number in range(4)), key=contributor_id)
 ANN, BOB, CAT, OWNER = map(contributor_id, KEYS)
+BASE = "sha256:base"
+ONE = next_digest(BASE, "soup", 1)
+TWO = next_digest(ONE, "soup", 3)
+THREE = next_digest(TWO, "soup", 4)
 CHAIN = [
-    PaidVersion(1, "sha256:one", 1, 0.3, {ANN: 700, BOB: 300}),
-    PaidVersion(2, "sha256:two", 3, 0.1, {BOB: 1000}),
-    PaidVersion(3, "sha256:three", 4, None, {CAT: 1}),
+    PaidVersion(1, ONE, 1, 0.3, {ANN: 700, BOB: 300}),
+    PaidVersion(2, TWO, 3, 0.1, {BOB: 1000}),
+    PaidVersion(3, THREE, 4, None, {CAT: 1}),
 ]
 
 
@@ -71,7 +76,7 @@ def test_a_split_gives_the_rest_to_the_largest_remainders() -> None:
 
 
 def test_versions_are_found_by_height_and_digest_and_the_base_is_nobodys() -> None:
-    assert find_version(CHAIN, "2") == find_version(CHAIN, "sha256:two") == 2
+    assert find_version(CHAIN, "2") == find_version(CHAIN, TWO) == 2
     for name in ("0", "sha256:base"):
         with pytest.raises(GymError, match="is the base itself"):
             find_version(CHAIN, name, "sha256:base")
@@ -104,7 +109,8 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
                     "heldout_before": losses[0],
                     "heldout_after": losses[1],
                 }
-                fed.ledger.append(tx, "version", {**share, "soup": "soup"})
+                parent = CHAIN[paid.height - 2].digest if paid.height > 1 else BASE
+                fed.ledger.append(tx, "version", {**share, "soup": "soup", "parent": parent})
                 row = {"soup_sha256": "soup", "soup_bytes": 1, "num_updates": 1, "committed_at": time.time()}
                 tx.execute(versions.insert().values(**share, **row))
                 ended = {"state": "committed", "base_height": paid.height - 1, "opened_at": 0.0, "reason": ""}
@@ -147,7 +153,7 @@ def test_what_is_recorded_is_credited_once_and_stands_in_a_ledger_that_verifies(
 
 
 def test_the_owner_of_a_variant_gets_its_share_first(hub: Federation) -> None:
-    found = attribute_use(hub.base, hub.database, {"sha256:one": 1}, 101, "equal", Owner(OWNER, 0.5))
+    found = attribute_use(hub.base, hub.database, {ONE: 1}, 101, "equal", Owner(OWNER, 0.5))
     assert found.shares == {ANN: 36, BOB: 15, OWNER: 50}
     with pytest.raises(GymError, match="no contributor 'nobody'"):
         attribute_use(hub.base, hub.database, {"1": 1}, 10, "equal", Owner("nobody", 0.5))
@@ -156,10 +162,10 @@ def test_the_owner_of_a_variant_gets_its_share_first(hub: Federation) -> None:
 def test_a_usage_report_is_split_by_tokens_and_has_an_id_of_its_own(hub: Federation, tmp_path: Path) -> None:
     path = tmp_path / "usage.jsonl"
     path.write_text(
-        '{"version": 1, "tokens": 60}\n\n{"model": "sha256:two", "tokens": 30}\n{"version": 1, "tokens": 10}\n'
+        f'{{"version": 1, "tokens": 60}}\n\n{{"model": "{TWO}", "tokens": 30}}\n{{"version": 1, "tokens": 10}}\n'
     )
     found = run(hub, "attribute", "--usage", str(path), "--amount", "1000", "--record")
-    assert found["versions"] == {"sha256:one": 700, "sha256:two": 300}
+    assert found["versions"] == {ONE: 700, TWO: 300}
     assert sum(found["shares"].values()) == found["amount"] == 1000
     assert (found["recorded"], found["usage"]) == (True, read_usage(path)[1])
     assert run(hub, "attribute", "--usage", str(path), "--amount", "1000", "--record")["recorded"] is False
