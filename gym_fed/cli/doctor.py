@@ -9,7 +9,7 @@ import typer
 
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
-from gym_fed.core.waiting import waiting
+from gym_fed.core.spinner import spinner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ def doctor(
     json_: AsJson = False,
 ) -> None:
     """Check versions, devices, kernels, disk, clock and commands; exit with 1 when something fails."""
-    with waiting("checking this installation"):
+    with spinner("checking this installation"):
         from gym_fed.doctor.check import Level, run_checks, worst
 
         if security:

@@ -13,7 +13,7 @@ from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
 from gym_fed.core.help import App
 from gym_fed.core.options import HOST, PORT, KeyName, RoleOption
-from gym_fed.core.waiting import waiting
+from gym_fed.core.spinner import spinner
 
 if TYPE_CHECKING:
     from gym_fed.web.keys import WebKeys
@@ -48,7 +48,7 @@ def serve(
     as_json: AsJsonLines = False,
 ) -> None:
     """Serve the workbench of this folder; `gym webui` means the same. Ctrl-C ends it, and jobs go on."""
-    with waiting("loading the workbench"):
+    with spinner("loading the workbench"):
         from gym_fed.webui.app import open_webui
         from gym_fed.webui.workbench import open_workbench
 

@@ -27,8 +27,8 @@ from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import plain
-from gym_fed.core.waiting import waiting
 from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.identity.keys import (
     SigningKey,
@@ -320,7 +320,7 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
     stored = database.setting(f"base:{config.base_model}", "")
     if stored:
         return BaseSpec.from_dict(json.loads(stored))
-    with waiting(f"reading the base model {plain(config.base_model, 80)}"):
+    with spinner(f"reading the base model {plain(config.base_model, 80)}"):
         from gym_fed.base.models import load_model, resolve
         from gym_fed.serving.base_spec import spec_of_files
 

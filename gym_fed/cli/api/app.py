@@ -26,8 +26,8 @@ from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, prin
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.core.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted
-from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig
@@ -113,7 +113,7 @@ def serve(
     overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
     if config is not None:
         _require_config(config)
-    with waiting("reading the settings"):
+    with spinner("reading the settings"):
         given = serving_config(config, [*(set_ or []), *overrides])
         settings = with_own_variants(given)
         require_template(settings.chat_template)
@@ -130,7 +130,7 @@ def serve(
                 "TLS before it"
             )
         err.print(f"listening at {address}; loading {settings.base} ...")
-        loading.enter_context(waiting(f"loading {settings.base}"))
+        loading.enter_context(spinner(f"loading {settings.base}"))
 
     def on_ready(address: str, serving: Serving) -> None:
         loading.close()
@@ -152,7 +152,7 @@ def serve(
 
     with loading:
         loading.enter_context(_without_collection())
-        with waiting("starting the server"):
+        with spinner("starting the server"):
             from gym_fed.serving.http.server import run_server
         finished = run_server(
             settings,

@@ -19,7 +19,7 @@ from gym_fed.core.console import AsJsonLines, err, print_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
 from gym_fed.core.options import DEVICE, AdapterOption, ServedVariants
-from gym_fed.core.waiting import waiting
+from gym_fed.core.spinner import spinner
 
 if TYPE_CHECKING:
     from gym_fed.serving.chat.session import Writer
@@ -95,7 +95,7 @@ def chat(
         model, variant = _in_parts(model, variant)
         require_template(chat_template)
         ensure_models([model, *(adapter or ())], yes)
-        with waiting(f"loading {model}"):
+        with spinner(f"loading {model}"):
             writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing

@@ -18,8 +18,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.core.options import DEVICE, LicenceOption
 from gym_fed.core.registries import TASKS
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted
-from gym_fed.core.waiting import waiting
 
 app = App(
     help="Show datasets, convert, mix and share them; and text tasks made on this machine.",
@@ -118,7 +118,7 @@ def score(
 
     chosen = {name: TASKS.new(name).group for name in task or TASKS.usable()}
 
-    with waiting(f"loading {model}"):
+    with spinner(f"loading {model}"):
         from gym_fed.base.models import load_model
         from gym_fed.evaluation.generation import exact_match
 
@@ -126,7 +126,7 @@ def score(
     figures: dict[str, float] = {}
     for name, group in chosen.items():
         rows = generate(name, num, seed=seed, split="heldout")
-        with waiting(f"scoring {name}"):
+        with spinner(f"scoring {name}"):
             figures[name] = exact_match(loaded.model, loaded.tokenizer, rows)
         if not as_json:
             out.print(f"{name:10} {group:12} {figures[name]:7.1%}")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.cli.models.needed import ensure_models
 from gym_fed.core.console import err, out, print_json, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted, plain
-from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.data.rows import RowKind
@@ -82,7 +82,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     require_named(request)
     ensure_models(models_needed(request), command.yes)
     reference, notes = _reference(request, command)
-    with waiting("loading what evaluates rows") as activity:
+    with spinner("loading what evaluates rows") as activity:
         evaluation = OwnEvaluation(
             request,
             rows,

@@ -18,8 +18,8 @@ from gym_fed.cli.next_command import after_eval, print_next
 from gym_fed.core.console import AsJson, err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import DEVICE, AdapterOption, ColumnsOption
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import plain
-from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress
@@ -252,7 +252,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
     ensure_models(models_needed(evaluator.request), yes)
     reached: Progress | None = None
     name = str(evaluator.request.model or evaluator.request.api)
-    with waiting(f"loading {plain(name, 200)}") as activity:
+    with spinner(f"loading {plain(name, 200)}") as activity:
 
         def on_progress(progress: Progress) -> None:
             nonlocal reached

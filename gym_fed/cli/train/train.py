@@ -16,8 +16,8 @@ from gym_fed.core.console import AsJson, err, out, print_columns, print_json, pr
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.options import IgnoreUnsupported, SetOption
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted, plain
-from gym_fed.core.waiting import waiting
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
@@ -114,7 +114,7 @@ def train(
         _in_processes(settings, nproc)
     err.print(f"loading {settings.model or 'a new model'} ...")
 
-    with waiting("loading the trainer"):
+    with spinner("loading the trainer"):
         from gym_fed.training.trainer import Trainer
 
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:

@@ -11,7 +11,7 @@ from gym_fed.cli.next_command import command
 from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
 from gym_fed.core.console import AsJson, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.waiting import waiting
+from gym_fed.core.spinner import spinner
 from gym_fed.serving.openai.snippets import (
     DEFAULT_URL,
     NO_KEY,
@@ -49,7 +49,7 @@ def snippets(
     as_json: AsJson = False,
 ) -> None:
     """Print snippets that use a variant: openai's client, LangChain, Open WebUI, Ollama."""
-    with waiting(f"reading the chat template of {name}"):
+    with spinner(f"reading the chat template of {name}"):
         with open_store(store) as opened:
             record, path = opened.get(name), opened.path(name)
         model = base or record.base_model

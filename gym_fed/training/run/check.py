@@ -20,7 +20,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.waiting import Activity, waiting
+from gym_fed.core.spinner import Activity, spinner
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
@@ -196,7 +196,7 @@ class LearningCheck:
         if self._why_not is not None:
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         try:
-            with quiet_loading(), waiting("measuring the trained model", _SKIP_HINT) as activity:
+            with quiet_loading(), spinner("measuring the trained model", _SKIP_HINT) as activity:
                 activity.report(0, self._num_parts())
                 after = self._measured(model, self._scores(model, activity), activity)
         except (RuntimeError, MemoryError, IndexError, ValueError, KeyboardInterrupt, GymError) as error:
@@ -332,7 +332,7 @@ def begin_check(
     data, eval_data = given
     rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_LOOKED_AT], *data[:_LOOKED_AT]])
     check = LearningCheck(config, algorithm, tokenizer, rows, encoded, folder, should_stop)
-    with quiet_loading(), waiting("measuring the model before its first step", _SKIP_HINT) as activity:
+    with quiet_loading(), spinner("measuring the model before its first step", _SKIP_HINT) as activity:
         check.measure_before(model, activity, is_new=is_new)
     return check
 

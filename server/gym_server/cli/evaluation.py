@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.core.console import AsJson, err, print_result
-from gym_fed.core.waiting import waiting
+from gym_fed.core.spinner import spinner
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate versions of the hub, running or not, and print a table by version."""
-    with opened(folder) as fed, waiting("evaluating"):
+    with opened(folder) as fed, spinner("evaluating"):
         from gym_server.evaluations.versions import evaluate_versions, versions_table
 
         evaluations = evaluate_versions(
@@ -68,7 +68,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare a version with version 0, the hub running or not: the held-out loss, and what the model kept."""
-    with opened(folder) as fed, waiting("comparing a version with version 0"):
+    with opened(folder) as fed, spinner("comparing a version with version 0"):
         from gym_server.evaluations.change import measure_change
         from gym_server.rounds.hub_model import HubModel
 

@@ -11,8 +11,8 @@ from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.core.options import ExportedLedger
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted
-from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = App(help="Show, verify, export and replay the hub's append-only, signed record.", no_args_is_help=True)
@@ -157,12 +157,12 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Make a round's soup again from the stored updates, and compare its digest with the ledger's."""
-    with waiting("loading torch"):
+    with spinner("loading torch"):
         from gym_server.rounds.replay import replay as replay_round
         from gym_server.rounds.replay import require_round_plugins
 
     require_round_plugins(folder, server_round)
-    with opened(folder) as fed, waiting(f"making the soup of round {server_round} again"):
+    with opened(folder) as fed, spinner(f"making the soup of round {server_round} again"):
         replayed = replay_round(fed.state, server_round)
     print_result(
         as_json,
@@ -180,12 +180,12 @@ def rescore(
     as_json: AsJson = False,
 ) -> None:
     """Measure a round's updates again by the ledger's method, and compare the scores with the ledger's."""
-    with waiting("loading torch"):
+    with spinner("loading torch"):
         from gym_server.rounds.replay import require_round_plugins
         from gym_server.rounds.replay import rescore as rescore_round
 
     require_round_plugins(folder, server_round)
-    with opened(folder) as fed, waiting(f"measuring the updates of round {server_round} again"):
+    with opened(folder) as fed, spinner(f"measuring the updates of round {server_round} again"):
         rescored = rescore_round(fed.state, fed.config, server_round)
     print_result(
         as_json,

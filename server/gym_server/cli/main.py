@@ -24,8 +24,8 @@ from gym_fed.core.console import (
 )
 from gym_fed.core.help import App, CommandGroup
 from gym_fed.core.options import SetOption
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import plain
-from gym_fed.core.waiting import waiting
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
@@ -154,7 +154,7 @@ def init(
 
     On a terminal it prompts for each value, unless one of them is given.
     """
-    with waiting("loading what hubs are made of"):
+    with spinner("loading what hubs are made of"):
         from gym_fed.trust.identity.passphrase import PassphraseSource
         from gym_server.cli.join_urls import notes_after_init, steps_after_init
         from gym_server.cli.questions import choose
@@ -215,7 +215,7 @@ def run(
         err.print(f"starting the hub in {plain(str(folder), 80)}")
     from contextlib import ExitStack
 
-    with waiting("loading torch and Flower"):
+    with spinner("loading torch and Flower"):
         from gym_server.cli.evaluation import change_as_json
         from gym_server.cli.join_urls import way_in, ways_in
         from gym_server.cli.live import HubEvent, Watcher, line_console
@@ -294,7 +294,7 @@ def run(
 
 
 def _check(folder: Path, overrides: tuple[str, ...], as_json: bool) -> None:
-    with opened(folder, overrides) as fed, waiting("checking the data, the base model and the rules"):
+    with opened(folder, overrides) as fed, spinner("checking the data, the base model and the rules"):
         from gym_server.cli.checks_at_start import check_at_start
 
         notes = check_at_start(fed.state, fed.config, fed.recipes)
@@ -363,7 +363,7 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Write a global version as a model folder that anything can load."""
-    with opened(folder) as fed, waiting(f"writing a version into {plain(str(output), 80)}"):
+    with opened(folder) as fed, spinner(f"writing a version into {plain(str(output), 80)}"):
         from gym_fed.delta.kept import kept_text
         from gym_server.ledger.contributors import write_contributors
         from gym_server.rounds.hub_model import write_version

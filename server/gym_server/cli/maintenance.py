@@ -11,8 +11,8 @@ import typer
 
 from gym_fed.core.console import AsJson, err, out, print_event, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted
-from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
@@ -58,14 +58,14 @@ def backup(
     source = PassphraseSource(BACKUP_PASSPHRASE)
     secret = source.create(f"the keys in {to}") if encrypt_keys else None
     with opened(folder) as fed:
-        with waiting("loading torch"):
+        with spinner("loading torch"):
             from gym_server.backup.backup import KeyPolicy
             from gym_server.backup.backup import backup as run_backup
 
         policy = KeyPolicy(include_plain_keys, None if secret is None else lambda: secret)
         while True:
             try:
-                with waiting("copying what is new"):
+                with spinner("copying what is new"):
                     copied = run_backup(fed.state, fed.config, to, policy, keep)
                 if as_json and pause is not None:
                     print_event(copied)
@@ -139,7 +139,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Restore a hub's folder from a backup, and sign for contributors from which entry it continues."""
-    with waiting("loading torch"):
+    with spinner("loading torch"):
         from gym_server.backup.restore import fork_in_place, read_head
         from gym_server.backup.restore import restore as run_restore
 
@@ -199,16 +199,16 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check that everything a hub, or a backup, needs is there and unchanged."""
-    with waiting("loading torch"):
+    with spinner("loading torch"):
         from gym_server.backup.backup import check_backup, check_hub
 
     if backup_at is not None:
-        with waiting("checking the backup"):
+        with spinner("checking the backup"):
             facts = check_backup(backup_at, snapshot)
     elif snapshot is not None:
         raise GymError(ErrorCode.USAGE, "--snapshot belongs to --backup")
     else:
-        with opened(folder) as fed, waiting("checking the hub"):
+        with opened(folder) as fed, spinner("checking the hub"):
             facts = check_hub(fed.state)
     if as_json:
         print_json({"valid": True, **facts})
@@ -237,7 +237,7 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete unreferenced objects and temporary files, as a running hub does every ten minutes."""
-    with opened(folder) as fed, waiting("looking for unreferenced files"):
+    with opened(folder) as fed, spinner("looking for unreferenced files"):
         from gym_server.backup.gc import gc as run_gc
 
         deleted = run_gc(fed.state, fed.config, None if grace is None else parse_duration(grace), dry_run)

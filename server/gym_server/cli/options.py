@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.core.waiting import waiting
+from gym_fed.core.spinner import spinner
 
 if TYPE_CHECKING:
     from gym_server.federation import Federation
@@ -23,7 +23,7 @@ DEFAULT_FOLDER = Path("hub")
 @contextmanager
 def opened(folder: Path, overrides: tuple[str, ...] = ()) -> Iterator[Federation]:
     """The hub of a folder. Import what a command needs inside: the reader then sees what is waited for."""
-    with waiting("opening the hub"):
+    with spinner("opening the hub"):
         from gym_server.federation import Federation
 
     with Federation.open(folder, overrides) as fed:

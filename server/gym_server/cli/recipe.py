@@ -11,8 +11,8 @@ from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
 from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import plain
-from gym_fed.core.waiting import waiting
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import Reason
 
@@ -62,7 +62,7 @@ def change(
             if key not in file or values.get(key) != file[key]
         }
         before, fed.config = fed.config, after
-        with waiting("checking the data, the base model and the rules"):
+        with spinner("checking the data, the base model and the rules"):
             from gym_server.cli.checks_at_start import check_at_start
 
             check_at_start(fed.state, fed.config, fed.recipes)

@@ -19,8 +19,8 @@ from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.open_files import raise_file_limit
 from gym_fed.core.portable import on_stop_signals
+from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted, readable_seconds
-from gym_fed.core.waiting import waiting
 from gym_fed.trust.wire.limits import server_options
 from gym_fed.trust.wire.service import add_hub
 from gym_server.backup.gc import PASS_SECONDS, gc_pass
@@ -115,7 +115,7 @@ def run_hub(
         if not insecure and (soon := note_on_certificate(folder)):
             log.warning("%s", soon)
         if server_app is None:
-            with waiting("checking the data, the base model and the rules"):
+            with spinner("checking the data, the base model and the rules"):
                 notes = check_at_start(federation.state, federation.config, federation.recipes)
             for note in notes:
                 log.warning("%s", note)
@@ -239,7 +239,7 @@ class _Server:
             hub.finished.set()
             self._wakeups.notify()
             if exit_when_done:
-                with waiting("contributors fetch their last verdict"):
+                with spinner("contributors fetch their last verdict"):
                     await self._wakeups.drain(_DRAIN_SECONDS)
             await self._report_change(stop_waiter)
             if not exit_when_done:
@@ -249,10 +249,10 @@ class _Server:
         clock_keeper.cancel()
         collector.cancel()
         self._stop.set()
-        with waiting("closing connections"):
+        with spinner("closing connections"):
             await server.stop(_GRACE_SECONDS)
             limiter.stop()
-        with waiting("stopping the rounds"):
+        with spinner("stopping the rounds"):
             await asyncio.to_thread(thread.join, 60)
         done_waiter.cancel()
         stop_waiter.cancel()
@@ -267,7 +267,7 @@ class _Server:
         from gym_server.evaluations.change_process import ChangeRun
 
         run = ChangeRun(self._fed.state, self._fed.live_config)
-        with waiting("comparing the newest version with version 0"):
+        with spinner("comparing the newest version with version 0"):
             task = asyncio.create_task(asyncio.to_thread(run.result))
             await asyncio.wait({task, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
             run.stop()

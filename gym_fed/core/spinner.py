@@ -21,15 +21,15 @@ class Activity:
     """The current work, and how much of it is done.
 
     Args:
-        what: Such as ``loading gym-nano``.
+        name: Such as ``loading gym-nano``.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what, self._done, self._total = what, 0, 0
+    def __init__(self, name: str) -> None:
+        self._name, self._done, self._total = name, 0, 0
 
-    def report(self, done: int, total: int, what: str | None = None) -> None:
-        """Show that ``done`` of ``total`` parts are finished, and rename the work if ``what`` is given."""
-        self._what, self._done, self._total = what or self._what, done, total
+    def report(self, done: int, total: int, name: str | None = None) -> None:
+        """Show that ``done`` of ``total`` parts are finished, and rename the work if ``name`` is given."""
+        self._name, self._done, self._total = name or self._name, done, total
 
     def add(self, count: int) -> None:
         """Count ``count`` more finished parts."""
@@ -38,29 +38,29 @@ class Activity:
     def describe(self, seconds: float) -> str:
         """``loading gym-nano (3 s)``, or ``measuring: 12 of 88 (3 s)`` if the number of parts is known."""
         count = f": {self._done:,} of {self._total:,}" if self._total else ""
-        return f"{self._what}{count} ({seconds:.0f} s)"
+        return f"{self._name}{count} ({seconds:.0f} s)"
 
 
 @contextmanager
-def waiting(what: str, hint: str = "") -> Iterator[Activity]:
-    """Show ``what`` while the block runs; not on a terminal, lines are printed after 1 s, 2 s, 4 s and so on.
+def spinner(name: str, hint: str = "") -> Iterator[Activity]:
+    """Show ``name`` while the block runs; without a terminal, print lines after 1 s, 2 s, 4 s and so on.
 
     With ``--json`` no lines are printed, since standard error then holds only errors, each a document.
 
     Args:
-        what: Such as ``loading gym-nano``.
+        name: Such as ``loading gym-nano``.
         hint: How to avoid the work; shown by the first line, and throughout on a terminal.
 
     Yields:
         The activity, for work that counts its parts.
     """
-    over, activity = threading.Event(), Activity(what)
+    over, activity = threading.Event(), Activity(name)
     if wants_json() and not err.is_terminal:
         yield activity
         return
     show = _clock if err.is_terminal else _lines
     arguments = (activity, over, f"; {hint}" if hint else "")
-    thread = threading.Thread(target=show, args=arguments, name="waiting", daemon=True)
+    thread = threading.Thread(target=show, args=arguments, name="spinner", daemon=True)
     thread.start()
     try:
         yield activity

@@ -1,4 +1,4 @@
-"""Work that shows nothing of itself: what goes on is printed, on a terminal and elsewhere."""
+"""The spinner: long work is named on a terminal and, by lines, without one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 import pytest
 from rich.console import Console
 
-from gym_fed.core import waiting as module
-from gym_fed.core.waiting import waiting
+from gym_fed.core import spinner as module
+from gym_fed.core.spinner import spinner
 from tests.support.wait import SECONDS
 
 
@@ -32,7 +32,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quickly")
 def test_in_a_pipe_long_work_is_named_on_lines_of_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with waiting("loading [model]"):
+    with spinner("loading [model]"):
         lines = until("\n", capsys) + until("\n", capsys)
     assert set(lines.splitlines()) == {"loading [model] (0 s)"}
 
@@ -41,7 +41,7 @@ def test_in_a_pipe_long_work_is_named_on_lines_of_standard_error(capsys: pytest.
 def test_counted_work_shows_its_count_and_how_to_skip_it_on_the_first_line_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with waiting("measuring", "--no-check skips it") as activity:
+    with spinner("measuring", "--no-check skips it") as activity:
         activity.report(0, 1200)
         activity.add(1100)
         lines = until("\n", capsys) + until("\n", capsys)
@@ -56,7 +56,7 @@ def test_in_a_pipe_json_has_standard_error_to_itself(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gym", "chat", "--json"])
-    with waiting("loading"):
+    with spinner("loading"):
         time.sleep(0.1)
     assert capsys.readouterr().err == ""
 
@@ -66,7 +66,7 @@ def test_on_a_terminal_long_work_has_a_clock_that_is_erased(monkeypatch: pytest.
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, _environ={"TERM": "xterm"})
     monkeypatch.setattr(module, "err", console)
-    with waiting("loading [model]"):
+    with spinner("loading [model]"):
         end = time.monotonic() + SECONDS
         while "loading [model] (0 s)" not in screen.getvalue():
             assert time.monotonic() < end, "no clock"
@@ -75,6 +75,6 @@ def test_on_a_terminal_long_work_has_a_clock_that_is_erased(monkeypatch: pytest.
 
 
 def test_short_work_prints_nothing_and_its_error_passes(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="off"), waiting("loading"):
+    with pytest.raises(ValueError, match="off"), spinner("loading"):
         raise ValueError("off")
     assert capsys.readouterr().err == ""
