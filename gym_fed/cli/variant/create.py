@@ -47,7 +47,7 @@ AsChat = Annotated[
     typer.Option(
         "--as-chat/--plain",
         help="Train on prompts and answers as chat turns, or as plain text.",
-        show_default="as-chat where the base has a chat template",
+        show_default="by the chat template",
     ),
 ]
 AsBefore = Annotated[
