@@ -22,8 +22,19 @@ _NOT_NEEDED = {
 }
 """Flags that models and adapters say themselves, of the commands below that do not take them."""
 
+_SAMPLING = (
+    *("top_p", "top_k", "min_p", "stop"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Keys of ``gym chat --set`` that are flags in other tools."""
+
 FLAGS: dict[str, dict[str, str]] = {
-    "chat": {**_OF_A_MODEL, "template": "--chat-template", "max_new_tokens": "--max-tokens"},
+    "chat": {
+        **_OF_A_MODEL,
+        "template": "--chat-template",
+        "max_new_tokens": "--max-tokens",
+        **{key: f"--set {key}" for key in _SAMPLING},
+    },
     "api": {**_OF_A_BASE, "template": "--chat-template"},
     "batch": {**_OF_A_BASE, "template": "--chat-template"},
     "export": {
@@ -121,6 +132,9 @@ def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[s
         elif target == "MODEL":
             note(f"gym {command} --{key}", f"`gym {command} MODEL`")
             model = values
+        elif target is not None and target.startswith("--set "):
+            note(f"gym {command} --{key}", f"`{target}=VALUE`")
+            ours += [word for value in values for word in ("--set", f"{target.split()[1]}={value}")]
         elif target is not None:
             note(f"gym {command} --{key}", f"`{target}`")
             ours += [word for value in values for word in (target, value)]

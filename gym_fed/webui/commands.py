@@ -24,7 +24,7 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
     Raises:
         GymError: The command's own error; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if it prints no JSON.
     """
-    name = " ".join(command[:2])
+    name = " ".join(word for word in command if not Path(word).is_absolute())
     try:
         done = subprocess.run(
             module_command(PROGRAMS[command[0]], *command[1:], "--json"),

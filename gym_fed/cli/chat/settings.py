@@ -57,8 +57,10 @@ class ChatSettings(StrictModel):
             raise GymError(
                 ErrorCode.USAGE, f"there is no setting {name.strip()[:80]!r}", f"there are: {known}"
             )
+        is_text = name.strip() == "stop" and not value.strip().startswith("[")  # "###" is a comment in YAML
         try:
-            parsed = None if value.strip().lower() in ("none", "") else yaml.safe_load(value)
+            unsets = value.strip().lower() in ("none", "")
+            parsed = None if unsets else value if is_text else yaml.safe_load(value)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise GymError(ErrorCode.USAGE, f"{name}: {value[:80]!r} is not a value") from error
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})

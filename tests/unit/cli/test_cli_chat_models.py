@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.cli.chat.settings import ChatSettings
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_plain
@@ -287,3 +288,11 @@ def test_keys_and_names_that_a_server_does_not_know_are_reported(stub: Stub) -> 
     with pytest.raises(GymError, match="is the server running") as caught:
         RemoteWriter("http://127.0.0.1:1/v1")
     assert caught.value.code is ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [("stop=###", ["###"]), ("stop=User:", ["User:"]), ("stop=[a, b]", ["a", "b"]), ("stop=none", None)],
+)
+def test_a_stop_text_is_taken_literally(text: str, stop: list[str] | None) -> None:
+    assert ChatSettings().changed(text).stop == stop

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from gym_fed.config.dialect import dialects
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.training_file import as_yaml, load_training_config
@@ -564,3 +567,12 @@ def test_tokens_that_would_be_added_are_refused_with_the_line_and_what_to_do(
         load_training_config(file)
     assert "resize_token_embeddings" in caught.value.message
     assert "additional_target: embed_tokens,lm_head" in caught.value.message
+
+
+def test_the_installed_entry_points_are_those_of_pyproject() -> None:
+    """Without them a file of LLaMA-Factory would only have unknown keys."""
+    project = tomllib.loads((Path(__file__).resolve().parents[3] / "pyproject.toml").read_text())["project"]
+    for group, points in project["entry-points"].items():
+        installed = {point.name: point.value for point in entry_points(group=group)}
+        assert points.items() <= installed.items(), f"{group}: run make install"
+    assert [dialect.title for dialect in dialects()] == ["LLaMA-Factory"]

@@ -652,6 +652,14 @@ def test_vllms_serve_and_ollamas_run_are_our_commands() -> None:
         assert "hello" in gym("run", "gym-nano", "copy: hello", "--max-tokens", "8")
 
 
+def test_sampling_flags_of_other_tools_are_settings_of_a_chat() -> None:
+    with (
+        pytest.warns(OtherWordNote, match="`gym chat --top_p` is `--set top_p=VALUE` here"),
+        pytest.raises(GymError, match="top_p"),
+    ):
+        gym("chat", "gym-nano", "--prompt", "x", "--top_p", "2")
+
+
 def test_flags_behind_another_name_of_a_command_are_looked_up_too() -> None:
     with pytest.warns(OtherWordNote, match="`--chat-template`"), pytest.raises(GymError, match="qwen33"):
         gym("run", "gym-nano", "--template", "qwen33", "--prompt", "x")
