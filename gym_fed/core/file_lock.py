@@ -1,7 +1,7 @@
-"""Locks on open files and on folders. The system frees them when the file is closed, and so with the process.
+"""Lock files and folders. The system releases a lock when the file is closed or the process ends.
 
-POSIX has ``flock``. Windows locks one byte far behind a file's content, which stays readable to others; it has no
-shared locks by this way, so that there a shared one is exclusive too.
+POSIX uses ``flock``. On Windows one byte far beyond the end of the file is locked, so that others can read its
+content. ``msvcrt`` has no shared locks, so there a shared lock is exclusive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO
 from gym_fed.core.portable import O_BINARY, opens_folders
 
 _LOCKED_BYTE = 0x40000000
-"""Where Windows locks: as SQLite does, no byte that anybody reads."""
+"""Offset of the byte to lock on Windows; like SQLite's, it is beyond any content."""
 _TRY_AGAIN_SECONDS = 0.02
 
 
@@ -31,16 +31,16 @@ class LockHeldError(BlockingIOError):
 
 
 def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file, for as long as it is open.
+    """Lock an open file until it is closed or ``unlock`` is called.
 
     Args:
-        file: Or its descriptor.
-        shared: With others that ask for no more.
-        wait: Until it is free.
+        file: A file object, or a descriptor.
+        shared: Take a shared lock, which others may hold at the same time.
+        wait: Wait until the lock is free.
 
     Raises:
-        LockHeldError: Without ``wait``, when it is not free.
-        OSError: The file system has no locks.
+        LockHeldError: If ``wait`` is False and another open file holds the lock.
+        OSError: If the file system does not support locks.
     """
     descriptor = file if isinstance(file, int) else file.fileno()
     if (fcntl := _module("fcntl")) is None:
@@ -54,7 +54,7 @@ def lock(file: int | IO[bytes] | IO[str], *, shared: bool = False, wait: bool = 
 
 
 def unlock(file: int | IO[bytes] | IO[str]) -> None:
-    """Let others lock a file that stays open."""
+    """Release the lock of a file that stays open."""
     descriptor = file if isinstance(file, int) else file.fileno()
     if (fcntl := _module("fcntl")) is not None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -68,11 +68,11 @@ def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
     """Open a descriptor to lock a folder by: its own, or a file's next to it if folders cannot be opened.
 
     Args:
-        folder: One that exists.
-        follow: Also a link to one.
+        folder: An existing folder.
+        follow: Also accept a symbolic link to a folder.
 
     Raises:
-        OSError: There is no such folder.
+        OSError: If there is no such folder.
     """
     if opens_folders():
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | (0 if follow else os.O_NOFOLLOW))
@@ -90,7 +90,7 @@ def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-        with suppress(OSError):  # another process has it open, and removes it
+        with suppress(OSError):  # another process has the file open and will remove it
             beside.unlink()
 
 
@@ -103,7 +103,7 @@ def is_still_there(descriptor: int, folder: Path) -> bool:
 
 @cache
 def _module(name: str) -> ModuleType | None:
-    """``fcntl`` or ``msvcrt``: every system lacks one of them."""
+    """Import ``fcntl`` (POSIX) or ``msvcrt`` (Windows); None on the other system."""
     try:
         return __import__(name)
     except ImportError:

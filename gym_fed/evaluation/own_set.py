@@ -201,7 +201,7 @@ def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[Gra
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: has images",
-            "rows of text alone are evaluated; drop these rows",
+            "only rows without images are evaluated; drop these rows",
         )
     has_answer = kind_of(row) != "prompt"
     if has_answer:

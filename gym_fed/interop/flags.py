@@ -1,4 +1,4 @@
-"""Keys as flags: ``--learning_rate 1e-4``, ``--lora.r 8``, ``--data my.jsonl`` become ``--set`` of the same command."""
+"""Convert config keys typed as flags (``--learning_rate 1e-4``, ``--lora.r 8``) to the command's ``--set`` option."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def split_flags(
     switches: Mapping[str, Collection[str]] | Sequence[str] = (),
     lists: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Words that a command knows, and the flags that it does not.
+    """Split a command line into the words that the command knows and the flags that it does not.
 
     Args:
-        words: Behind the command.
-        options: Its own options, and whether each takes a value.
-        switches: Keys that are true where no value follows; as a mapping, with the words that each takes besides
-            truth values.
+        words: The words after the command.
+        options: The command's own options, and whether each takes a value.
+        switches: Keys that are true if no value follows; a mapping also gives the values that each accepts in addition
+            to truth values.
         lists: Keys that take every value up to the next flag.
 
     Returns:
-        The words that stay, and the values of each key.
+        The remaining words, and the values of each key.
     """
     taken = switches if isinstance(switches, Mapping) else dict.fromkeys(switches, ())
     left: list[str] = []
@@ -87,10 +87,10 @@ def plain_value(values: Sequence[str]) -> Any:
 
 
 def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """The words of ``gym train`` with every flag that is a key as ``--set KEY=VALUE``.
+    """Return the words of ``gym train`` with each flag that names a key rewritten as ``--set KEY=VALUE``.
 
     Args:
-        words: Behind the command.
+        words: The words after the command.
         options: The command's own options, and whether each takes a value.
     """
     from gym_fed.config.train.training import TrainingConfig
@@ -101,7 +101,7 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     switches: dict[str, Collection[str]] = {
         name: [member for member in found if isinstance(member, str)]
         for name, found in members.items()
-        if bool in found and str not in found  # a key that takes any text has the word behind it as its value
+        if bool in found and str not in found  # a key that takes any text always consumes the next word
     }
     left, flags = split_flags(words, options, {**switches, **dict.fromkeys(_SWITCHES, ())}, _SOURCES)
     left = _without_pairs(left, options, flags)
@@ -123,11 +123,11 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:
-    """A refusal of settings that names each key as the flag that it was typed as.
+    """Rewrite an error about ``--set`` so that it names the flags that the user typed.
 
     Args:
-        message: Lines, of which some begin with ``--set: KEY: ``.
-        words: The command line as it was typed.
+        message: The error; lines about a key begin with ``--set: KEY: ``.
+        words: The command line as typed.
     """
     typed = {word[2:].partition("=")[0].replace("-", "_"): word.partition("=")[0] for word in words}
     return "\n".join(
@@ -142,7 +142,7 @@ _OF_SETTINGS = re.compile(r"--set: ([\w.]+): ")
 
 
 def _require_switch(key: str, schema: Any) -> None:
-    """Refuse a flag without a value whose key is no switch.
+    """Refuse a flag without a value, unless its key is a switch.
 
     Raises:
         GymError: ``USAGE``.
@@ -152,23 +152,23 @@ def _require_switch(key: str, schema: Any) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"--{key}: is a section",
-            _SECTIONS.get(key, f"name a key of it: --{key}.KEY VALUE"),
+            _SECTIONS.get(key, f"set one of its keys: --{key}.KEY VALUE"),
         )
     if members and bool not in members and Any not in members:
-        raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"write it behind the flag: --{key} VALUE")
+        raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"write it after the flag: --{key} VALUE")
 
 
 _SECTIONS = {
     "lora": "to train an adapter: --finetuning lora; a key of the section: --lora.r 8",
     "quantization": "for a base in 4 bits: --quantization.bits 4",
 }
-"""What a section's name alone may have been meant for."""
+"""Hints for a section that is given without a key."""
 
 
 def _name_columns(given: dict[str, Any], text: str) -> None:
-    """``--columns prompt=question,completion=answer`` for each file of ``--data`` and ``--eval_data``.
+    """Apply ``--columns prompt=question,completion=answer`` to each file of ``--data`` and ``--eval_data``.
 
-    Without these flags they are the columns of the config's first source.
+    Without these flags it applies to the config's first source.
     """
     from gym_fed.data.columns import parse_columns
 
@@ -191,7 +191,7 @@ _SWITCHES = (
     "overwrite_cache",
     "plot_loss",
 )
-"""Of LLaMA-Factory's keys those that are written without a value."""
+"""LLaMA-Factory's keys that may be written without a value."""
 
 
 def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str, list[str]]) -> list[str]:
@@ -213,7 +213,7 @@ def _value(key: str, values: list[str], schema: Any) -> Any:
         from gym_fed.interop.keys.training import sources
 
         if not values:
-            raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"such as --{key} my.jsonl")
+            raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"for example --{key} my.jsonl")
         return _bracketed(values[0]) if values[0][:1] in ("[", "{") else sources(values)
     if not values:
         return True
@@ -231,7 +231,7 @@ def _value(key: str, values: list[str], schema: Any) -> Any:
 
 
 def _annotation(key: str, schema: Any) -> list[Any]:
-    """The types that a key takes; none for one that is unknown or has no type of its own."""
+    """Return the types that a key accepts; empty for an unknown or untyped key."""
     first, _, rest = key.partition(".")
     if rest.count(".") > MAX_DEPTH:
         raise GymError(ErrorCode.USAGE, f"--{key[:80]}...: a key has at most {MAX_DEPTH} dots")
@@ -245,7 +245,7 @@ def _annotation(key: str, schema: Any) -> list[Any]:
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The parts of a union, and the words of a literal."""
+    """Return the members of a union, with the values of its literals."""
     parts = get_args(annotation)
     is_whole = (
         not parts or isinstance(annotation, type) or getattr(annotation, "__origin__", None) in (list, dict)

@@ -36,7 +36,7 @@ def require_upload(repo: str, folder: Path) -> None:
     if constants.HF_HUB_OFFLINE:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{repo}: HF_HUB_OFFLINE forbids to upload to {endpoint()}",
+            f"{repo}: HF_HUB_OFFLINE forbids uploads to {endpoint()}",
             f"leave --repo out, and where there is a network: {_by_hand(repo, folder)}",
         )
     if get_token() is None:

@@ -1,6 +1,6 @@
 """Requests to the Hub, or the mirror in ``HF_ENDPOINT``, with bounded responses and errors as ``GymError``.
 
-The engine is huggingface_hub: its client, its tokens, its errors, its cache. Its proxy and offline settings hold.
+Uses the client, tokens, errors and cache of huggingface_hub; its proxy and offline settings apply.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def file_url(kind: Kind, name: str, commit: str, path: str) -> str:
 
 
 def read(place: str, kind: Kind, name: str, *, limit: int) -> bytes:
-    """Read the body at ``place`` below the endpoint.
+    """Fetch the response body of ``place``, a path below the endpoint.
 
     Raises:
         GymError: As ``hub_errors``; ``TOO_LARGE`` for more than ``limit`` bytes; ``DEADLINE_EXCEEDED`` for a body that
-            comes in drops.
+            arrives too slowly.
     """
     with hub_errors(kind, name):
         return _body(place, name, limit)
@@ -69,7 +69,7 @@ def _body(place: str, name: str, limit: int) -> bytes:
             if len(body) > limit:
                 raise GymError(
                     ErrorCode.TOO_LARGE,
-                    f"{name}: {endpoint()} answers with more than {readable_bytes(limit)} to {plain(place, 120)}",
+                    f"{name}: the response of {endpoint()} to {plain(place, 120)} exceeds {readable_bytes(limit)}",
                     "check HF_ENDPOINT, or choose another repository",
                 )
             if time.monotonic() - began > READ_SECONDS + len(body) / SLOWEST_BYTES_PER_SECOND:
@@ -87,8 +87,8 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
 
     Raises:
         GymError: ``UNAVAILABLE`` offline and for a Hub that fails; ``PERMISSION_DENIED`` for a gated or disabled
-            repository and for 403; ``UNAUTHENTICATED`` for a token that is refused; ``MODEL_NOT_FOUND`` or
-            ``NOT_FOUND``; ``BUSY`` when there were too many requests.
+            repository and for 403; ``UNAUTHENTICATED`` for a token that is refused; ``STALE`` for a commit that is
+            gone; ``MODEL_NOT_FOUND`` or ``NOT_FOUND``; ``BUSY`` for too many requests.
     """
     import httpx2
     from huggingface_hub import errors
@@ -98,7 +98,7 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: is not on this machine, and HF_HUB_OFFLINE forbids to ask {endpoint()}",
+            f"{name}: is not on this machine, and HF_HUB_OFFLINE forbids requests to {endpoint()}",
             f"unset HF_HUB_OFFLINE; {alternatives(kind, name)}",
         ) from error
     except errors.GatedRepoError as error:
@@ -107,7 +107,7 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
         raise GymError(
             ErrorCode.STALE,
             f"{name}: {endpoint()} no longer has the commit that it offered",
-            "run the same again, for a new offer",
+            "run the same command again to get a new offer",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise _not_found(kind, name) from error
@@ -116,14 +116,14 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
     except (httpx2.RequestError, httpx2.InvalidURL) as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{name}: no folder of this name, not wholly in this machine's cache, and {endpoint()} cannot be reached: "
-            f"{_line(error)}",
+            f"{name}: no folder of this name, not complete in this machine's cache, and "
+            f"{endpoint()} cannot be reached: {_line(error)}",
             f"run it again once there is a network; it resumes where it stopped; {alternatives(kind, name)}",
         ) from error
 
 
 def alternatives(kind: Kind, name: str) -> str:
-    """The remedy without this Hub: name the model's folder, or use a cached dataset."""
+    """The hint for working without the Hub: name the model's folder, or use a cached dataset."""
     if kind == "dataset":
         folder = storage(kind, name)
         return (
@@ -138,7 +138,7 @@ def alternatives(kind: Kind, name: str) -> str:
 
 
 def cached_dataset(name: str) -> str | None:
-    """The snapshot folder of a dataset in the Hub's cache, if it is there."""
+    """The snapshot folder of a dataset in the Hugging Face cache; None if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -159,7 +159,7 @@ def _gated(kind: Kind, name: str) -> GymError:
     token = "the account of the token that is set has no access" if get_token() else "no token is set"
     return GymError(
         ErrorCode.PERMISSION_DENIED,
-        f"{name}: is gated: its publisher gives it to accounts that accepted its terms, and {token}",
+        f"{name}: is gated: only accounts that accepted its terms have access, and {token}",
         f"accept them at {page(kind, name)}, set HF_TOKEN to a token of that account, and run the same again",
     )
 
@@ -217,12 +217,14 @@ def _refused(kind: Kind, name: str, status: int) -> GymError:
     if status == 403:
         return GymError(
             ErrorCode.PERMISSION_DENIED,
-            f"{name}: {endpoint()} does not give it to this account or token",
+            f"{name}: {endpoint()} refuses access to this account or token",
             f"see {page(kind, name)}, and set HF_TOKEN to a token with read access",
         )
     if status == 429:
         return GymError(
-            ErrorCode.BUSY, f"{name}: {endpoint()} gets too many requests from here", "wait, and run it again"
+            ErrorCode.BUSY,
+            f"{name}: {endpoint()} reports too many requests from here",
+            "wait, then run it again",
         )
     return GymError(
         ErrorCode.UNAVAILABLE,

@@ -1,7 +1,7 @@
 """Select the files of a repository that a model needs: config, tokenizer, templates, safetensors; never pickles.
 
-Files in folders are copies for other programs (``original/``, ``onnx/``), except chat templates. Of two forms of the
-weights transformers takes ``model.safetensors`` before the index, and so does this.
+Files in subfolders (``original/``, ``onnx/``) are copies for other programs and are skipped, except chat templates.
+Like transformers, this prefers ``model.safetensors`` to an index with shards.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def is_model_setting(path: str) -> bool:
 
 
 def weights_index(listed: Collection[str]) -> str | None:
-    """The index to read; None if the weights are one file."""
+    """The index file to read; None if the weights are a single file."""
     return INDEX if INDEX in listed and WHOLE not in listed else None
 
 

@@ -19,11 +19,11 @@ class Layer:
     """The packed tensors of one linear layer.
 
     Attributes:
-        name: Without the last part, as ``model.layers.0.mlp.up_proj``.
-        qweight: Packed weights, ``[..., ...] int32``.
+        name: Name of the layer, such as ``model.layers.0.mlp.up_proj``.
+        qweight: Packed weights, two-dimensional int32.
         qzeros: Packed zero points, ``[groups, ...] int32``.
-        scales: ``[groups, outputs]`` of a floating type.
-        g_idx: The group of each input, ``[inputs] int32``; None where groups lie in order.
+        scales: ``[groups, outputs]``, floating-point.
+        g_idx: The group of each input, ``[inputs] int32``; None if the groups are in order.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Layer:
     g_idx: Any
 
     def refuse(self, part: str, why: str) -> TensorInvalid:
-        """An error that names one of the tensors."""
+        """Return an error that names one of the tensors."""
         return TensorInvalid(f"{self.name}.{part}", why)
 
 
@@ -41,7 +41,7 @@ class TensorInvalid(GymError):
     """A tensor that makes the model invalid (``MODEL_INVALID``).
 
     Args:
-        tensor: Its name.
+        tensor: The tensor's name.
         why: The problem.
     """
 
@@ -60,17 +60,17 @@ def dequantised_layers(
     """Yield all tensors of a model, with a plain ``weight`` in place of each layer's packed tensors.
 
     Args:
-        tensors: By name; read one layer at a time.
-        weight_of: Computes ``[outputs, inputs]`` of a layer.
+        tensors: Tensors by name; read one layer at a time.
+        weight_of: Computes the weight of a layer, ``[outputs, inputs]``.
 
     Raises:
-        TensorInvalid: By name.
+        TensorInvalid: For a missing, unexpected or invalid tensor.
     """
     names = set(tensors)
     layers = {name.removesuffix(f".{PACKED}") for name in names if name.endswith(f".{PACKED}")}
     if not any(name.rpartition(".")[2] in (PACKED, *BESIDE) for name in names):
         raise TensorInvalid(
-            f"*.{PACKED}", "there is none, and quantization_config says that weights are packed"
+            f"*.{PACKED}", "there is none, but quantization_config says that weights are packed"
         )
     for name in tensors:
         stem, _, part = name.rpartition(".")
@@ -81,7 +81,7 @@ def dequantised_layers(
         elif part in BESIDE:
             raise TensorInvalid(name, f"has no {stem}.{PACKED} next to it")
         elif stem in layers and part == "weight":
-            raise TensorInvalid(name, f"is there as well as {stem}.{PACKED}: which is meant?")
+            raise TensorInvalid(name, f"exists next to {stem}.{PACKED}, so the weight is ambiguous")
         else:
             yield name, tensors[name]
 
@@ -105,7 +105,7 @@ def _require_kinds(layer: Layer) -> None:
     for part in (PACKED, "qzeros", "scales"):
         value = getattr(layer, part)
         if value.ndim != 2 or 0 in value.shape:
-            raise layer.refuse(part, f"has shape {list(value.shape)}, two sizes above 0 are needed")
+            raise layer.refuse(part, f"has shape {list(value.shape)}, two non-empty dimensions are needed")
         has_right_dtype = value.is_floating_point() if part == "scales" else value.dtype is torch.int32
         if not has_right_dtype:
             kind = "a floating type" if part == "scales" else "int32"
@@ -115,7 +115,7 @@ def _require_kinds(layer: Layer) -> None:
 
 
 def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str) -> None:
-    """Refuse a tensor of another shape.
+    """Refuse a tensor whose shape is not ``wanted``.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -126,15 +126,15 @@ def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str
 
 
 def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
-    """The group of each input, ``[inputs]`` int64.
+    """Return the group of each input, ``[inputs]`` int64.
 
     Args:
-        layer: With ``g_idx``, or with groups that lie in order.
+        layer: A layer with ``g_idx``, or with groups in order.
         inputs: Input dimension of the layer.
-        group_size: Inputs of a group; -1 for all in one.
+        group_size: Inputs per group; -1 for one group.
 
     Raises:
-        GymError: ``MODEL_INVALID`` where the number of groups is another one.
+        GymError: ``MODEL_INVALID`` for a wrong number of groups, or a ``g_idx`` that does not fit them.
     """
     import torch
 
@@ -152,7 +152,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
         raise layer.refuse("g_idx", f"is of {layer.g_idx.dtype}, integers are needed")
     groups_of_inputs = layer.g_idx.long()
     if int(groups_of_inputs.min()) < 0 or int(groups_of_inputs.max()) >= groups:
-        raise layer.refuse("g_idx", f"names groups beyond the {groups} there are")
+        raise layer.refuse("g_idx", f"names groups beyond the {groups} that exist")
     return groups_of_inputs
 
 
@@ -160,12 +160,12 @@ def unpacked(words: Any, bits: int, dim: int) -> Any:
     """Unpack values from a bit stream, lowest bits first, ``32 * n`` bits at a time.
 
     Args:
-        words: int32; along ``dim`` there are ``values * bits / 32``.
+        words: Packed int32 words, ``values * bits / 32`` along ``dim``.
         bits: Bits per value: 2, 3, 4 or 8. With 3, some values span two words.
-        dim: The packed one.
+        dim: The packed dimension.
 
     Returns:
-        int32 in ``[0, 2**bits)``.
+        int32 values in ``[0, 2**bits)``.
     """
     import torch
 
@@ -189,9 +189,9 @@ def integer(
     """Read an integer from ``quantization_config``.
 
     Args:
-        config: The section.
-        names: The keys under which it may stand.
-        allowed: Whether a value will do.
+        config: The ``quantization_config`` section.
+        names: The key, and its alternative names.
+        allowed: Returns True for an allowed value.
         text: The allowed values, in words.
 
     Raises:
@@ -211,5 +211,5 @@ def integer(
 
 
 def group_size_of(config: Mapping[str, Any]) -> int:
-    """The number of inputs in a group; -1 for a single group."""
+    """Return the number of inputs per group; -1 for a single group."""
     return integer(config, ("group_size", "q_group_size"), lambda it: it == -1 or it > 0, "a size or -1")

@@ -1,4 +1,4 @@
-"""Converts a round's recipe to the trainer's config, for contributors and the coordinator's root."""
+"""Convert a round's recipe to a training config, for contributors and for the hub's training on its ``root`` rows."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def round_training(
         save_steps=max(1, recipe.max_steps // _CHECKPOINTS_PER_ROUND),
         save_final=False,
     )
-    return as_given(config)  # everybody trains by the recipe, whatever the machine
+    return as_given(config)  # all contributors train by the recipe, so no defaults depend on the machine
 
 
 def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the sections of the chosen algorithm and method; what sends factors is described by ``lora``."""
+    """Return the sections of the algorithm and tuning method; ``lora`` configures all methods that send factors."""
     sections = recipe.chosen_sections()
     if recipe.sends_factors:
         sections[recipe.finetuning] = recipe.lora.model_dump()

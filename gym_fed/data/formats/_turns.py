@@ -70,7 +70,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
         images: Grows by the images that content parts hold, in their order.
 
     Raises:
-        BadRow: For what is no conversation.
+        BadRow: For rows that are not conversations.
     """
     if not isinstance(turns, list) or not turns:
         example = "a human and a gpt turn" if key == "conversations" else "a user and an assistant message"

@@ -123,7 +123,7 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
     """The messages of a supervised row to be written as ``format``, and the other keys.
 
     Raises:
-        BadRow: For a row that is no conversation.
+        BadRow: For a row that is not a conversation.
     """
     if "messages" in row:
         return row["messages"], context_of(row)
@@ -133,7 +133,7 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
             "choose completion; a question and its answer are a conversation when they are read as "
             "--columns instruction=QUESTION,output=ANSWER"
         )
-    raise BadRow(f"is no conversation, as {format} needs", remedy)
+    raise BadRow(f"is not a conversation, as {format} needs", remedy)
 
 
 def context_of(row: Raw) -> Raw:

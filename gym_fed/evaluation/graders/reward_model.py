@@ -1,4 +1,4 @@
-"""The score of a trained reward model (Bradley-Terry; Ouyang et al. 2022, eq. 1): one scalar per conversation."""
+"""Grade answers with a trained reward model: one scalar per conversation (Ouyang et al. 2022, eq. 1)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 
 
 class RewardModelConfig(GraderConfig):
-    """The score of a trained reward model."""
+    """Config of the ``reward_model`` grader."""
 
     model: str
-    """A finished run of ``algorithm: reward_model``, full or adapter, another sequence classifier with one label, or a
-    model or adapter with ``value_head.safetensors`` beside it, as LLaMA-Factory saves reward models."""
+    """A finished run of ``algorithm: reward_model`` (full or adapter) or another sequence classifier with one label. A
+    model or adapter folder with ``value_head.safetensors``, as LLaMA-Factory saves reward models, works too."""
 
     batch_size: int = Field(default=16, ge=1)
     max_length: int = Field(default=1024, ge=8)
-    """Longer conversations lose their beginning."""
+    """Maximum tokens of a conversation; longer ones are truncated at the beginning."""
 
     device: Device = "auto"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -53,7 +53,7 @@ class RewardModelGrader(Grader):
 
     def setup(self) -> None:
         model = self._with_value_head() if self._value_head else self._classifier()
-        if model.config.pad_token_id is None:  # the model uses it to find the last token
+        if model.config.pad_token_id is None:  # the model finds the last token by it
             model.config.pad_token_id = self._tokenizer.pad_token_id
         self._tokenizer.padding_side, self._tokenizer.truncation_side = "right", "left"
         self._model = model.to(self._device).eval()
@@ -80,7 +80,7 @@ class RewardModelGrader(Grader):
                 str(base),
                 {"num_labels": 1, "dtype": dtype},
                 name=self.config.model,
-                headless=adapter.is_file(),  # the adapter brings the head
+                headless=adapter.is_file(),  # the head is in the adapter
             )
             self._tokenizer = load_tokenizer(str(self._folder))
             if adapter.is_file():
@@ -136,15 +136,13 @@ def _require_scalar_head(folder: Path, name: str) -> None:
         task = read_object(adapter).get("task_type")
         if task != "SEQ_CLS":
             raise GymError(
-                ErrorCode.MODEL_INVALID, f"{name}: is an adapter for {task}, no reward model", hint
+                ErrorCode.MODEL_INVALID, f"{name}: is an adapter for {task}, not a reward model", hint
             )
         return
     config = read_object(folder / "config.json")
     kinds = config.get("architectures") or []
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
-        raise GymError(ErrorCode.MODEL_INVALID, f"{name}: is {', '.join(kinds)}, no reward model", hint)
+        raise GymError(ErrorCode.MODEL_INVALID, f"{name}: is {', '.join(kinds)}, not a reward model", hint)
     labels = len(config.get("id2label") or {0: "", 1: ""})  # transformers omits its default of two labels
     if labels != 1:
-        raise GymError(
-            ErrorCode.MODEL_INVALID, f"{name}: has {labels} labels, and a reward model has 1", hint
-        )
+        raise GymError(ErrorCode.MODEL_INVALID, f"{name}: has {labels} labels; a reward model has 1", hint)

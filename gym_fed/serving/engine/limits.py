@@ -51,7 +51,7 @@ class Limits:
         if len(ids) >= self.context:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"the prompt has {counted(len(ids), 'token')}; the context has {self.context}, for the answer too",
+                f"the prompt has {counted(len(ids), 'token')}; prompt and answer together can have {self.context}",
                 "shorten the prompt, or leave out pictures" if pictures else "shorten the prompt",
             )
         end = 0

@@ -1,4 +1,4 @@
-"""Prompts: messages or text rendered to token ids with the tokenizer's chat template."""
+"""Render messages or text to token ids with the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
 _COPIES = 2
 TEXT_ALONE = NoPictures()
 _CHARACTERS_A_TOKEN = 8
-"""More characters than a token of ordinary text has, so that a prefix of this length shows that a text is too long."""
+"""More characters than a token of ordinary text has; used to choose the prefix that checks a text's length."""
 
 
 class Prompts:
-    """Renders prompts with one tokenizer; from any thread.
+    """Renders prompts with one tokenizer. Thread-safe.
 
-    A text that cannot fit is refused after tokenizing a part of it, so that no request blocks the tokenizers.
+    A text that is too long is refused after tokenizing a part of it, so that no request occupies a tokenizer for long.
 
     Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as plain characters, so that no
     text, such as a tool's result or a quoted page, can end its message and begin another.
 
     Args:
-        tokenizer: The tokenizer of the base; copies are used, because this setting would affect its other users.
-        vocab_size: Rows of the model's embedding: the token ids that exist.
-        context: Tokens of the longest prompt; None: only the engine checks lengths.
+        tokenizer: The tokenizer of the base model. It is copied, because it may be in use in another thread.
+        vocab_size: Number of rows of the model's embedding; token ids must be below it.
+        context: Context length in tokens, for prompt and answer together; None: only the engine checks lengths.
         tool_format: How the model writes tool calls; ``auto`` detects it from the template.
-        pictures: Reads pictures, or refuses them.
+        pictures: Reads the pictures in messages, or refuses them.
 
     Attributes:
-        tools: The tools of the template.
+        tools: Tool calls in the format of the template.
         names: The variables of the template.
     """
 
@@ -89,12 +89,12 @@ class Prompts:
         return MessagePictures(messages, self.pictures)
 
     def expanded(self, messages: list[Message], seen: MessagePictures, **how: Any) -> ExpandedPrompt:
-        """Render some of the request's messages like ``of_messages``, with the tokens of their pictures."""
+        """Render messages of the request like ``of_messages``, and insert the tokens of their pictures."""
         prompt = seen.expand(self.of_messages(messages, **how), messages)
         if self._context is not None and prompt.runs and len(prompt) >= self._context:
             raise RequestError(
-                f"the prompt has {len(prompt):,} tokens with those of its pictures; the context has {self._context:,}, "
-                "for the answer too",
+                f"the prompt has {len(prompt):,} tokens including its pictures; prompt and answer together can have "
+                f"{self._context:,}",
                 param="messages",
                 name="context_length_exceeded",
                 hint="send fewer pictures, or smaller ones",
@@ -102,7 +102,7 @@ class Prompts:
         return prompt
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
-        """Return the pictures of a prompt for the engine, with their features; ``owner`` is the caller."""
+        """Return the pictures of a prompt, with their features, for the engine; ``owner`` is the calling account."""
         return self.pictures.placed(prompt, owner) if isinstance(self.pictures, PictureReader) else ()
 
     def of_messages(
@@ -118,11 +118,11 @@ class Prompts:
         Args:
             messages: The validated messages.
             tools: OpenAI's ``tools``; rendered by the template.
-            open_call: Whether the answer begins inside a tool call.
-            variables: Further variables, which the template has (``TemplateNames``).
+            open_call: True if the answer begins inside a tool call.
+            variables: Further variables that the template uses (``TemplateNames``).
 
         Raises:
-            RequestError: For a model without a chat template, or a conversation that its template refuses.
+            RequestError: If the model has no chat template, or the template refuses the conversation.
         """
         if not self._has_template:
             raise RequestError(
@@ -140,10 +140,10 @@ class Prompts:
         return [*ids, *(self._ids(opening, "messages", special=False) if opening else ())]
 
     def of_input(self, given: str | list[int], param: str, *, special: bool = True) -> list[int]:
-        """Encode a text, without the tokenizer's own first and last tokens if ``special`` is False, or check token ids.
+        """Encode a text, or validate token ids; ``special=False`` omits the tokenizer's BOS and EOS tokens.
 
         Raises:
-            RequestError: For an empty text, or ids that the model does not have.
+            RequestError: For an empty or too long text, or ids outside the vocabulary.
         """
         if isinstance(given, str):
             self._require_fits(given, param)
@@ -152,34 +152,34 @@ class Prompts:
         return given
 
     def require_known(self, token_ids: Any, param: str) -> None:
-        """Refuse ids that the model does not have."""
+        """Refuse token ids outside the vocabulary."""
         for token in token_ids:
             if not 0 <= token < self._vocab_size:
                 raise RequestError(
-                    f"field {param!r}: token id {token} is not among the model's {self._vocab_size}",
+                    f"field {param!r}: token id {token} is outside the vocabulary of {self._vocab_size:,}",
                     param=param,
                 )
 
     def of_question(self, text: str) -> list[int]:
-        """Render a user's message, up to where its answer begins; raises as ``of_messages``."""
+        """Render one user message, up to where the answer begins; raises like ``of_messages``."""
         return self.of_messages([UserMessage(role="user", content=text)])
 
     def first_id(self, text: str) -> int:
-        """Return the first token of a text in the middle of a prompt."""
+        """Return the first token id of a text that stands in the middle of a prompt."""
         return self._ids(text, "text", special=False)[0]
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
-        """Decode token ids; with the text of control tokens if ``special`` is True."""
+        """Decode token ids; ``special`` includes the text of control tokens."""
         with self._a_tokenizer() as tokenizer:
             return str(tokenizer.decode(token_ids, skip_special_tokens=not special))
 
     def pieces(self, token_ids: list[int]) -> list[str]:
-        """Return the vocabulary's text for each token."""
+        """Return each token as written in the vocabulary."""
         with self._a_tokenizer() as tokenizer:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
     def _row(self, message: Message) -> dict[str, Any]:
-        """Convert a message to a template's row, with a mark for each picture if the model reads them."""
+        """Convert a message to a row for the template, with a placeholder per picture if the model reads pictures."""
         text = text_of(message.content) if self._parts is None else self._parts.marked(message.content)
         row = _row(message, text)
         if isinstance(message, AssistantMessage) and message.thoughts is not None:
@@ -200,7 +200,7 @@ class Prompts:
         return self._applied(rows if self._parts is None else self._parts.shaped(rows), tools, **how)
 
     def _plain(self, rows: list[dict[str, Any]]) -> str:
-        """Render rows that are in the template's own form."""
+        """Render rows that already have the form that the template takes."""
         return str(self._applied(rows, None, tokenize=False, add_generation_prompt=False))
 
     def _applied(self, rows: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **how: Any) -> Any:
@@ -218,7 +218,7 @@ class Prompts:
         ids = self._tokens(text, special=special)
         if not ids:
             raise RequestError(
-                f"field {param!r} has no token", param=param, hint="give at least one character"
+                f"field {param!r} has no tokens", param=param, hint="give at least one character"
             )
         return ids
 
@@ -226,9 +226,10 @@ class Prompts:
         return self._context is not None and len(text) > self._context * _CHARACTERS_A_TOKEN
 
     def _require_fits(self, text: str, param: str) -> None:
-        """Refuse a text that is too long for the context, by a prefix of it; a quarter is left for where it is cut.
+        """Refuse a text that is too long for the context, after tokenizing only a prefix of it.
 
-        The prefix doubles until that is certain or the text ends, since some texts have few tokens, such as spaces.
+        The limit is 25% above the context, since the prefix may be cut within a token. The prefix doubles until it
+        exceeds the limit or the text ends, since some texts, such as runs of spaces, have few tokens.
         """
         if self._context is None:
             return
@@ -237,8 +238,8 @@ class Prompts:
             count = len(self._tokens(text[:length], special=False))
             if count > most:
                 raise RequestError(
-                    f"the first {length:,} of {len(text):,} characters are {count:,} tokens already; the context has "
-                    f"{self._context:,}, for the answer too",
+                    f"the first {length:,} of {len(text):,} characters have {count:,} tokens; prompt and answer "
+                    f"together can have {self._context:,}",
                     param=param,
                     name="context_length_exceeded",
                     hint="shorten the prompt",
@@ -252,7 +253,7 @@ class Prompts:
 
     @contextmanager
     def _a_tokenizer(self) -> Iterator[Any]:
-        """Take a tokenizer that nobody else uses meanwhile."""
+        """Take one of the tokenizers, for exclusive use."""
         tokenizer = self._free.get()
         try:
             with tokenizer_errors(tokenizer):
@@ -262,7 +263,7 @@ class Prompts:
 
 
 def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Iterator[str]:
-    """Yield every text that a conversation brings into its prompt, system messages and tools included."""
+    """Yield every text of a conversation that goes into its prompt, including system messages and tools."""
     for message in messages:
         yield text_of(message.content)
         if isinstance(message, AssistantMessage):
@@ -274,7 +275,7 @@ def texts_of(messages: list[Message], tools: list[dict[str, Any]] | None) -> Ite
 
 
 def _row(message: Message, content: str) -> dict[str, Any]:
-    """Convert a message to a template's row: text, and arguments of calls as objects."""
+    """Convert a message to a row for the template, with the arguments of tool calls as objects."""
     if isinstance(message, ToolMessage):
         return {"role": "tool", "content": content, "tool_call_id": message.tool_call_id}
     role = "system" if message.role == "developer" else message.role
@@ -307,10 +308,10 @@ _PROBE = "a probe of parts"
 
 
 class ContentParts:
-    """Message contents in the form that a vision model's chat template takes: lists of parts, pictures among them.
+    """Converts message contents to the form that a vision model's chat template takes: lists of text and image parts.
 
-    While tools are brought into the messages, a content is one text in which a nonce, which nobody outside can write,
-    represents each picture. The roles that take lists are detected by rendering one.
+    Until tools have been added to the messages, a content is one text, with a random placeholder, which no client can
+    guess, for each picture. Rendering a list shows which roles take lists.
 
     Args:
         render: Renders messages to a text; raises ``RequestError``.
@@ -322,14 +323,14 @@ class ContentParts:
         self._takes: dict[str, bool] = {}
 
     def marked(self, content: str | Sequence[TextPart | ImagePart] | None) -> str:
-        """Return a content as one text, with marks for pictures."""
+        """Return a content as one text, with placeholders for pictures."""
         return text_of(content, self._picture)
 
     def shaped(self, rows: list[Row]) -> list[Row]:
-        """Convert rows of marked texts to the template's form.
+        """Convert rows with placeholders to the template's form.
 
         Raises:
-            RequestError: For a picture in a message whose content must be a text.
+            RequestError: For a picture in a message whose content must be plain text.
         """
         return [{**row, "content": self._shaped(row["role"], row["content"])} for row in rows]
 
@@ -360,7 +361,7 @@ class ContentParts:
         return takes
 
     def _probe(self, role: str) -> bool:
-        """Return whether the template writes the text of a list of parts, and nothing else of the list."""
+        """Return True if the template renders the text of a list of parts, and not the list itself."""
         row: Row = {"role": role, "content": [{"type": "text", "text": _PROBE}]}
         rows = [row]
         if role != "user":

@@ -7,8 +7,8 @@ returning None and ``acquire`` keeps waiting until enough is released. A load fi
 or what the variant took before. A variant that turns out larger than its file exceeds the limit only while it loads; it
 is dropped, and loaded again when there is room for its real size.
 
-A variant that a request waits for is not evicted before its first use, or for half a minute. So three variants that
-alternate in a cache for two are all served. A prefetched variant is protected only from other prefetches.
+A variant that a request waits for is not evicted before its first use, for at most 30 seconds. So three variants that
+alternate in a cache with room for two are all served. A prefetched variant is protected only from other prefetches.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ T = TypeVar("T")
 
 
 class VariantCache:
-    """A cache limited in bytes, with pins, one load at a time per file, and loading threads.
+    """A byte-limited cache with pinning, loading threads, and one load at a time per file.
 
     Args:
         load: Verifies a row and loads its file, or returns the file's weights if they are in memory; called
             from the loading threads.
-        cache_bytes: The limit of memory.
+        cache_bytes: The memory limit.
         threads: The number of loading threads.
         fingerprint: Changes when a file changes, so that a failed load is tried again at once.
     """
@@ -103,7 +103,7 @@ class VariantCache:
         """Return the variant, pinned, if it is in memory; otherwise start its load and return None.
 
         Raises:
-            GymError: If its last load failed, for some seconds after or until row or file change.
+            GymError: If its last load failed; for some seconds, or until its row or file changes.
         """
         with self._changed:
             variant = self._claim(record)
@@ -113,7 +113,7 @@ class VariantCache:
             return variant
 
     def lacks_room(self, name: str) -> bool:
-        """Return whether its load waits until variants that are in use are released."""
+        """True if the variant's load waits for memory that variants in use occupy."""
         with self._changed:
             load = self._loads.find(name)
             return load is not None and load.lacks_room
@@ -121,7 +121,8 @@ class VariantCache:
     def acquire(self, record: VariantRecord) -> LoadedVariant | None:
         """Wait for the variant, and return it pinned.
 
-        None if it was replaced meanwhile, or used by another and evicted again: look its row up and call again.
+        Returns None if the variant was replaced meanwhile, or used by another caller and evicted again. Then read its
+        row again and repeat the call.
 
         Raises:
             GymError: If the load failed.
@@ -141,23 +142,23 @@ class VariantCache:
             return self._claim(record)
 
     def prefetch(self, record: VariantRecord) -> None:
-        """Start its load if there is room, or if evicting variants that nobody waits for makes room."""
+        """Start loading a variant if there is room, or if evicting variants that no request waits for makes room."""
         with self._changed:
             if not self._resident.has(record) and self._failures.find(record) is None:
                 self._begin(record, urgent=False)
 
     def release(self, variant: LoadedVariant) -> None:
-        """End one use.
+        """Unpin a variant after one use.
 
         Raises:
-            GymError: ``USAGE`` if it is not in use.
+            GymError: ``USAGE`` if the variant is not in use.
         """
         with self._changed:
             if self._resident.unpin(variant):
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
-        """Drop it from memory when its last use ends, since its row was removed or replaced."""
+        """Drop a variant whose row was removed or replaced from memory, as soon as its last use ends."""
         with self._changed:
             self._retire(name)
 
@@ -178,7 +179,7 @@ class VariantCache:
             )
 
     def close(self) -> None:
-        """End the loading threads; waiting calls raise."""
+        """Stop the loading threads; waiting calls raise."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -237,7 +238,7 @@ class VariantCache:
         """Run a step of a load; an error ends this load, for all its waiters, but not the thread."""
         try:
             return step()
-        except Exception as error:  # noqa: BLE001 - a thread less would leave others waiting for good
+        except Exception as error:  # noqa: BLE001 - if the thread died, other loads would wait forever
             self._give_back(load)
             self._errors += 1
             load.error = _unexpected(load.record, error)
@@ -249,7 +250,7 @@ class VariantCache:
             return self._load(load.record, load.shared), None
         except GymError as error:
             return None, error
-        except Exception as error:  # noqa: BLE001 - all waiters get it, and this thread continues
+        except Exception as error:  # noqa: BLE001 - all waiters get the error, and this thread continues
             return None, _unexpected(load.record, error)
 
     def _next(self) -> Load | None:
@@ -260,7 +261,7 @@ class VariantCache:
         return None
 
     def _reserve(self, load: Load) -> bool:
-        """Wait for room; False if nobody wants the load any more, or if a prefetch finds none."""
+        """Wait for room; False if the load is no longer needed, or if there is no room for a prefetch."""
         load.shared = self._resident.pin(load.record.sha256)
         if load.shared is not None:
             return True
@@ -274,7 +275,7 @@ class VariantCache:
                 return True
             if not load.urgent:
                 break
-            self._changed.wait(timeout=1.0)  # a variant kept for a waiter may be evicted after its time
+            self._changed.wait(timeout=1.0)  # variants protected for 30 s become evictable
         self._end(load)
         return False
 

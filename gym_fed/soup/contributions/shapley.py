@@ -17,7 +17,7 @@ class ShapleyConfig(StrictModel):
     """Settings of ``shapley``."""
 
     max_players: int = Field(default=10, ge=1, le=20)
-    """Updates in a round beyond which scoring is refused: n of them cost 2^n - 1 evaluations."""
+    """Maximum updates in a round; n updates cost 2^n - 1 evaluations."""
 
 
 class Shapley(ContributionMethod):
@@ -38,7 +38,7 @@ class Shapley(ContributionMethod):
                 "score with monte_carlo, gtg or estimate, or raise max_players",
             )
         counted = CountedGame(game)
-        # In binary order, so that a game that extends its last soup seldom starts over.
+        # In binary order, every second coalition extends the one before it, so SoupGame adds one update to its sum.
         table = [counted.parts(frozenset(i for i in range(n) if mask >> i & 1)) for mask in range(1 << n)]
         parts = np.zeros((n, len(counted.block_weights)))
         for i in range(n):

@@ -1,4 +1,4 @@
-"""torch.compile: the model's graph is compiled at the first step, and again for other shapes."""
+"""Train with torch.compile: the model is compiled at the first step, and recompiled for new shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEEDS_NO_COMPILER = ("eager", "aot_eager")
 
 
 class TorchCompile(Feature):
-    """Compiles the trained model by accelerate; the saved model is the uncompiled one."""
+    """Compiles the model through accelerate; the model is saved uncompiled."""
 
     tried = "yes; needs a compiler"
 
@@ -24,7 +24,7 @@ class TorchCompile(Feature):
         import torch
 
         backend = config.torch_compile_backend or _DEFAULT_BACKEND
-        # Listing them is part of importing torch._dynamo, which takes seconds: only when another is set.
+        # Listing backends imports torch._dynamo, which takes seconds, so it is done only for other backends.
         if backend not in (_DEFAULT_BACKEND, *_NEEDS_NO_COMPILER):
             known = torch.compiler.list_backends()
             reason = f"torch_compile_backend: {backend!r} is unknown here"

@@ -1,4 +1,4 @@
-"""The end of a run: the model left ready for use, the result, and the files of the run folder."""
+"""Finish a run: check the model, build the result, and write the files of the run folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DELTA_NAME = "tuned.gymdelta"
 
 
 def settle_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -> None:
-    """Leave the model ready for use.
+    """Clear gradients, switch the model to eval mode, and check that its weights are finite.
 
     Raises:
-        GymError: ``INTERRUPTED`` when the run was stopped; for weights that are not finite.
+        GymError: ``INTERRUPTED`` if the run was stopped; ``DATA_INVALID`` for weights that are not finite.
     """
     model.zero_grad(set_to_none=True)
     model.eval()
@@ -51,7 +51,7 @@ def make_result(
 ) -> TrainResult:
     """Return the result of ``Trainer.train``."""
     steps = int(trainer.state.global_step)
-    plan = getattr(trainer, "plan", None)  # of a private run
+    plan = getattr(trainer, "plan", None)  # only private runs have one
     last = hooks.losses[-config.logging_steps :]
     return TrainResult(
         steps=steps,
@@ -80,9 +80,9 @@ def save_result(
     result: TrainResult,
     check: LearningCheck | None,
 ) -> TrainResult:
-    """Write the model into the run folder, check it, and close the record of the run; return the checked result.
+    """Save the model, run the learning check, and complete the run's record; return the checked result.
 
-    The weights are written first, so that no failure of the check loses them.
+    The weights are written first, so that they are kept if the check fails.
     """
     with quiet_loading():
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
@@ -90,20 +90,20 @@ def save_result(
         processes.on_main(lambda: _save_delta(config, result, folder))
     done = checked(result, check)
     processes.on_main(lambda: folder.finish(done.summary()))
-    assert hooks.experiment is not None  # it has trained
+    assert hooks.experiment is not None  # set when training began
     hooks.experiment.log_artifacts(folder.artifacts())
     return done
 
 
 def checked(result: TrainResult, check: LearningCheck | None) -> TrainResult:
-    """Return ``result`` with what the run has gained and lost, if it is checked."""
+    """Add the measurements of the learning check to ``result``; without a check, return it unchanged."""
     if check is None:
         return result
     return replace(result, check=check.result(result.model, result.history, result.best_step))
 
 
 def _save_delta(config: TrainingConfig, result: TrainResult, folder: RunFolder) -> None:
-    """Write the fine-tune as a delta of its base, replacing that of an earlier attempt."""
+    """Write the fine-tune as a delta of its base, replacing the file of an earlier attempt."""
     from gym_fed.training.run.afterwards import export
 
     path = folder.path / DELTA_NAME

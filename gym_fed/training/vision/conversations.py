@@ -1,8 +1,8 @@
-"""Fine-tuning of models that read images: conversations with images, over TRL's collator for vision and language.
+"""Fine-tune vision-language models on conversations with images, with TRL's collator.
 
-A row is ``{"messages": [...], "images": [path, ...]}``; where a picture belongs stands ``<image>`` in a text, or a part
-``{"type": "image"}``. Pictures are read from disk batch by batch. Rows are never packed. Longer ones are cut behind
-their last picture: what would be left of a picture's tokens fits no picture.
+A row is ``{"messages": [...], "images": [path, ...]}``. The position of an image is ``<image>`` in a text, or a
+part ``{"type": "image"}``. Images are read from disk batch by batch. Rows are never packed. A row longer than
+``max_length`` is truncated only after its last image, since the tokens of an image cannot be split.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
         arguments: Further keyword arguments of ``from_pretrained``.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for packages that prepare images, ``MODEL_INVALID`` for broken files.
+        GymError: ``MISSING_DEPENDENCY`` without the packages for images, ``MODEL_INVALID`` for broken files.
     """
     import torch
     from transformers import AutoModelForImageTextToText
@@ -73,7 +73,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
-    """Call ``require_model_of_text`` and ``require_image_model`` before loading the model, by its files.
+    """Call ``require_model_of_text`` and ``require_image_model`` using the model's files, before it is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
@@ -85,7 +85,7 @@ def check_vision_keys(config: TrainingConfig) -> None:
 
 
 def require_model_of_text(config: TrainingConfig) -> None:
-    """Refuse a model that only a class for images loads, if the algorithm reads text alone.
+    """Refuse a model without a text-only class in transformers, if the algorithm cannot train on images.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
@@ -95,9 +95,8 @@ def require_model_of_text(config: TrainingConfig) -> None:
     if (kind := images_type(Path(resolve(config.model)))) is not None:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"model: {config.model} is a {kind} model, which reads images, and {config.algorithm} learns from "
-            "text alone here",
-            "train it by sft, the one algorithm that encodes pictures, or give a model of text",
+            f"model: {config.model} is a {kind} model, which reads images, and {config.algorithm} trains only on text",
+            "train it with sft, the only algorithm that takes images, or give a text-only model",
         )
 
 
@@ -110,7 +109,7 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
 
 
 def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None:
-    """Refuse images that a model without a vision part, or an ``algorithm`` that reads none, would never see.
+    """Refuse rows with images, which a text-only model or the given ``algorithm`` would ignore.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first such row.
@@ -119,8 +118,8 @@ def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None
         if row.get("images"):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"row {number} has images, and {algorithm or 'the model'} reads text alone",
-                "drop the images, or learn them by sft, the one algorithm that encodes pictures"
+                f"row {number} has images, and {algorithm or 'the model'} reads only text",
+                "drop the images, or use sft, the only algorithm that takes images"
                 if algorithm
                 else "use a vision-language model, or drop the images",
             )
@@ -131,13 +130,13 @@ def encode_image_rows(
 ) -> EncodedRows:
     """Return rows for the collator: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
 
-    ``ImageBatches`` cuts those that are longer than ``max_length``; rows with nothing to learn within it are left out.
-    The ``counts`` of the result are of all rows, and of the tokens that have a label.
+    ``ImageBatches`` truncates rows to ``max_length``; rows with nothing to learn within it are left out. The ``counts``
+    of the result include all rows, and the tokens with a label.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` naming the row whose images do not fit its text,
-            cannot be read, or do not fit ``max_length``, for a template that does not let the assistant's words be
-            located, and where nothing is left to learn from.
+        GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` for a row whose images do not match its text, cannot
+            be read or exceed ``max_length``, for a template in which the assistant's words cannot be located, and if
+            no row is left to learn from.
     """
     refuse_first((packing, "packing: rows of images cannot be joined", "set packing: false"))
     require_chat_template(processor)
@@ -145,7 +144,9 @@ def encode_image_rows(
     counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
-            raise _bad(number, "is no conversation", "models that read images learn conversations (messages)")
+            raise _bad(
+                number, "is not a conversation", "models that read images train on conversations (messages)"
+            )
         _require_whole_answers(config, row, number)
         images = [_source(image, number) for image in row.get("images") or ()]
         messages = place_images(row["messages"], len(images), number)
@@ -165,7 +166,7 @@ def encode_image_rows(
 
 
 class _TooLong:
-    """A count of rows whose images do not fit; the first is named."""
+    """Counts rows whose images exceed ``max_length``; ``refuse`` names the first."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length, self._count, self._longest, self._first = max_length, 0, 0, ""
@@ -179,7 +180,7 @@ class _TooLong:
     def refuse(self) -> None:
         if not self._count:
             return
-        more = f"; so it is with {self._count} rows" if self._count > 1 else ""
+        more = f"; {self._count} rows have this problem" if self._count > 1 else ""
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{self._first}, and max_length is {self._max_length}{more}",
@@ -193,23 +194,29 @@ def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> Non
     reason = "mask_history: models that read images learn every answer of a conversation"
     refuse_first((config.mask_history, reason, "remove it, or end each conversation with its first answer"))
     if row.get("tools"):
-        raise _bad(number, "has tools, which models that read images are not shown", "drop them from the row")
+        raise _bad(
+            number, "has tools, which are not supported for models that read images", "drop them from the row"
+        )
     for message in row["messages"]:
         if message.get("weight", 1) != 1:
             raise _bad(
-                number, "has a message with a weight, beside images", "drop the weight, or the message"
+                number,
+                "has a message with a weight, which is not supported with images",
+                "drop the weight, or the message",
             )
         if message.get("reasoning_content") or message.get("thinking"):
             raise _bad(
-                number, "has reasoning, which models that read images are not taught", "drop it from the row"
+                number,
+                "has reasoning, which is not supported for models that read images",
+                "drop it from the row",
             )
 
 
 def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:
-    """Replace every ``<image>`` in ``messages`` by a part; without any, images come before the first question.
+    """Replace each ``<image>`` in ``messages`` by an image part; without any, images precede the first question.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming row ``number`` when there are not as many places as images.
+        GymError: ``DATA_INVALID`` naming row ``number`` if placeholders and images differ in number.
     """
     if not count:
         return messages
@@ -224,7 +231,7 @@ def place_images(messages: list[dict[str, Any]], count: int, number: int) -> lis
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
-    """Split a text, or parts whose texts may hold ``<image>``, into parts of one kind each."""
+    """Split a text, or parts whose texts may contain ``<image>``, into text parts and image parts."""
     parts: list[dict[str, Any]] = []
     for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
         if part["type"] != "text":
@@ -248,7 +255,9 @@ def _source(image: Any, number: int) -> str:
         raise _bad(number, f"has an image that is {type(image).__name__}", "give paths of image files")
     if "://" in image.split(",")[0]:
         raise _bad(
-            number, f"has an image on the network: {image}", "gym-fed fetches none; save it, give its path"
+            number,
+            f"has an image on the network: {image}",
+            "gym-fed does not fetch images; save it and give its path",
         )
     return image if image.startswith("data:") else str(Path(image).expanduser())
 
@@ -262,14 +271,14 @@ def _labels(
 ) -> tuple[list[int], int]:
     """Return the collator's labels of a row, and the position of the last image token; -1 for none.
 
-    Where a processor has another mark for an image than the usual ones, its images count as the row's end.
+    If the image token of the processor is not found once per image, the images are counted at the end of the row.
 
     Args:
         processor: The model's processor.
-        messages: With their images in place.
-        sizes: Tokens of each image.
-        template: Marks the assistant's words; None where the processor's own does.
-        assistant_only: Label the assistant's words alone.
+        messages: Messages that contain their image parts.
+        sizes: Number of tokens of each image.
+        template: A chat template that marks the assistant's words; None: the processor's own.
+        assistant_only: Label only the assistant's words.
     """
     parts = [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
@@ -306,7 +315,7 @@ def _own_template(processor: Any) -> str:
 
 
 def _image_mark(processor: Any) -> str | None:
-    """Return the token for an image in a text before the processor expands it."""
+    """Return the token that represents an image before the processor expands it."""
     framed = getattr(processor, "full_image_sequence", None)
     mark: str | None = getattr(processor, "boi_token" if framed else "image_token", None)
     return mark
@@ -317,7 +326,7 @@ def _picture_tokens(processor: Any, images: list[str], number: int, limits: Imag
     sizes = [limits.size(*_size(image, number))[::-1] for image in images]
     if not sizes:
         return []
-    if framed := getattr(processor, "full_image_sequence", None):  # Gemma's are all of one size
+    if framed := getattr(processor, "full_image_sequence", None):  # Gemma's images all have one size
         return [len(processor.tokenizer(framed, add_special_tokens=False)["input_ids"])] * len(sizes)
     return list(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"])
 

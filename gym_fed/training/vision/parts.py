@@ -55,7 +55,7 @@ def part_of(name: str) -> str | None:
 
 
 def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
-    """Return the keys of the frozen parts; none for a model that reads text alone.
+    """Return the keys of the frozen parts; none for a model that reads only text.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a part that is not found, and where nothing would be left to train.

@@ -60,9 +60,9 @@ class ImageBatches:
 
     Args:
         processor: The model's processor.
-        assistant_only: Label the assistant's words alone.
+        assistant_only: Label only the assistant's words.
         limits: Sizes of images.
-        max_length: Limit of tokens. Rows of text alone are cut to it; those with images fit already.
+        max_length: Limit of tokens, to which rows are cut; ``encode_image_rows`` refuses rows whose images exceed it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """LoRA: a matrix delta stored as its two factors, ``delta = scaling * B @ A``.
 
 Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3, with ``scaling = alpha / r``. Quantised
-factors are not those that were trained but the singular components of their product: see ``gym_quant.factors``.
+factors are the singular components of the product, not the trained factors: see ``gym_quant.factors``.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ _DEFAULT = "bfloat16"
 _PLAIN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _MAX_GROUP = 1 << 31
 _MAX_CANCELLED = 2.0**12
-"""How many times its norm the components of a product may have together. Independent ones have ``sqrt(r)`` times; at
-this limit the square of the norm, a sum of Gram entries in float64, is still right to six digits."""
+"""Maximum ratio of the components' summed norms to the norm of the product. It is about ``sqrt(r)`` for independent
+components. At this limit the squared norm, a sum of Gram entries in float64, is still accurate to six digits."""
 _CHUNK = 1 << 22
 
 
 FACTOR_BITS = 1.75
-"""Bits for each element of trained factors where ``factors: auto`` names none: 8 times smaller than float16 with
-the file's header."""
+"""Default bits per factor element for ``factors: auto``: 8 times smaller than float16, including the file's header."""
 
 
 class Lora(Codec):
-    """Payload: ``a`` (``[r, cols]``) and ``b`` (``[rows, r]``), or the fields of ``gym_quant.factor_encoding``.
+    """LoRA factors of a matrix.
 
-    ``a`` and ``b`` are bfloat16 or float32.
+    Payload: ``a`` (``[r, cols]``) and ``b`` (``[rows, r]``) in bfloat16 or float32, or the fields of
+    ``gym_quant.factor_encoding`` for quantised factors.
 
     Parameters:
         rank: ``r``, at least 1 and at most the smaller dimension of the matrix.
-        scaling: Factor of the product, finite; absent means 1.0. Quantised factors absorb it: they have none.
+        scaling: Finite multiplier of the product, 1.0 by default; quantised factors include it and take none.
         factors: ``bfloat16`` (default), ``float32``, or a plan like ``int4`` or ``int8*2,int4*5``
             (``gym_quant.factors``).
-        factor_group_size: Values of a quantised component that share a scale; absent means 128.
+        factor_group_size: Values of a quantised component that share a scale, 128 by default.
     """
 
     name = "lora"
@@ -90,10 +90,10 @@ class Lora(Codec):
             raise CodecError(f"scaling is {scaling!r}, not a finite number")
         factors, group = params.get("factors", _DEFAULT), params.get("factor_group_size")
         if not isinstance(factors, str):
-            raise CodecError(f"factors is {factors!r}, not a text")
+            raise CodecError(f"factors is {factors!r}, not a string")
         if factors in _PLAIN:
             if group is not None:
-                raise CodecError("factor_group_size belongs to quantised factors, which these are not")
+                raise CodecError(f"factor_group_size belongs to quantised factors, not to {factors}")
             if scaling != 1.0:
                 normalised["scaling"] = float(scaling)
             if factors != _DEFAULT:
@@ -110,7 +110,7 @@ class Lora(Codec):
     def parameters(
         self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
     ) -> tuple[Params, str]:
-        """Factors of the policy's rank; with ``factors: auto``, a plan that fits ``factor_bits``."""
+        """Choose the parameters by the policy; with ``factors: auto``, plan ranks and bits that fit ``factor_bits``."""
         (rows, cols), rank = as_matrix(shape), int(words["lora_rank"])
         if rank * (rows + cols) >= rows * cols:
             raise Unsuited(f"factors of rank {rank} would be no smaller", "dense")
@@ -139,7 +139,7 @@ class Lora(Codec):
         return {**factor_spec(parts, cols, group, "a"), **factor_spec(parts, rows, group, "b")}
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
-        """Factor a full delta: its largest singular components, with the singular values split evenly."""
+        """Factor a full delta into its largest singular components; the singular values are split evenly."""
         normalised = self.normalise(params, tuple(tensor.shape))
         rank, scaling = int(normalised["rank"]), float(normalised.get("scaling", 1.0))
         if scaling == 0.0:
@@ -162,7 +162,7 @@ class Lora(Codec):
         the product (absent: all), and their scaling becomes part of them.
 
         Raises:
-            CodecError: When they do not fit each other, or are not finite in their number format.
+            CodecError: If the shapes do not match, or a value is not finite in the stored dtype.
         """
         if a.dim() != 2 or b.dim() != 2 or a.shape[0] != b.shape[1]:
             raise CodecError(f"factors A {list(a.shape)} and B {list(b.shape)} do not fit each other")
@@ -188,7 +188,7 @@ class Lora(Codec):
         return Encoded(params, payload)
 
     def factors(self, payload: Payload, shape: Shape, params: Params) -> tuple[Tensor, Tensor]:
-        """``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling, in float32 if stored so, else bfloat16."""
+        """Return ``a`` ``[r, cols]`` and ``b`` ``[rows, r]`` without scaling, float32 if stored so, else bfloat16."""
         if not is_quantised(params):
             return payload["a"], payload["b"]
         (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -203,7 +203,7 @@ class Lora(Codec):
         return float(params.get("scaling", 1.0))
 
     def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
-        """Scale one factor, which is enough for a product: ``b``, or its scales and offsets."""
+        """Scale ``b`` (or its scales and offsets), which scales the product."""
         return scaled_fields(
             payload,
             factor,
@@ -211,7 +211,7 @@ class Lora(Codec):
         )
 
     def scaled_params(self, params: Params, factor: float) -> Params | None:
-        """Factors as trained have their own exact scaling parameter."""
+        """Multiply the ``scaling`` parameter, which is exact; quantised factors have none."""
         if is_quantised(params):
             return None
         product = self.scaling(params) * positive(factor)
@@ -223,8 +223,8 @@ class Lora(Codec):
     def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
         """Multiply the factors in float64, independently of the order in which a BLAS adds.
 
-        Products of bfloat16 numbers add up exactly unless their exponents differ by more than 2**30; float32 numbers
-        are sliced for that (``gym_quant.exact``).
+        Sums of products of bfloat16 numbers are exact unless their magnitudes differ by a factor of more than 2**30.
+        For such exact sums float32 numbers are split into slices (``gym_quant.exact``).
         """
         a, b = self.factors(payload, shape, params)
         if a.dtype == torch.float32:
@@ -236,8 +236,8 @@ class Lora(Codec):
     def check(self, payload: Payload, shape: Shape, params: Params) -> None:
         """Check that factors are finite and do not cancel (``cancels``).
 
-        Norms and inner products of LoRA updates come from Gram matrices of the factors, so a product must not be hidden
-        in their rounding.
+        Norms and inner products of LoRA updates are computed from Gram matrices of the factors, so the product must
+        not be smaller than their rounding errors.
         """
         if is_quantised(params):
             (rows, cols), (parts, group) = as_matrix(shape), _plan(params)
@@ -284,7 +284,7 @@ def _check_cancelling(a: Tensor, b: Tensor) -> None:
 
 
 def _gram(rows: Tensor) -> np.ndarray:
-    """Gram matrix of ``[r, k]`` as ``[r, r]`` float64, some columns at a time."""
+    """Gram matrix of ``[r, k]`` as ``[r, r]`` float64, computed in blocks of columns."""
     total = np.zeros((rows.shape[0], rows.shape[0]))
     step = max(1, _CHUNK // rows.shape[0])
     for start in range(0, rows.shape[1], step):
@@ -293,12 +293,12 @@ def _gram(rows: Tensor) -> np.ndarray:
 
 
 def factor_budget(factor_bits: float | None, elements: int) -> int:
-    """Bytes for this number of factor elements under a policy's ``factor_bits``."""
+    """The byte budget of N factor elements at ``factor_bits`` each (default ``FACTOR_BITS``)."""
     return int((factor_bits or FACTOR_BITS) * elements / 8)
 
 
 def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
-    """Compare a payload's size with one sign bit per weight of the product and a float32 scale, in words."""
+    """Describe a payload's size relative to a sign bit per weight of the product and one float32 scale."""
     rows, cols = as_matrix(shape)
     bits = rows * packed_width(cols) + torch.float32.itemsize
     if payload_bytes <= bits:
@@ -307,7 +307,7 @@ def against_sign_bits(shape: Shape, payload_bytes: int) -> str:
 
 
 def is_quantised(params: Params) -> bool:
-    """True if a tensor's parameters are those of quantised factors."""
+    """True if ``params`` describe quantised factors."""
     return params.get("factors", _DEFAULT) not in _PLAIN
 
 

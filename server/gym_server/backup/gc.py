@@ -43,12 +43,13 @@ _PASS_OBJECTS = 2000
 _TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
 _BATCH, _REMOTE_BATCH = 200, 1
-"""Objects of one transaction, during which nobody else can write. A deletion on a remote store may take seconds."""
+"""Objects deleted per transaction, in a local and a remote store. A transaction blocks all other writers, and a remote
+deletion may take seconds."""
 _OVER = ("committed", "aborted")
 
 
 class _Cutoff(NamedTuple):
-    """Times after which nothing is deleted: for rows by the hub's clock, for files by the earlier of both clocks."""
+    """Nothing newer is deleted: rows by the hub's clock, files by the earlier of the hub's and the machine's clock."""
 
     rows: float
     files: float
@@ -206,7 +207,7 @@ def _staging(
 def _records(
     folder: Path, base: BaseSpec, database: Database, before: float, dry_run: bool
 ) -> tuple[int, int]:
-    """Files of evaluations that neither the ledger nor a version is about."""
+    """Delete evaluation records that belong to no ledger entry and no version; return their number and bytes."""
     with database.reading() as tx:
         gone = unneeded_records(folder, base, tx, before)
     num_bytes = sum(path.stat().st_size for path in gone)

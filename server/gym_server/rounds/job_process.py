@@ -1,4 +1,4 @@
-"""Runs a job that needs the model in a process of its own, with the lowest priority, so that rounds are not slowed."""
+"""Run a job that needs the model in a separate process with the lowest priority, so that it does not slow rounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JobProcess:
     """A process that takes one line of JSON on its standard input and ends with its parent.
 
     Args:
-        module: What `python -m` runs.
+        module: The module to run, as for `python -m`.
     """
 
     def __init__(self, module: str) -> None:
@@ -39,13 +39,13 @@ class JobProcess:
         self._is_ended = False
 
     def run(self, job: BaseModel) -> tuple[str, list[str]]:
-        """Run the job to its end.
+        """Run the job and wait for its end.
 
         Returns:
             Its standard output, and the last lines of its standard error.
 
         Raises:
-            JobFailed: It ended with another status than 0, or was stopped.
+            JobFailed: If the process exits with a status other than 0, or is stopped.
         """
         errors: deque[str] = deque(maxlen=KEPT_LINES)
         with (
@@ -79,7 +79,7 @@ class JobProcess:
             return output.read(), list(errors)
 
     def stop(self) -> None:
-        """Kill the process; one that is about to start ends at once."""
+        """Kill the process; if it has not started yet, it is killed as soon as it starts."""
         self._is_ended = True
         if (process := self._process) is not None:
             process.kill()

@@ -3,7 +3,7 @@
 The duration of an answered task is known, even if the answer was late. For a task that was cut off by the end of its
 round, it is estimated from the last heartbeat: the seconds so far and the share of training steps done.
 
-A round needs answers from more than half of the contributors at work, so accounts that never answer could block every
+A round needs answers from more than half of the active contributors, so accounts that never answer could block every
 round. An account blocks a round if it still holds the task when the round ends at the deadline without a quorum. Each
 blocked round costs an account ``ANSWERS_PER_BLOCKED_ROUND`` answers; accounts with fewer answers share one count of
 blocked rounds, otherwise new accounts could block rounds forever. Being late in a merged round does not count as
@@ -29,9 +29,9 @@ LEARNED_ROUNDS = 10
 MAX_UNANSWERED = 3
 """Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
 MAX_BLOCKED_ROUNDS = 3
-"""Number of the last ``LEARNED_ROUNDS`` rounds that all accounts that are not established may block together."""
+"""How many of the last ``LEARNED_ROUNDS`` rounds accounts that are not established may block together."""
 ANSWERS_PER_BLOCKED_ROUND = 3
-"""Answers that an established account has for each round that it blocked, and for the next one that it may block."""
+"""An account is established with this many answers, plus this many for each round that it blocked."""
 
 _TRAINING = "train"
 
@@ -41,10 +41,10 @@ class OpenTask:
     """A task of the round that is under way.
 
     Attributes:
-        contributor: Whose; the node's number where no account is known, as on a stock Flower grid.
-        outcome: Empty while it is open.
-        given_at: When it was handed out, in the hub's time; None where the queue does not know it.
-        projected_seconds: How long it takes by its own heartbeats; None before the first step.
+        contributor: The account that holds it; the node id if no account is known, as on a stock Flower grid.
+        outcome: Empty while the task is open.
+        given_at: When it was handed out, in the hub's time; None if the queue does not know it.
+        projected_seconds: Total duration estimated from its heartbeats; None before the first step.
     """
 
     message_id: str
@@ -153,7 +153,7 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
     last = select(rounds).where(over).order_by(rounds.c.server_round.desc()).limit(LEARNED_ROUNDS)
     blocked = {row.server_round: _ended_without_quorum(row) for row in tx.execute(last)}
     history = LeaseHistory()
-    # Late updates count like merged ones; updates refused for their content do not.
+    # Includes late updates, which are refused as stale; updates refused for their content are ignored.
     of_task = and_(
         updates.c.message_id == round_tasks.c.message_id,
         or_(updates.c.verdict != "refused", updates.c.code == ErrorCode.STALE.value),

@@ -126,7 +126,7 @@ def test_the_type_of_the_weights_is_the_configs(trained: Any) -> None:
 
 
 def test_a_model_that_is_no_reward_model_is_refused_by_name(tiny_base: Path) -> None:
-    with pytest.raises(GymError, match="is Qwen3ForCausalLM, no reward model") as info:
+    with pytest.raises(GymError, match="is Qwen3ForCausalLM, not a reward model") as info:
         reward_model(tiny_base)
     assert info.value.code is ErrorCode.MODEL_INVALID
     with pytest.raises(GymError, match="no such folder"):
@@ -269,7 +269,7 @@ def test_a_config_whose_grader_cannot_be_had_is_refused_before_anything_is_writt
         "max_steps": 1,
         "graders": [{"grader": "reward_model", "model": str(tiny_base)}],
     }
-    with pytest.raises(GymError, match="no reward model"):
+    with pytest.raises(GymError, match="not a reward model"):
         Trainer(TrainingConfig(**{**CONFIG, **settings}))
     assert not (tmp_path / "run").exists()
 

@@ -227,6 +227,6 @@ def test_pairs_with_pictures_are_refused_not_read_without_them(
     loaded = load_model(str(tiny_base))
     rows = [{**row, "images": ["cat.png"]} for row in capitals(4, 0)]
     settings = TrainingConfig(algorithm=algorithm, output_dir=tmp_path / "run", device="cpu")
-    with pytest.raises(GymError, match=f"row 1 has images, and {algorithm} reads text alone"):
+    with pytest.raises(GymError, match=f"row 1 has images, and {algorithm} reads only text"):
         Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(rows)
     assert not (tmp_path / "run").exists()

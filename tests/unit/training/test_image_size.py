@@ -97,7 +97,7 @@ def test_a_model_of_text_alone_has_no_images_to_size(tmp_path: Path) -> None:
     nano = load_model("gym-nano")
     config = TrainingConfig(output_dir=tmp_path / "run", image_max_pixels=100, device="cpu")
     trainer = Trainer(config, model=nano.model, tokenizer=nano.tokenizer)
-    with pytest.raises(GymError, match="image_max_pixels: is given, but sft reads text alone here") as caught:
+    with pytest.raises(GymError, match="image_max_pixels: is given, but sft gets only text here") as caught:
         trainer.train(
             [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
         )

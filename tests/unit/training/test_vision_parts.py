@@ -270,5 +270,5 @@ def test_a_model_whose_parts_are_not_found_is_refused_with_what_was_looked_for()
 def test_of_a_model_of_text_alone_nothing_is_frozen() -> None:
     model = load_model("gym-nano").model
     assert not frozen_parts(model, TrainingConfig(model="gym-nano"))
-    with pytest.raises(GymError, match="freeze_language_model: Qwen3ForCausalLM reads text alone"):
+    with pytest.raises(GymError, match="freeze_language_model: Qwen3ForCausalLM reads only text"):
         frozen_parts(model, TrainingConfig(model="gym-nano", freeze_language_model=True))

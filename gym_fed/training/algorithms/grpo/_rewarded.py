@@ -142,7 +142,7 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
             )
         if row.get("images") or row.get("image"):
             raise GymError(
-                ErrorCode.DATA_INVALID, f"row {number}: has images", "learning from rewards is for text alone"
+                ErrorCode.DATA_INVALID, f"row {number}: has images", "training on rewards takes only text"
             )
         if row.get("tools"):
             raise GymError(

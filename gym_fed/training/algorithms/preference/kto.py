@@ -1,10 +1,10 @@
-"""Kahneman-Tversky optimisation: single answers that were liked or not, valued against the policy's drift.
+"""Kahneman-Tversky optimisation (KTO), for single answers labelled as desirable or undesirable.
 
 With ``h = log pi(y|x) - log ref(y|x)`` and ``z = max(0, mean log-ratio of answers to other prompts)``, without
 gradient, the loss of an answer is ``desirable_weight * (1 - sigmoid(beta * (h - z)))`` when it was liked, and
 ``undesirable_weight * (1 - sigmoid(beta * (z - h)))`` when it was not: Ethayarajh et al. 2024, equation 7.
 
-It is computed by ``trl.trainer.kto_trainer.KTOTrainer._compute_loss``; ``z`` is ``KtoMeans``'s, once for a whole step.
+``trl.trainer.kto_trainer.KTOTrainer._compute_loss`` computes it; ``KtoMeans`` computes ``z``, once per optimiser step.
 ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
 """
 
@@ -33,7 +33,7 @@ from gym_fed.training.run.job import Job
 
 
 class Kto(Algorithm):
-    """Single answers that were liked or not; preference pairs become two such rows.
+    """KTO on single answers that were liked or not; a preference pair becomes two such rows.
 
     Rows are shuffled once, by ``seed``, and then taken in that order in every epoch: the KL of a step is estimated
     on its prompts with the answers of their neighbours.
@@ -60,12 +60,12 @@ class Kto(Algorithm):
             (
                 _step_rows(config) < 2,
                 "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it",
-                "set it or gradient_accumulation_steps to 2 or more, or take kto.loss_type: apo_zero_unpaired",
+                "set it or gradient_accumulation_steps to 2 or more, or use kto.loss_type: apo_zero_unpaired",
             ),
             (
                 config.group_by_length,
                 "group_by_length: kto takes its rows in a fixed order",
-                "remove it, or take kto.loss_type: apo_zero_unpaired",
+                "remove it, or use kto.loss_type: apo_zero_unpaired",
             ),
         )
 
@@ -116,8 +116,8 @@ def _labels(rows: list[Row]) -> list[bool]:
         labels.append(liked)
     if len(set(labels)) == 1:
         console.err.print(
-            f"warning: kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}: nothing shows what "
-            "answers of the other kind are like"
+            f"warning: kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}, so the run "
+            "has no examples of the other kind of answer"
         )
     return labels
 
@@ -128,12 +128,12 @@ def _estimates_kl(config: TrainingConfig) -> bool:
 
 
 def _step_rows(config: TrainingConfig) -> int:
-    """Return the number of rows of one optimiser step, on all processes."""
+    """Return the number of rows per optimiser step across all processes."""
     return config.per_device_train_batch_size * config.gradient_accumulation_steps * world_size()
 
 
 def _with_neighbours(rows: list[dict[str, Any]], config: TrainingConfig) -> list[dict[str, Any]]:
-    """Add to each row the answer of the row before it in its step; a step of one takes that of the step before."""
+    """Add to each row the answer of the previous row in its step; a step of one row uses the last row before it."""
     if len(rows) < 2:
         raise GymError(ErrorCode.DATA_INVALID, "kto needs at least two rows", "add rows")
     size = _step_rows(config)
