@@ -1,4 +1,4 @@
-"""Resolution of the export format from ``--format``, the file's suffix, or the names used by other platforms."""
+"""Resolve the export format from ``--format``, the file's suffix, or a name used by another tool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.formats.base import ExportFormat, Options
 
 FOLDER = "huggingface"
-"""The format of a name without a known suffix."""
+"""The format of a path without a known suffix."""
 _OF_FILES = frozenset(
     f".{name}"
     for name in (
@@ -32,17 +32,17 @@ _OF_FILES = frozenset(
         *("pt", "pt2", "pte", "pth", "safetensors", "tar", "tflite", "xml", "zip"),
     )
 )
-"""Suffixes of model files, which a folder has only by mistake."""
+"""Suffixes of model files; an output folder with such a name is a mistake."""
 _IN_A_FOLDER = {
     ".engine": "tensorrt_llm", ".plan": "tensorrt_llm",
     ".mlmodel": "coreml", ".mlpackage": "coreml",
     ".xml": "openvino",
 }  # fmt: skip
-"""Formats that are folders, by a file that they contain or produce."""
+"""Formats that are folders, by the suffix of a file that they contain or are converted to."""
 
 
 def settled(format: str | None, path: Path | None, options: Options) -> tuple[ExportFormat, Options]:
-    """Resolve the format, and the options in its own terms, before anything is loaded.
+    """Resolve the format, and translate the options to its own names, before anything is loaded.
 
     Args:
         format: A member of ``EXPORT_FORMATS``, or its name in other tools; None: by the suffix of ``path``.
@@ -76,9 +76,11 @@ def format_named(name: str) -> ExportFormat:
         (known for known in (name, plain, member("export format", plain)) if known in EXPORT_FORMATS), None
     )
     if alternative is None:
-        _refuse_for_formats_with(plain, f"{name} is no format, but a quantization of")
+        _refuse_for_formats_with(plain, f"{name} is not a format, but a quantization of")
         there = ", ".join(EXPORT_FORMATS.names())
-        raise GymError(ErrorCode.USAGE, f"format {name} is unknown", f"there are {there}: gym export --list")
+        raise GymError(
+            ErrorCode.USAGE, f"format {name} is unknown", f"choose one of {there}; see gym export --list"
+        )
     if alternative not in (name, plain):
         note(f"format {name}", f"`--format {alternative}`")
     chosen: ExportFormat = EXPORT_FORMATS.new(alternative)
@@ -86,9 +88,9 @@ def format_named(name: str) -> ExportFormat:
 
 
 def format_by_suffix(path: Path) -> str:
-    """Return the format with the suffix of ``path``, of several the first by name; ``huggingface`` for any other name.
+    """Return the first format with the suffix of ``path``; ``huggingface`` if there is none.
 
-    Formats of other packages come after ours, and those that cannot be used are skipped with a warning.
+    Formats of other packages come after our own, and formats that cannot be used are skipped with a warning.
     """
     return next(
         (name for name, known in _usable().items() if known.suffix and path.suffix.lower() == known.suffix),
@@ -97,7 +99,7 @@ def format_by_suffix(path: Path) -> str:
 
 
 def _usable() -> dict[str, type[ExportFormat]]:
-    """Return all usable formats by name, ours first."""
+    """Return all usable formats by name, our own first."""
     own = EXPORT_FORMATS.own()
     names = sorted(EXPORT_FORMATS.usable(), key=lambda name: name not in own)
     return {name: EXPORT_FORMATS.type_of(name) for name in names}
@@ -117,13 +119,13 @@ def _require_suffix(chosen: ExportFormat, path: Path) -> None:
     if chosen.name == FOLDER and suffix in _IN_A_FOLDER:
         raise GymError(
             ErrorCode.USAGE,
-            f"{path} ends in {path.suffix}, and that file comes with a folder",
+            f"{path} ends in {path.suffix}, but such a file is written inside a folder",
             f"-o {path.with_suffix('')} --format {_IN_A_FOLDER[suffix]}",
         )
     remedy = f"-o {path.with_suffix(chosen.suffix if chosen.is_file else '')}"
     raise GymError(
         ErrorCode.USAGE,
-        f"{path} ends in {path.suffix}, and format {chosen.name} is {kind}",
+        f"{path} ends in {path.suffix}, but format {chosen.name} is {kind}",
         f"{remedy}, or --format {other}" if other not in (FOLDER, chosen.name) else remedy,
     )
 
@@ -144,19 +146,19 @@ def _quantization(chosen: ExportFormat, name: str) -> str:
 
 
 def _require_quantization(chosen: ExportFormat, name: str) -> None:
-    """Refuse a quantization of another format.
+    """Refuse a quantization that only other formats have.
 
     Raises:
-        GymError: ``USAGE`` naming the formats that have it; a name that no format has is left to the format.
+        GymError: ``USAGE`` naming those formats; the chosen format itself refuses a name that no format has.
     """
     if not name or name in chosen.quantizations:
         return
     plain = name.lower().replace("-", "_")
-    _refuse_for_formats_with(plain, f"format {chosen.name} has no quantization {name}: it is of")
+    _refuse_for_formats_with(plain, f"format {chosen.name} has no quantization {name}, which belongs to")
 
 
 def _refuse_for_formats_with(quantization: str, problem: str) -> None:
-    """Refuse a quantization that other formats have; ``what`` is completed with their names.
+    """Refuse a quantization that other formats have; their names complete the sentence ``problem``.
 
     Raises:
         GymError: ``USAGE`` naming the formats, with the options of the first.

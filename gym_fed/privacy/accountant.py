@@ -1,11 +1,11 @@
 """Account for the privacy cost of a sequence of noisy releases, with dp-accounting.
 
-Whole Gaussian releases amount to one, whose epsilon has a closed form (Balle and Wang 2018, theorem 8). With sampled
-ones among them they are accounted by privacy loss distributions (Koskela et al. 2020; Doroshenko et al. 2022), which
-bound epsilon from above to the width of a grid. A discrete Gaussian on vectors has no such distribution of
-one dimension; its Renyi divergences are bounded by those of the Gaussian of the same variance (Canonne, Kamath,
-Steinke 2020, theorem 14), so as soon as one is among the releases all are accounted by Renyi divergences: somewhat
-larger figures, and a bound too.
+Gaussian releases without sampling are equivalent to a single one, whose epsilon has a closed form (Balle and Wang 2018,
+theorem 8). If some are sampled, privacy loss distributions are used (Koskela et al. 2020; Doroshenko et al. 2022). They
+bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no one-dimensional privacy loss
+distribution, but its Renyi divergences are bounded by those of the Gaussian with the same variance (Canonne, Kamath,
+Steinke 2020, theorem 14). So if any release is discrete, Renyi divergences are used for all. They give an upper bound,
+too, which is somewhat larger.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 
 _GRID = 1e-4
-"""Width of the grid of privacy losses, dp-accounting's own default."""
+"""Width of the grid of privacy losses; dp-accounting's default."""
 _ROOT_ERROR = 1e-9
-"""Added to an epsilon that was searched for to 1e-12, so that it stays a bound."""
+"""Added to the closed form, which dp-accounting solves to 1e-12, so that the result is an upper bound."""
 _MAX_CELLS = 1_000_000
-"""Above this the grid is coarser (tiny noise, epsilons of hundreds): a bound looser by a millionth of itself."""
+"""With very little noise (epsilon in the hundreds) the grid is coarser, to stay within this size. This loosens the
+bound by a millionth of itself."""
 
 
 class NoiseEvent(StrictModel):
     """A noisy release, or ``count`` releases of one kind.
 
-    ``noise_multiplier`` is the noise's standard deviation over the L2 sensitivity; with ``sampling_probability`` q
-    below one every record was in with probability q, independently (Poisson sampling, neighbours by one record more
-    or less).
+    ``noise_multiplier`` is the standard deviation of the noise divided by the L2 sensitivity. With a
+    ``sampling_probability`` q below one, each record took part independently with probability q (Poisson sampling;
+    neighbouring data sets differ by adding or removing one record).
     """
 
     mechanism: Mechanism = "gaussian"
@@ -44,7 +45,7 @@ class NoiseEvent(StrictModel):
 
 
 def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
-    """An upper bound on the epsilon of all events under adaptive composition.
+    """Return an upper bound on the epsilon of all events under adaptive composition.
 
     Args:
         events: The releases; without any, epsilon is 0.
@@ -64,23 +65,23 @@ def epsilon(events: Sequence[NoiseEvent], target_delta: float) -> float:
         least = min(event.noise_multiplier for event in events)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"noise_multiplier is {least:g}: this little noise gives no privacy, and no finite epsilon",
+            f"noise_multiplier is {least:g}: this little noise gives no privacy, since epsilon is not finite",
             "raise noise_multiplier; 1 is usual",
         ) from error
 
 
 def accountant_name(events: Sequence[NoiseEvent]) -> str:
-    """The accountant that ``epsilon`` uses for these events: ``pld`` or ``rdp``."""
+    """Return the name of the accountant that ``epsilon`` uses for these events: ``pld`` or ``rdp``."""
     return "rdp" if any(event.mechanism == "discrete_gaussian" for event in events) else "pld"
 
 
 def noise_multiplier_for(
     target_epsilon: float, target_delta: float, *, sampling_probability: float = 1.0, count: int = 1
 ) -> float:
-    """The smallest noise multiplier with which ``count`` Gaussian releases stay within the target.
+    """Return the smallest noise multiplier, to 0.1%, with which ``count`` Gaussian releases stay within the target.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where no noise multiplier up to 10,000 is enough.
+        GymError: ``CONFIG_INVALID`` if a noise multiplier of 8,192 is not enough.
     """
     if target_epsilon <= 0:
         raise GymError(ErrorCode.CONFIG_INVALID, f"target_epsilon is {target_epsilon}, not above 0")
@@ -109,10 +110,10 @@ def noise_multiplier_for(
 
 
 def _collected(events: Sequence[NoiseEvent]) -> tuple[NoiseEvent, ...]:
-    """Group equal events; combine unsampled Gaussians into the one that they are equivalent to.
+    """Group equal events, and combine the unsampled ones of a mechanism into one equivalent event.
 
-    Releases with multipliers z_i are together, adaptively too, one with multiplier (sum z_i^-2)^(-1/2): Dong, Roth
-    and Su 2022, "Gaussian Differential Privacy", corollary 3.3.
+    Releases with multipliers z_i, even if chosen adaptively, are equivalent to one with multiplier (sum z_i^-2)^(-1/2):
+    Dong, Roth and Su 2022, "Gaussian Differential Privacy", corollary 3.3.
     """
     counts: dict[tuple[Any, ...], int] = {}
     precision = {"gaussian": 0.0, "discrete_gaussian": 0.0}
@@ -166,13 +167,13 @@ def _epsilon(events: tuple[NoiseEvent, ...], target_delta: float) -> float:
 
 
 def _is_one_whole_gaussian(events: tuple[NoiseEvent, ...]) -> bool:
-    """True if the closed form holds and stays in the range of floats."""
+    """True if the closed form applies and does not overflow."""
     kinds = [(event.mechanism, event.sampling_probability) for event in events]
     return kinds == [("gaussian", 1.0)] and _widest_loss(events) <= _GRID * _MAX_CELLS
 
 
 def _widest_loss(events: Sequence[NoiseEvent]) -> float:
-    """Approximate largest privacy loss of one event; a Gaussian's is normal with mean 1/2z^2 and deviation 1/z."""
+    """Approximate the largest privacy loss of an event; for a Gaussian it is normal with mean 1/2z^2, deviation 1/z."""
     return max(0.5 / e.noise_multiplier**2 + 10 / e.noise_multiplier for e in events)
 
 

@@ -27,7 +27,7 @@ from gym_fed.webui.workbench import MAX_ROWS, Workbench
 _ENDING_SECONDS = 10.0
 
 MAX_COMPARED = 5
-"""Maximum runs to compare with the first; there are six line styles."""
+"""Maximum number of runs to compare with the first; charts have six line styles."""
 _MAX_PATH = 1000
 
 Range = Annotated[float | None, Query(ge=-1e15, le=1e15)]
@@ -75,7 +75,7 @@ def routes(workbench: Workbench) -> APIRouter:
         xmin: Range = None,
         xmax: Range = None,
     ) -> dict[str, Any]:
-        """Return a run with its curves and those of other runs, from a step on or within a range of steps."""
+        """Return a run with its curves and those of compared runs, since a step or within a range of steps."""
         folder = _place(workbench, path)
         watch.look_at(folder.relative_to(workbench.runs).as_posix())
         job = job_of(folder, jobs.list())
@@ -122,7 +122,7 @@ def _place(workbench: Workbench, path: str) -> Path:
     """Return the folder of a run.
 
     Raises:
-        GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for one that is not below the folder of runs.
+        GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the folder of runs.
     """
     if not path or len(path) > _MAX_PATH:
         raise GymError(ErrorCode.NOT_FOUND, "there is no such run", "see the list of runs")
@@ -139,16 +139,16 @@ def _require_run(folder: Path, path: str) -> None:
 
 
 def _below(workbench: Workbench, folder: str) -> str:
-    """Return the path of a job's folder below the runs; empty for other folders."""
+    """Return a job's folder relative to the folder of runs; empty for other folders."""
     prefix = f"{workbench.runs}/"
     return text(folder[len(prefix) :]) if folder.startswith(prefix) else ""
 
 
 def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
-    """Interrupt a run like Ctrl-C: it ends after its step and writes a checkpoint.
+    """Interrupt a run like Ctrl-C: it finishes its step and writes a checkpoint.
 
     Raises:
-        GymError: ``NOT_FOUND`` where no process is at work that may be stopped.
+        GymError: ``NOT_FOUND`` if no process is running it; ``PERMISSION_DENIED`` if the process cannot be stopped.
     """
     job = job_of(folder, [job for job in jobs.list() if job.status == "running"])
     if job is not None:
@@ -156,7 +156,9 @@ def stop_run(folder: Path, jobs: Jobs) -> dict[str, Any]:
     process = _holder(folder)
     if process is None:
         raise GymError(
-            ErrorCode.NOT_FOUND, f"{text(folder.name)}: no process of this machine is at work in it", "reload"
+            ErrorCode.NOT_FOUND,
+            f"{text(folder.name)}: no process on this machine is running it",
+            "reload the page",
         )
     try:
         # With several processes, the parent is torch's launcher, which forwards Ctrl-C to all of them.
@@ -178,7 +180,9 @@ def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
         GymError: ``STATE_LOCKED`` while it runs; ``FILE_EXISTS`` when it is finished.
     """
     if is_held(folder) or not _has_ended(folder, workbench.jobs):
-        raise GymError(ErrorCode.STATE_LOCKED, f"{text(path)}: runs already", "watch it, or stop it first")
+        raise GymError(
+            ErrorCode.STATE_LOCKED, f"{text(path)}: is already running", "wait for it, or stop it first"
+        )
     if (folder / "result.json").exists():
         raise GymError(
             ErrorCode.FILE_EXISTS, f"{text(path)}: is finished", "train a new run in another output_dir"
@@ -188,7 +192,7 @@ def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
 
 
 def _has_ended(folder: Path, jobs: Jobs) -> bool:
-    """Return True if no job is working on a run; one that has released the folder gets some seconds to end."""
+    """Return True if no job is working on a run; wait up to 10 seconds for a job that is ending."""
     until = time.monotonic() + _ENDING_SECONDS
     while is_at_work(folder, jobs):
         if time.monotonic() > until:
@@ -222,7 +226,7 @@ def _begun(folder: Path) -> dict[str, Any]:
 
 
 def _holder(folder: Path) -> psutil.Process | None:
-    """Return the process that holds the folder's lock; it must have the lock file open, as ids are reused."""
+    """Return the process that holds the folder's lock; it must have the lock file open, since ids are reused."""
     if not is_held(folder):
         return None
     lock = folder / LOCK_FILE

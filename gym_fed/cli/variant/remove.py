@@ -1,4 +1,4 @@
-"""`gym variant remove` and `receipt verify`: delete a variant here and at hubs, and check the receipt of that later."""
+"""`gym variant remove` and `gym receipt verify`: delete a variant here and on hubs, and check the signed receipt."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def remove(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a variant: all revisions, their files, unfinished work. A signed receipt lists what is gone.
+    """Remove a variant: all revisions, their files and unfinished work. A signed receipt lists what was removed.
 
-    Requests that use it are finished, new ones are refused. Hubs come first: if one cannot be reached, nothing is
-    removed here, and the same command goes on.
+    Running requests for the variant finish, new ones are refused. Hubs come first: if one cannot be reached, nothing is
+    removed here. Run the same command again to continue.
     """
     from gym_client.cli.options import open_home
     from gym_client.cli.terminal import confirm
@@ -72,7 +72,7 @@ def remove(
         folder, record = opened.folder, _record(opened, name)
     where = "here and at every hub" if everywhere else "here"
     if not yes and not confirm(
-        f"All revisions of {name} are deleted {where}, and nothing brings them back. Go on?",
+        f"All revisions of {name} are deleted {where}, and this cannot be undone. Continue?",
         f"removing {name} needs your consent",
     ):
         raise GymError(ErrorCode.INTERRUPTED, "nothing was removed")
@@ -90,7 +90,7 @@ def remove(
         except GymError as error:
             if error.code is not ErrorCode.NOT_FOUND or all(hub.status != "removed" for hub in hubs):
                 raise
-            local = LocalRemoval(None, ())  # it was at a hub alone
+            local = LocalRemoval(None, ())  # only a hub had it
         removal = _removal(name, folder, record, local, hubs)
         signed = SignedRemoval.sign(removal, signer)
         _write(path, signed)
@@ -101,11 +101,11 @@ def remove(
 
 @receipt_app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Receipt, as `gym variant remove` wrote it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Receipt written by `gym variant remove`.")],
     home: HomeFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a receipt: its signature, and by this home's pinned keys what each hub's ledger says."""
+    """Check a receipt: its signature, and the ledger entries of its hubs, by the keys pinned in this home."""
     from gym_client.identity.home import Home
     from gym_client.variant_removal import check_hubs
 
@@ -118,7 +118,9 @@ def verify(
     whose = "a key that had not signed the variant"
     if signed.is_owners or signed.is_variants:
         whose = (
-            "its owner's key" if signed.is_owners else "by its own word the key that had signed the variant"
+            "its owner's key"
+            if signed.is_owners
+            else "according to the receipt the key that had signed the variant"
         )
     lines = [
         f"valid: variant {signed.removal.variant} of {signed.removal.owner}, "
@@ -130,7 +132,7 @@ def verify(
 
 
 def _record(store: VariantStore, name: str) -> VariantRecord | None:
-    """The row of a name, if it is there and whole."""
+    """Return the variant's row; None if it is missing or corrupt."""
     try:
         return store.get(name)
     except GymError as error:
@@ -189,11 +191,11 @@ def _removal(
 
 @contextmanager
 def _reserved(path: Path) -> Iterator[None]:
-    """Take the place of a receipt before anything is removed, since what is removed cannot be listed again.
+    """Create the receipt's file before anything is removed, since the removed files cannot be listed afterwards.
 
     Raises:
         GymError: ``FILE_EXISTS``.
-        OSError: No file can be made there.
+        OSError: If the file cannot be created.
     """
     from gym_fed.core.files import make_folder
 
@@ -203,7 +205,7 @@ def _reserved(path: Path) -> Iterator[None]:
     except FileExistsError as error:
         there = error.filename or path
         raise GymError(
-            ErrorCode.FILE_EXISTS, f"{there} is there already", "name another --receipt"
+            ErrorCode.FILE_EXISTS, f"{there} already exists", "choose another --receipt"
         ) from error
     try:
         yield
@@ -213,7 +215,7 @@ def _reserved(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, signed: SignedRemoval) -> None:
-    """Write the receipt; where that fails after all, as on a full disk, print it: nothing else has it."""
+    """Write the receipt; if that fails, such as on a full disk, print it, because there is no other copy."""
     from gym_fed.core.files import write_atomically
 
     try:
@@ -227,7 +229,7 @@ def _text(file: Path) -> str:
     """Read a receipt, bounded by the size that a receipt can have.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``.
+        GymError: ``FILE_NOT_FOUND`` if the file cannot be read as text.
     """
     from gym_fed.trust.identity.variant import MAX_RECEIPT_BYTES
 
@@ -258,15 +260,15 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
         out.print(f"  unfinished work deleted: {folder}")
     words = {
         "removed": "no longer readable there; the hub deletes the file within one or two days",
-        "absent": "it had none of this name",
+        "absent": "it had no variant of this name",
         "another's": "not asked: your account there is not its owner",
-        "not asked": "the account there was left, and a copy may be kept"
+        "not asked": "this home has left its account there; a copy may remain"
         if everywhere
         else "a copy is kept there: gym variant hub remove NAME",
     }
     for hub in removal.hubs:
         out.print(f"  hub {hub.address}: {words[hub.status].replace('NAME', removal.variant)}")
-    out.print(f"  not looked for: {'; '.join(removal.not_covered)}")
+    out.print(f"  not covered: {'; '.join(removal.not_covered)}")
     out.print(f"receipt: {path}")
 
 
@@ -276,7 +278,7 @@ def _proven(hub: dict[str, Any]) -> str:
         return f"{where}: removed by entry {hub['ledger_sequence']} of its ledger"
     if "ledger_sequence" in hub:
         entry = f"entry {hub['ledger_sequence']} of its ledger"
-        return f"{where}: {entry} removed a variant, and nothing here proves that it was this one"
+        return f"{where}: {entry} removed a variant, but nothing here proves that it was this one"
     return f"{where}: {hub['status']}, not proven here"
 
 

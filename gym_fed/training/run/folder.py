@@ -311,7 +311,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"resume_from_checkpoint: true, but there is no checkpoint in {checkpoints}",
-            "remove the key: a run goes on by itself where there is one, or name a checkpoint's folder",
+            "remove the key to resume the run in output_dir, if there is one, or name a checkpoint's folder",
         )
     if not isinstance(config.resume_from_checkpoint, str):
         return None

@@ -1,4 +1,4 @@
-"""Checks that this machine and installation have what a config needs, before anything is loaded."""
+"""Check that this machine and installation have what a config needs, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
     """
     try:
         is_installed = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the parent of a dotted name
+    except ModuleNotFoundError:  # the parent of a dotted name is missing
         is_installed = False
     if not is_installed:
         raise GymError(

@@ -1,4 +1,4 @@
-"""Room on the hub's disks: below its reserve no upload begins and no round opens."""
+"""Check the free space on the hub's disks: below the reserve no upload begins and no round opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_SECONDS = 1.0
 
 
 def shortage(state: HubState, config: ServerConfig) -> GymError | None:
-    """``DISK_FULL`` naming the folder of the hub that has less free than the reserve; None where all have more."""
+    """Return a ``DISK_FULL`` error for a folder with less free space than the reserve; None if all have enough."""
     database = state.database.sqlite_path
     objects = Path(config.storage.objects)
     folders = [
@@ -34,21 +34,21 @@ def shortage(state: HubState, config: ServerConfig) -> GymError | None:
         if folder.is_dir() and (free := shutil.disk_usage(folder).free) < reserve:
             return GymError(
                 ErrorCode.DISK_FULL,
-                f"{readable_bytes(free)} are free for {folder}, below the reserve of {readable_bytes(reserve)} "
-                "(storage.reserve_bytes)",
-                "make room there (gym-server gc); the hub then goes on by itself",
+                f"{readable_bytes(free)} are free on the disk of {folder}, below the reserve of "
+                f"{readable_bytes(reserve)} (storage.reserve_bytes)",
+                "free some space there (gym-server gc); the hub then continues by itself",
             )
     return None
 
 
 def raise_if_full(error: Exception) -> None:
-    """Raise a full disk, in whatever form a library reports it, as the system's own error: rounds continue after it."""
+    """Re-raise any library's error about a full disk as ``OSError`` with ``ENOSPC``, after which rounds continue."""
     if is_disk_full(error) or (isinstance(error, GymError) and error.code is ErrorCode.DISK_FULL):
         raise OSError(errno.ENOSPC, str(error)) from error
 
 
 def wait_for_room(state: HubState, config: ServerConfig, should_stop: Callable[[], bool]) -> None:
-    """Return when the disks have the reserve free, or when ``should_stop`` is true."""
+    """Wait until every disk has the reserve free, or ``should_stop`` returns True."""
     short = shortage(state, config)
     if short is None:
         return
@@ -56,4 +56,4 @@ def wait_for_room(state: HubState, config: ServerConfig, should_stop: Callable[[
     while shortage(state, config) is not None and not should_stop():
         time.sleep(_POLL_SECONDS)
     if not should_stop():
-        log.info("there is room on the disk again; rounds go on")
+        log.info("there is room on the disk again; rounds continue")

@@ -145,7 +145,7 @@ def test_without_a_consent_nothing_is_removed(home: Path, monkeypatch: pytest.Mo
     with pytest.raises(GymError, match="nothing was removed"):
         gym("remove", "ada", "--everywhere")
     assert asked == [
-        "All revisions of ada are deleted here and at every hub, and nothing brings them back. Go on?"
+        "All revisions of ada are deleted here and at every hub, and this cannot be undone. Continue?"
     ]
     assert "ada" in gym("list")
     assert not list((home / "variants").glob("receipts/*"))

@@ -88,13 +88,13 @@ def test_what_cannot_be_written_is_refused_before_a_model_is_loaded(tmp_path: Pa
     for words, says in (
         (
             ("gym-nano", "-o", f"{out}.gguf", "--format", "hf"),
-            "ends in .gguf, and format huggingface is a folder",
+            "ends in .gguf, but format huggingface is a folder",
         ),
         (
             ("gym-nano", "-o", f"{out}.safetensors"),
-            "ends in .safetensors, and format huggingface is a folder",
+            "ends in .safetensors, but format huggingface is a folder",
         ),
-        (("gym-nano", "-o", f"{out}.onnx", "--format", "gguf"), "ends in .onnx, and format gguf is a file"),
+        (("gym-nano", "-o", f"{out}.onnx", "--format", "gguf"), "ends in .onnx, but format gguf is a file"),
         (("gym-nano", "-o", out, "--format", "zip"), "format zip is unknown"),
         (("gym-nano", "-o", out, "--quantization", "q8_0"), "format huggingface has no quantization q8_0"),
         (("gym-nano",), "--output is missing"),
@@ -114,8 +114,8 @@ def test_a_refusal_names_the_format_or_the_option_that_was_meant(
     merging = tmp_path / "merge.yaml"
     merging.write_text(f"model_name_or_path: gym-nano\ntemplate: default\nexport_dir: {out}\n")
     for words, says, remedy in (
-        (("-o", f"{out}.xml"), "comes with a folder", f"-o {out} --format openvino"),
-        (("-o", f"{out}.mlpackage"), "comes with a folder", f"-o {out} --format coreml"),
+        (("-o", f"{out}.xml"), "such a file is written inside a folder", f"-o {out} --format openvino"),
+        (("-o", f"{out}.mlpackage"), "such a file is written inside a folder", f"-o {out} --format coreml"),
         (("-o", f"{out}.tflite"), "format huggingface is a folder", f"-o {out}"),
         (
             ("-o", out, "--quantization", "q8_0"),

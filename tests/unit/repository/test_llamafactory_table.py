@@ -42,7 +42,7 @@ REASONS = {
     "learn/adapter.yaml": "runs",
     "learn/eight_bits.yaml": "refused: fp8: no counterpart: products in float8 need a GPU",
     "learn/experts.yaml": "refused: use_kt: no counterpart: KTransformers computes",
-    "learn/pictures.yaml": "refused: model: qwen3_vl is a qwen3_vl model, which reads images, and dpo trains only on text",
+    "learn/pictures.yaml": "refused: model: qwen3_vl is a qwen3_vl model, which reads images, and dpo trains only",
     "learn/stages.yaml": "refused: pipeline_model_parallel_size: no counterpart: Megatron's",
     "learn/typing_error.yaml": "refused: lora_rnak: no counterpart: unknown key (did you mean 'lora_rank'?)",
     "next/ring.yaml": "refused: cp_size: no counterpart: a row is not split over 2 processes",

@@ -1,8 +1,8 @@
-"""Read the header of a GGUF file, its values and tensor locations, checked against the file's size.
+"""Read the header of a GGUF file: its values, and its tensors' locations, checked against the file's size.
 
 The layout is that of ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian: magic, version, counts, key-value
-pairs, tensor infos, padding, data. Numbers of an array are kept as numpy arrays, so that memory stays in proportion
-to the bytes that were read.
+pairs, tensor infos, padding, data. Arrays of numbers become numpy arrays, so that memory stays in proportion to
+the bytes that were read.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class StoredTensor:
     """The location of a tensor.
 
     Attributes:
-        name: As in the file, ``blk.0.attn_q.weight``.
-        shape: In torch's order.
-        type: Number of its ``gguf.GGMLQuantizationType``.
-        start: First byte in the file.
-        bytes: Its length there.
-        file: Which file of several it is in.
+        name: Name in the file, such as ``blk.0.attn_q.weight``.
+        shape: Shape in torch's order.
+        type: Value of its ``gguf.GGMLQuantizationType``.
+        start: Offset of its first byte in the file.
+        bytes: Its size in the file.
+        file: The file that contains it, if the model has several.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Header:
     """The contents of a file's header.
 
     Attributes:
-        file: It.
-        values: Its key-value pairs; arrays of numbers are numpy's, arrays of strings are lists.
-        tensors: By name.
+        file: The file.
+        values: Its key-value pairs; arrays of numbers are numpy arrays, arrays of strings are lists.
+        tensors: Its tensors by name.
     """
 
     file: Path
@@ -81,11 +81,11 @@ def read_header(file: Path) -> Header:
     """Read the header of one file.
 
     Raises:
-        GymError: ``MODEL_INVALID`` with the file, what is wrong, and at which byte.
+        GymError: ``MODEL_INVALID`` naming the file and the problem.
     """
     size = file.stat().st_size
     if size < 24:
-        raise invalid(file, f"{size} bytes are no GGUF file")
+        raise invalid(file, f"{size} bytes are too few for a GGUF file")
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _HeaderCursor(file, data, size).header()
 
@@ -104,18 +104,17 @@ class _HeaderCursor:
 
     def header(self) -> Header:
         if self._data[:4] != b"GGUF":
-            raise invalid(self._file, "does not begin as a GGUF file")
+            raise invalid(self._file, "does not begin like a GGUF file")
         (version,) = self._numbers("<I")
         if version not in (2, 3):
             swapped = version & 0xFFFF == 0
             raise invalid(
-                self._file, "is big-endian" if swapped else f"is GGUF version {version}; 2 and 3 are read"
+                self._file,
+                "is big-endian" if swapped else f"is GGUF version {version}; 2 and 3 are supported",
             )
         count, keys = self._numbers("<QQ")
         if count > MAX_TENSORS or keys > MAX_KEYS:
-            raise invalid(
-                self._file, f"says that it has {counted(count, 'tensor')} and {counted(keys, 'key')}"
-            )
+            raise invalid(self._file, f"claims to have {counted(count, 'tensor')} and {counted(keys, 'key')}")
         values: dict[str, Any] = {}
         for _ in range(keys):
             key = self._string(_MAX_NAME)
@@ -168,7 +167,7 @@ class _HeaderCursor:
             raise invalid(self._file, f"tensor {shown} has shape {list(shape)}")
         if shape[-1] % block:
             raise invalid(
-                self._file, f"tensor {shown} has rows of {shape[-1]}, which are no blocks of {block}"
+                self._file, f"tensor {shown} has rows of {shape[-1]} values, not a multiple of {block}"
             )
         return prod(shape) // block * bytes_per_block
 

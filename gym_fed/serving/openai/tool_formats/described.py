@@ -1,4 +1,4 @@
-"""Tools for models whose chat template has none: a system message describes them, and calls have Hermes' format."""
+"""Tools for chat templates without tool support: a system message describes them, and calls use Hermes' format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Write nothing after the calls. You get their results between <tool_response> and
 
 
 class Described(Hermes):
-    """Works with any template; how well an untrained model calls tools is another matter."""
+    """Works with any template, but a model that was not trained for tools may call them poorly."""
 
     order = 1000
     describes = True
@@ -30,7 +30,7 @@ class Described(Hermes):
         return False
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
-        """Write calls as text of the assistant, and results as text of the user, since the template knows neither."""
+        """Write calls as assistant text and results as user text, since the template supports neither."""
         prepared: list[Row] = []
         for row in rows:
             if row["role"] == "tool":

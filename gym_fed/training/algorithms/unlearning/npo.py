@@ -1,9 +1,8 @@
-"""Negative preference optimisation: an answer to forget is a rejected one without a chosen one.
+"""Negative preference optimisation (NPO): answers to forget are rejected answers without a chosen counterpart.
 
-``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``; ``npo_loss`` is the first part,
-``L_retain`` the next-token loss. Zhang et al. 2024, "Negative
-Preference Optimization: From Catastrophic Collapse to Effective Unlearning", equation 3, with the retain term of its
-section 4.
+``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``; ``npo_loss`` is the first term,
+``L_retain`` the next-token loss. Zhang et al. 2024, "Negative Preference Optimization: From Catastrophic Collapse to
+Effective Unlearning", equation 3, with the retain term of its section 4.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 
 
 class Npo(_Unlearning):
-    """NPO by a custom loss over TRL's ``SFTTrainer``; the reference, the model before training, scores the rows
-    once."""
+    """NPO as a custom loss on TRL's ``SFTTrainer``; the reference, the untrained model, scores the rows once."""
 
     tried = "full, LoRA; two processes"
 
@@ -37,7 +35,7 @@ def npo_loss(log_ratios: Tensor, beta: float) -> Tensor:
     """``-2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))]``, Zhang et al. 2024, equation 3.
 
     Args:
-        log_ratios: ``[n]`` log-probability of each whole answer, less the reference's.
+        log_ratios: ``[n]``, the log-probability of each answer minus the reference's.
         beta: The paper's inverse temperature.
     """
     from torch.nn.functional import logsigmoid

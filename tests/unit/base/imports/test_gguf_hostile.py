@@ -83,7 +83,7 @@ def test_flipped_files_are_imported_whole_or_refused(qwen3_file: Path, tmp_path:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "0 bytes are no GGUF file"),
+        (b"", "0 bytes are too few for a GGUF file"),
         (b"PK" + bytes(40), "does not begin as"),
         (struct.pack("<4sIQQ", b"GGUF", 1, 0, 0), "GGUF version 1"),
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "big-endian"),
@@ -96,7 +96,7 @@ def test_flipped_files_are_imported_whole_or_refused(qwen3_file: Path, tmp_path:
         (struct.pack("<4sIQQQ1sI4QIQ", b"GGUF", 3, 1, 0, 1, b"t", 4, *[1 << 40] * 4, 0, 0), "has shape"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 8, 0, 1 << 62), "is at bytes"),
         (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 8, 99, 0), "is of type 99"),
-        (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 8, 2, 0), "no blocks of 32"),
+        (struct.pack("<4sIQQQ1sIQIQ", b"GGUF", 3, 1, 0, 1, b"t", 1, 8, 2, 0), "not a multiple of 32"),
         (struct.pack("<4sIQQQ1sI", b"GGUF", 3, 1, 0, 1, b"t", 5), "5 dimensions"),
     ],
 )
