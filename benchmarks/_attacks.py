@@ -272,7 +272,7 @@ def neighbourhood(scene: Scene) -> Tensor:
     """Against nearest neighbours, in Hamming distance too (this project): equal lies, as far along a hostile direction
     as keeps them among the nearest n - f of a share of the honest contributors; direction and share are searched."""
     between = torch.cdist(scene.updates, scene.updates) ** 2
-    # Beside f lies there is room for n - 2f honest updates, its own among them.
+    # Besides f lies there is room for n - 2f honest updates, its own among them.
     room = scene.data.contributors - 2 * scene.malicious - 1
     reach = between.sort(2).values[:, :, room]
 

@@ -129,7 +129,7 @@ class Report:
 
 
 def plot(report: Report, file: Path) -> None:
-    """Bars of ours beside the peer's, a row each, on a logarithmic axis; one panel a unit."""
+    """Bars of ours next to the peer's, one row each, on a logarithmic axis; one panel a unit."""
     import matplotlib
 
     matplotlib.use("Agg")

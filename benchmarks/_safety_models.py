@@ -85,7 +85,7 @@ def merged(base: Path, adapter: Path | None = None) -> tuple[Any, Any]:
 
 
 def adapted(base: Path, adapter: Path) -> tuple[Any, Any]:
-    """A model folder in float32 with an adapter beside it, and its tokenizer."""
+    """A model folder in float32 with an adapter on it, and its tokenizer."""
     from peft import PeftModel
 
     model, tokenizer = merged(base)

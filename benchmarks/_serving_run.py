@@ -57,7 +57,7 @@ def ratios(found: Found, ours: str, theirs: str, users: int) -> list[float]:
 
 
 def shares(run: Run, pairs: dict[str, tuple[str, ...]]) -> None:
-    """Rows of our rates beside others', and the spread of their ratios."""
+    """Rows of our rates next to others', and the spread of their ratios."""
     better: Better = "higher"
     for ours, others in pairs.items():
         for theirs in others:

@@ -1,4 +1,4 @@
-"""What one contributor earns under one, two and four keys beside three others, with and without pay as one.
+"""What one contributor earns under one, two and four keys in a round with three others, with and without pay as one.
 
 Every key sends the contributor's update with independent noise on it (of 0.6 or 1.0 of its norm), a piece of it (cut by
 coordinates, scaled to its norm), or trains anew on the same text from another seed. Similarity, scores and split are

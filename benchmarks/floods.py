@@ -1,7 +1,7 @@
 """Floods: what twenty honest contributors notice while somebody else does what they like with the hub.
 
     python benchmarks/floods.py                              # this version
-    python benchmarks/floods.py --before OTHER/.venv/bin/python   # beside another checkout's
+    python benchmarks/floods.py --before OTHER/.venv/bin/python   # compared with another checkout
 
 A real hub (`gym-server run`, TLS) has twenty contributors with keys, clients and small real updates. A flood comes from
 another address, out of a process of its own, while the twenty finish three rounds; a newcomer requests the hub's status

@@ -1,4 +1,4 @@
-"""What `gym train --plan` estimates beside what a run really takes: peak memory of a fresh process, and time of a step.
+"""Compare the estimates of `gym train --plan` with real runs: peak memory of a fresh process, and time of a step.
 
 Each run is a process of its own with one thread, on rows of `max_length` tokens. The memory is the process's `VmHWM`.
 The time is the CPU seconds of the median step after the first, which other processes disturb less than

@@ -55,7 +55,7 @@ console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def accounts(report: Report) -> None:
-    """Our epsilon beside dp-accounting's."""
+    """Compare our epsilon with dp-accounting's."""
     worst = 0.0
     for noise, sampling, count in (
         (0.8, 1.0, 1),

@@ -9,7 +9,7 @@ loss: (base - codec) / (base - tuned). Bits are those of the whole file, header 
 calibration text is generic, as in BitDelta's paper, and neither the training text nor the test: C4 (300 pages of it),
 for gym-nano the tasks that it was made from. Each text is cut in three: training, validation and test. Settings were
 chosen on Shakespeare's validation part, with the training text for calibration; what is printed is the test part of
-each, which decided nothing. Beside each figure stand the steps of the fine-tune and of the distillation.
+each, which decided nothing. Next to each figure are the steps of the fine-tune and of the distillation.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 same proportions, 8 to a 1024 x 1024 weight. The peer forms their product in float64 and takes its full singular value
 decomposition. Both run on one thread, so that a speed does not depend on who else computes. Errors are distances in the
 Frobenius norm, relative to the whole combination: of adapter plus residual (nothing should be lacking), and of the
-adapter beyond what the best of its rank lacks. The error of averaging A and B apart is shown beside them.
+adapter beyond what the best of its rank lacks. The error of averaging A and B apart is shown next to them.
 """
 
 from __future__ import annotations

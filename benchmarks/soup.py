@@ -1,4 +1,4 @@
-"""Merging a round: our rules beside Flower's strategies and ByzFL's rules on the same updates, in seconds and memory.
+"""Merging a round: our rules against Flower's strategies and ByzFL's rules on the same updates, in seconds and memory.
 
     python benchmarks/soup.py [--byzfl WHEEL_OR_FOLDER] [--part floats|packed ...] [--contributors N ...]
                               [--threads N] [--runs N] [--quick] [--json] [--plot FILE]
@@ -135,7 +135,7 @@ class Bench:
 
 
 def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[int]) -> None:
-    """Rows, figures and aims of float updates, beside the peers."""
+    """Rows, figures and aims of float updates, compared with the peers."""
     size = QUICK_SIZE if quick else SIZE
     grown: dict[int, Runs] = {}
     for n in counts:
@@ -181,7 +181,7 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
 
 
 def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
-    """Rows of n contributors: seconds and memory beside the better peer's, spreads, and each form's own as figures."""
+    """Rows of n contributors: seconds and memory next to the better peer's, spreads, and each form's own as figures."""
     for rule, ours in found["ours"].items():
         peers = {name: runs[rule] for name, runs in found.items() if name != "ours" and rule in runs}
         fastest = min(peers, key=lambda name: seconds(peers[name]), default=None)

@@ -1,4 +1,4 @@
-"""Starts of `gym api`: seconds from the typed command to the first answer, and the peak memory beside the libraries'.
+"""Starts of `gym api`: seconds from the typed command to the first answer, and peak memory against the libraries'.
 
     python benchmarks/start.py [--quick] [--json] [--plot FILE] [--part seconds|memory] [--model FOLDER] [--runs N]
 
@@ -8,7 +8,7 @@ wall and CPU time. The peer is the import of PyTorch alone, in a process of its 
 ``memory``: a model folder in bfloat16, as ``auto``, ``int8`` and ``int4``, the latter two packed at the start, and
 mapped. A process serves gym-nano once, which loads the libraries, reads the model's tokenizer, and notes its memory.
 Then it opens a server's parts for the model, and answers once. What it took at most beyond that is divided by the
-weights' bytes in bfloat16. The figures with the tokenizer, and with the libraries, are shown beside it.
+weights' bytes in bfloat16. The figures with the tokenizer, and with the libraries, are shown next to it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each side trains in processes of its own, in turn (ours, theirs, theirs, ours, ...), on one thread, from one folder with
 the same rows, sizes, optimiser and seed; medians are reported. The model has 10 million random weights (gym-nano, of
-one million, with --quick, where what a trainer does beside computing weighs most). Tokens a second count the steps
+one million, with --quick, where what a trainer does besides computing weighs most). Tokens a second count the steps
 after the first two; start-up is the time from the process's birth to the end of its first step, imports included.
 Losses of both sides are compared, so that it is the same work (GRPO draws its answers; there they are not).
 """

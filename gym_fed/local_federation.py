@@ -36,7 +36,7 @@ def run_federation(
         joiners: A command for every contributor, by name.
         on_round: Hears of every round that ended.
         settings: ``a.b=value`` of the hub's config, for this run.
-        environment: Variables of all processes, beside this one's.
+        environment: Variables of all processes, in addition to this one's.
 
     Returns:
         Seconds from the first contributor's start to the hub's end.

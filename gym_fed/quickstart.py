@@ -281,7 +281,7 @@ class VariantServer:
 def serve_variant(
     user: str = "ada", task: str = "shout", store: str | Path = "runs/variants", *, max_steps: int = 40
 ) -> VariantServer:
-    """Create a small variant of gym-nano, unless it is in the store already, and serve it beside its base.
+    """Create a small variant of gym-nano, unless it is in the store already, and serve it together with its base.
 
     Args:
         user: Whose it is, and what it is called.

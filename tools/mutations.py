@@ -161,7 +161,7 @@ def _pytest(copy: Path, words: tuple[str, ...]) -> tuple[int, str]:
 
 
 def _copy(folder: Path) -> Path:
-    """The checkout with its uncommitted changes and what was built in it, and the shared folder beside it."""
+    """The checkout with its uncommitted changes and what was built in it, and the shared folder next to it."""
     target = folder / ROOT.name
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

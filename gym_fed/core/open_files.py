@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 _SPARE_FILES = 256
-"""For databases, models and logs, beside the connections."""
+"""For databases, models and logs, in addition to the connections."""
 
 
 def raise_file_limit(connections: int, log: logging.Logger) -> int:

@@ -164,7 +164,9 @@ def _refusal(error: BaseException) -> _Refusal | None:
         return _Refusal(code, why, "")
     if isinstance(error, sqlite3.Error):
         code_number = getattr(error, "sqlite_errorcode", None)
-        if code_number == sqlite3.SQLITE_IOERR_SHMSIZE:  # the file beside the write-ahead log cannot grow
+        if (
+            code_number == sqlite3.SQLITE_IOERR_SHMSIZE
+        ):  # the shared-memory file of the write-ahead log cannot grow
             return _FULL
         return None if code_number is None else _BY_SQLITE.get(code_number & 0xFF)
     if isinstance(error, MemoryError) or (

@@ -127,7 +127,7 @@ class DatasetRegistry:
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
         """Download ``name`` (newest version) or ``name@version`` into the folder ``dest``; an interrupted pull resumes.
 
-        Beside the files lies ``.gym-dataset.json``, the manifest with the licence.
+        Next to the files is ``.gym-dataset.json``, the manifest with the licence.
 
         Raises:
             GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, when a file of another content is in

@@ -10,7 +10,7 @@
 =============  =====================================================================================
 
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
-Beside them stand ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
+Further keys are ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
 ``{"bytes", "path"}``, in the order of their places: ``<image>`` in a text, or parts ``{"type": "image"}``). A message
 has ``role`` (system, user, assistant, tool), ``content``, and where there is one ``name``; ``tool_calls`` where the
 assistant calls tools, ``reasoning_content`` where it reasons, and ``weight: 0`` where its turn is not to be learned.

@@ -64,7 +64,7 @@ def candidates(
     """List every encoding of a tensor that the policy allows, with its error.
 
     The first is to leave it out, where the policy has error feedback. A tensor whose codec is given counts as kept
-    whole by it, but beside tensors whose codec is not.
+    whole by it, but next to tensors whose codec is not.
 
     Args:
         delta: Its (error-corrected) delta.

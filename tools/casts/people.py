@@ -27,7 +27,7 @@ class Person:
         script: The name of their script, without suffix.
         headings: Theirs in docs/quickstart.md.
         picture: What their cast shows, for those who do not see it.
-        files: What the page shows as a file to save; it lies beside the script.
+        files: What the page shows as a file to save; it is next to the script.
     """
 
     script: str

@@ -17,7 +17,7 @@ from pymdownx.slugs import slugify
 from gym_fed.cli.reference import BUILT_PAGES, built_page
 
 FROM_THE_ROOT = ("CONTRIBUTING.md", "SECURITY.md")
-"""Pages that hosts of repositories look for beside docs/, and that readers of the site want too."""
+"""Pages outside docs/ that repository hosts look for, and that readers of the site want too."""
 _LINK = re.compile(r"(`+).+?\1|(?<!!)\[((?:[^\[\]]|`[^`]*`)*)\]\(([^)\s]+)\)")
 
 

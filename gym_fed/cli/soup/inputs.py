@@ -28,7 +28,7 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
     """Load the base that is given, or that the updates were made for.
 
     A ``.gymdelta`` names its base and the digest of its weights; a LoRA run names the path of its base. Candidates are,
-    in this order, gym-nano, a folder of that name here or beside the updates, and the Hugging Face cache (by name, by
+    in this order, gym-nano, a folder of that name here or next to the updates, and the Hugging Face cache (by name, by
     its last part, and by revision). The digest decides.
 
     Args:
@@ -87,7 +87,7 @@ class Inputs:
         allow_differences: Use a fine-tune whose config or tokenizer differs from the base's.
 
     Attributes:
-        not_merged: By update, what it changed beside its weights; a soup holds none of it.
+        not_merged: By update, what it changed besides its weights; a soup holds none of it.
     """
 
     def __init__(

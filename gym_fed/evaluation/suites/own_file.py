@@ -40,7 +40,7 @@ class DataFiles(StrictModel):
     """``dataset_kwargs`` of a file of rows."""
 
     data_files: dict[str, str] = Field(min_length=1)
-    """File by split, beside the task file: .jsonl, .jsonl.gz, .json, .csv or .parquet."""
+    """File by split, relative to the task file: .jsonl, .jsonl.gz, .json, .csv or .parquet."""
 
 
 class TaskMetric(StrictModel):
@@ -137,7 +137,7 @@ class TaskFile(StrictModel):
     """Its name."""
 
     dataset_path: Literal["json"] = "json"
-    """Rows are read from files beside this one, whatever their format."""
+    """Data files are resolved relative to this file."""
 
     dataset_kwargs: DataFiles | None = None
     training_split: str | None = None

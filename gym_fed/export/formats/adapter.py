@@ -1,4 +1,4 @@
-"""A PEFT adapter that names its base; vLLM and SGLang load it beside that base."""
+"""A PEFT adapter that names its base; vLLM and SGLang load it with that base."""
 
 from __future__ import annotations
 

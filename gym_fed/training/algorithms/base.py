@@ -194,5 +194,5 @@ class Algorithm(ABC):
     def build(self, job: Job) -> Any:
         """Build the ``transformers.Trainer`` of the run: a TRL trainer made by ``trl_glue.local``."""
 
-    def save(self, trainer: Any, folder: Path) -> None:  # noqa: B027 - most have nothing beside the model
+    def save(self, trainer: Any, folder: Path) -> None:  # noqa: B027 - most have nothing besides the model
         """Write what belongs to the result besides the model (a critic, a head) into ``folder``."""

@@ -84,7 +84,7 @@ def attend(
     Args:
         layer: On the CPU.
         spans: Which rows are whose.
-        query: ``[rows, heads, dim] float32``; ``heads`` is a multiple of ``kv_heads``, and heads beside one another
+        query: ``[rows, heads, dim] float32``; ``heads`` is a multiple of ``kv_heads``, and neighbouring heads
             share a key head.
         key: ``[rows, kv_heads, dim] float32``.
         value: ``[rows, kv_heads, value_dim] float32``.

@@ -1,6 +1,6 @@
 """`gym-server restore`: make a hub's folder from a backup, whole or not at all, and sign the statement of the restore.
 
-Everything is brought into a folder beside the new one, checked, signed, and then renamed into place. A killed restore
+Everything is restored into a folder next to the new one, checked, signed, and then renamed into place. A killed restore
 leaves nothing but that folder, which the next one deletes.
 """
 

@@ -160,7 +160,7 @@ use each once, within {span}; to send along with it:
   join       gym-client join --invite INVITE --data FILE
   leave      gym-client leave
   uninstall  pip uninstall gym-fed, and delete ~/.gym-fed: keys and receipts"""
-"""What a friend needs beside an invite."""
+"""What a friend needs besides an invite."""
 
 
 @invites_app.command("create")

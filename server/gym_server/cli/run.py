@@ -83,7 +83,7 @@ def run_hub(
         overrides: ``a.b=value`` settings that win over the config file.
         insecure: Plain text; loopback only.
         exit_when_done: Leave when the rounds are done, instead of serving on.
-        dashboard: ``host:port`` of the pages beside the rounds; None leaves it to the config.
+        dashboard: ``host:port`` of the dashboard; None leaves it to the config.
         on_listening: Called once with the federation and the port.
         on_dashboard: Called once with the URL of the pages, where there are any.
         on_round: Called after each round that ended.

@@ -1,4 +1,4 @@
-"""The gate's evaluations: a merged soup beside the version it starts from, on rows that a secret seed draws.
+"""The gate's evaluations: a merged soup compared with the version it starts from, on rows that a secret seed draws.
 
 A task's drop is the mean paired difference over those rows. The soup is rolled back when the drop's lower confidence
 bound is above what the config allows: 64 rows cannot show 2 points, and chance alone ends no round.

@@ -100,7 +100,7 @@ class HubModel:
 
     @cached_property
     def settings(self) -> str:
-        """Of the base, what evaluations depend on beside its tensors."""
+        """What evaluations depend on besides the base's tensors."""
         from gym_fed.evaluation.scoring.opening import settings_digest
 
         return settings_digest(self._loaded.model, self._loaded.tokenizer)

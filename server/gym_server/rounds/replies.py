@@ -27,7 +27,7 @@ MAX_REASON = 2_000
 
 EXPANSION = 4
 """A plain reply may name so many times as many arrays, and so many times their bytes, as its task did: gradients,
-control variates and moments beside the weights."""
+control variates and moments besides the weights."""
 
 _MIN_REFERENCES = 16
 _NUMPY = "numpy.ndarray"

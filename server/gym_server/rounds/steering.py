@@ -1,4 +1,4 @@
-"""What a coordinator decides beside the rounds: pausing them, ending the one under way, going back to a version.
+"""What a coordinator decides about the rounds: pausing them, ending the one under way, going back to a version.
 
 A decision is an entry of the ledger and nothing else, so no kill can come between the record and what it records. A hub
 that runs reads the newest one before it begins a round, whichever process wrote it.

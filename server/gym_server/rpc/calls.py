@@ -1,4 +1,4 @@
-"""The calls of `hub.proto` beside rounds: who the hub is, enrolment and login, the ledger, variants."""
+"""The calls of `hub.proto` other than rounds: who the hub is, enrolment and login, the ledger, variants."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Database:
             if read_only and not path.exists():
                 raise GymError(ErrorCode.FILE_NOT_FOUND, f"no database {path}", "is this the hub's folder?")
             if not path.exists() and path.parent.is_dir():
-                path.touch(mode=0o600)  # what SQLite puts beside it gets the same mode
+                path.touch(mode=0o600)  # files that SQLite creates next to it get the same mode
             url = prefix + str(path)
         database = cls(url, read_only)
         try:

@@ -87,7 +87,7 @@ class HubVariants:
         Args:
             caller: Who is authenticated.
             document: A ``SignedVariant`` as JSON.
-            names: Who may read it beside the owner, ``*`` for everyone enrolled; None leaves that as it is.
+            names: Who may read it besides the owner, ``*`` for everyone enrolled; None leaves that as it is.
 
         Returns:
             The receipt; None when the delta has to be uploaded first.

@@ -1,4 +1,4 @@
-"""The dashboard's face: its screens' routes and its feed, served from a thread beside the hub or alone."""
+"""The dashboard's face: its screens' routes and its feed, served from a thread of the hub or alone."""
 
 from __future__ import annotations
 

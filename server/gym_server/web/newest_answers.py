@@ -1,4 +1,4 @@
-"""Answers of the newest version and of the one before to the operator's prompts, in a small file beside the model."""
+"""Answers of the newest version and of the one before to the operator's prompts, in a small file next to the model."""
 
 from __future__ import annotations
 
