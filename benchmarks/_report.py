@@ -8,7 +8,7 @@
 
 The JSON line, the last of the output, is one object: ``{"name", "machine", "figures": {...}, "aims": [{"name",
 "figure", "aim", "better", "met"}]}``, where an aim's ``figure`` is what was measured. A missed aim is reported as
-missed; it is no reason to fail.
+missed; it is not a reason to fail.
 """
 
 from __future__ import annotations

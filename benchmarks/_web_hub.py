@@ -145,7 +145,9 @@ def readers(url: str, number: int) -> Iterator[None]:
     reader = threading.Thread(target=_read, args=(opened, counts))
     reader.start()
     deadline = time.monotonic() + OPEN_SECONDS
-    while number and min(counts) == 0:  # pages stay open over many rounds: that they open is no cost of one
+    while (
+        number and min(counts) == 0
+    ):  # pages stay open over many rounds: that they open is not a cost of one
         if time.monotonic() > deadline:
             raise RuntimeError(f"of {number} readers {counts.count(0)} were sent nothing")
         time.sleep(0.05)

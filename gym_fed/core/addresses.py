@@ -65,7 +65,7 @@ def network_of(host: str) -> str:
     """The IPv4 address itself, also of one that is written as IPv6; of an IPv6 one its /64, which one household has.
 
     Raises:
-        ValueError: For what is no address.
+        ValueError: For anything that is not an address.
     """
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,4 +1,4 @@
-"""Panics of the tokenizers library as errors: they are no ``Exception``, and would end the thread that meets one.
+"""Panics of the tokenizers library as errors: they are not an ``Exception``, and would end the thread that meets one.
 
 A pattern of tokenizer.json may need more steps than its library takes, for some texts and not for others.
 """

@@ -74,7 +74,7 @@ class CatalogueEntry(StrictModel):
     """Bytes of the split's texts unpacked, or of the file; where certain."""
 
     pictures: str | None = None
-    """The pictures that its rows name, where they are no part of the set."""
+    """The pictures that its rows name, where they are not part of the set."""
 
     about: str
     """A short description."""

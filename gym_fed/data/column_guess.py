@@ -192,7 +192,7 @@ def _singular(word: str) -> str:
     if word in _KNOWN:
         return word
     singulars = (word.removesuffix(end) + last for end, last in _PLURALS if word.endswith(end))
-    # A single letter: "as" is no plural.
+    # A single letter: "as" is not a plural.
     return next((each for each in singulars if len(each) > 1 and each in _KNOWN), word)
 
 

@@ -25,7 +25,7 @@ class LayerError:
         bits_per_weight: Payload bits for each weight of the tensor.
         weight_error: ``|decoded - delta| / |delta|`` (Frobenius); NaN where the tensor did not change.
         output_error: The same of what the delta adds to the layer's output, ``|(decoded - delta) x| / |delta x|``
-            over all tokens of the text; None where the tensor is no linear or embedding weight, or without text.
+            over all tokens of the text; None where the tensor is not a linear or embedding weight, or without text.
     """
 
     name: str

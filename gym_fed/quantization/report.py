@@ -21,7 +21,7 @@ class QuantizedTensor:
         error: Relative L2 error of the decoded delta: 0 is exact, or the tensor did not change; 1 is as bad as no
             delta, such as a changed tensor that is not in the file.
         output_error: The same of the layer's output on the calibration text (under the mean squares of its inputs);
-            None for tensors that are no linear layer's weight, or without calibration text.
+            None for tensors that are not a linear layer's weight, or without calibration text.
     """
 
     name: str

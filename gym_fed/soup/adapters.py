@@ -58,7 +58,7 @@ def write_adapters(
 
     Returns:
         What was written, and for every tensor the part of its norm that the rank leaves out; None where the soup has to
-        be written by way of full matrices: another codec, error feedback, tensors that are no factors, or a rule on
+        be written by way of full matrices: another codec, error feedback, tensors that are not factors, or a rule on
         coordinates of updates whose A differ.
     """
     if not writes_factors(policy) or policy.error_feedback:

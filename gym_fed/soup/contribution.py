@@ -89,7 +89,7 @@ class Scores:
         parts: ``[n, k]`` float64: what each block of held-out rows adds to the scores.
         block_weights: ``[k]``: the blocks' shares of the held-out tokens.
         chance: ``[n]`` float64 what blind luck gives an update of this size (one standard deviation), where the game
-            knows gradients; a score below twice this is no sign of work.
+            knows gradients; a score below twice this is not a sign of work.
     """
 
     method: str

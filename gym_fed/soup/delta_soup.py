@@ -135,7 +135,7 @@ class DeltaSoup:
 
         Raises:
             GymError: ``USAGE`` for a second contribution; ``BASE_MISMATCH``, ``DELTA_INVALID``, ``MODEL_NOT_FOUND`` for
-                what is no fine-tune of the base. What was contributed before stays.
+                what is not a fine-tune of the base. What was contributed before stays.
         """
         if user_id in self._contributions:
             raise GymError(ErrorCode.USAGE, f"{user_id!r} has contributed already", "one contribution each")

@@ -83,7 +83,7 @@ class Experiment:
             step: Counts from 1; by default one more than that of the last call.
 
         Raises:
-            GymError: ``USAGE`` naming what is no number, before anything is logged.
+            GymError: ``USAGE`` naming what is not a number, before anything is logged.
         """
         step = self._step + 1 if step is None else step
         figures = {key: _figure(key, value) for key, value in metrics.items()}

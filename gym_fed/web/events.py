@@ -94,7 +94,7 @@ class Feed:
         """Create the stream of one page.
 
         Args:
-            last_event_id: The header ``Last-Event-ID``; what is no number counts as none.
+            last_event_id: The header ``Last-Event-ID``; what is not a number counts as none.
             address: The address whose streams are limited together.
 
         Raises:

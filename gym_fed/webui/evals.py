@@ -114,7 +114,7 @@ def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
 
     Raises:
         GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``FILE_NOT_FOUND``; ``USAGE`` for an unknown suite and
-            for columns that are no pairs.
+            for columns that are not pairs.
     """
     known = listing()
     if not given.data and given.suite not in known.suites and given.suite not in known.tasks:

@@ -193,7 +193,7 @@ class Taught:
         """Return ``{file, total, rows}`` with the newest rows first, each with an ``id`` for its removal.
 
         Raises:
-            GymError: ``DATA_INVALID`` for a line that is no preference.
+            GymError: ``DATA_INVALID`` for a line that is not a preference.
         """
         lines = self._lines(base)
         newest = [(id_of(line), self._row(base, line)) for line in reversed(lines[-MAX_ROWS:])]

@@ -150,7 +150,7 @@ def _is_right(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> b
     else:
         place[path[-1]] = value
     if value is None and len(path) == 2 and not place:
-        expected[path[0]] = after.get(path[0])  # an empty section is no mapping to YAML
+        expected[path[0]] = after.get(path[0])  # an empty section is not a mapping to YAML
         return expected == after and after.get(path[0]) in (None, {})
     return repr(expected) == repr(after) or expected == after
 

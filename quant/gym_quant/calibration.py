@@ -39,7 +39,7 @@ def collect_input_moments(
         Parameter name to ``[in]`` or ``[in, in]`` float32 on the CPU, in the order of the model's modules.
 
     Raises:
-        CodecError: When a name is no linear layer's weight, when there is no sequence, and for a layer that no
+        CodecError: When a name is not a linear layer's weight, when there is no sequence, and for a layer that no
             sequence reached or whose input was not finite.
     """
     layers = {

@@ -67,7 +67,7 @@ class Registry(Generic[T]):
         kind: The word for one member, as messages say it: ``codec``.
         package: The folder of ours, as a dotted name. Each file that is not called ``base`` or ``registry`` and does
             not begin with ``_`` holds one public subclass of ``base`` and has its name; so does each file of a folder
-            in it. A folder's own name is no member.
+            in it. A folder's own name is not a member.
         base: ``module:Class``, imported when a member is.
         group: The group of entry points; it begins with ``gym_fed.``.
     """

@@ -51,7 +51,7 @@ def project_delta(
         projection: Which form of the paper.
 
     Raises:
-        CodecError: For shapes that differ or are no matrices, and for values that are not finite.
+        CodecError: For shapes that differ or are not matrices, and for values that are not finite.
     """
     if delta.ndim != 2 or not delta.shape == aligned.shape == unaligned.shape:
         shapes = ", ".join(str(list(t.shape)) for t in (delta, aligned, unaligned))

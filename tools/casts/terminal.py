@@ -219,7 +219,7 @@ class Running:
             self._terminal._feed(data)
             while (
                 self._bytes.count(QUESTION) > self._answered
-            ):  # what was typed before a question is no answer
+            ):  # what was typed before a question is not an answer
                 os.write(self._master, b"y\n")
                 self._answered += 1
 

@@ -67,7 +67,7 @@ def described() -> str:
 
 
 def tried(check: Check) -> tuple[str, bool]:
-    """What was seen, and whether that is no failure."""
+    """What was seen, and whether that is not a failure."""
     missing = [package for package in check.packages if importlib.util.find_spec(package) is None]
     if missing:
         return f"not tried: {', '.join(missing)} is not installed", True

@@ -1,7 +1,7 @@
 """Terms that the contributor accepted, stored in the home. Changed terms need a new consent.
 
 Terms are what the hub decides: recipe, codec, base, pay and privacy promises. A learning rate that falls, or rises to
-less than the next power of two, is no change of terms, since schedules change it every round.
+less than the next power of two, is not a change of terms, since schedules change it every round.
 """
 
 from __future__ import annotations

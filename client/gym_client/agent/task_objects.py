@@ -155,7 +155,7 @@ def to_message(task: pb.Task, get: GetObject) -> Message:
     """Convert a task to the message that a ``ClientApp`` receives; ``get`` provides array bytes.
 
     Raises:
-        GymError: ``USAGE`` for a task that is no Flower message.
+        GymError: ``USAGE`` for a task that is not a Flower message.
     """
     meta = task.metadata
     try:

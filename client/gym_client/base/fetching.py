@@ -229,7 +229,7 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
             continue
         try:
             with safe_open(folder / name, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 (it is no dict)
+                for key in file.keys():  # noqa: SIM118 (it is not a dict)
                     num_values += math.prod(file.get_slice(key).get_shape())
                     num_tensors += 1
         except SafetensorError as error:

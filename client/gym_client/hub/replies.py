@@ -27,7 +27,7 @@ def parse_object(
         text: The hub's text.
         what: Names it in messages: "a verdict".
         refusal: Code of the error.
-        kinds: Type of each key that must be there; a bool is no number.
+        kinds: Type of each key that must be there; a bool is not a number.
 
     Raises:
         GymError: ``refusal`` when it is no such object.

@@ -35,7 +35,7 @@ class ObjectCache:
         """Return the path of an object, whether it exists or not.
 
         Raises:
-            GymError: ``USAGE`` for a name that is no sha256.
+            GymError: ``USAGE`` for a name that is not a sha256.
         """
         if not _SHA256.fullmatch(sha256):
             raise GymError(ErrorCode.USAGE, f"{sha256[:80]!r} is not a sha256")

@@ -214,7 +214,7 @@ class SecureRound:
             uses: What else decides the votes, for the error.
 
         Returns:
-            The masked object. It carries no metric of this contributor: losses and norms are no sums.
+            The masked object. It carries no metric of this contributor: losses and norms are not sums.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` when other votes were masked in this round before: their difference to these

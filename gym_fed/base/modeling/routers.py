@@ -16,7 +16,7 @@ def router_names(model: Any) -> list[str]:
     of one, and the whole name where another linear layer's name ends in the same way.
 
     A trained router sends tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also return
-    a tuple, which an adapter cannot add to. Routers that are no linear layers (Mixtral, Qwen3-MoE) are not listed.
+    a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not listed.
     """
     from torch import nn
 

@@ -107,7 +107,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         from gym_fed.base.models import load_tokenizer, resolve
         from gym_fed.export.formats.gguf import why_unread
 
-        tokenizer = load_tokenizer(base)  # refuses what is no model
+        tokenizer = load_tokenizer(base)  # refuses what is not a model
         if why_unread(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
             words += ("--skip-check",)
             note = "# nothing here can read this file back to check it; pip install llama-cpp-python can\n"

@@ -56,7 +56,7 @@ def probe_texts(pattern: str) -> Iterator[str]:
 
 
 def _without_panics(function: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The library panics where a search takes too many steps, which is no ``Exception``."""
+    """The library panics where a search takes too many steps, which is not an ``Exception``."""
 
     def call(text: str) -> Any:
         try:

@@ -198,7 +198,7 @@ def _weight(turn: Raw, role: str) -> Message:
     """``{"weight": 0}`` for a turn that is not learned, else empty.
 
     Raises:
-        BadRow: For a weight that is neither 0 nor 1, two that differ, and 1 for what is no turn of the assistant.
+        BadRow: For a weight that is neither 0 nor 1, two that differ, and 1 for what is not a turn of the assistant.
     """
     given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
     for key, weight in given.items():
@@ -226,7 +226,7 @@ def _reasoning(turn: Raw, role: str) -> Message:
     """``{"reasoning_content": text}`` if the assistant turn has reasoning, else empty.
 
     Raises:
-        BadRow: For reasoning that is no text, is given twice, or is not the assistant's.
+        BadRow: For reasoning that is not text, is given twice, or is not the assistant's.
     """
     given = {key: string(turn, key, optional=True) for key in _REASONING}
     texts = {key: text for key, text in given.items() if text}

@@ -98,7 +98,7 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
     """The text under ``key``; optional keys may be missing, null or empty, and then give ``""``.
 
     Raises:
-        BadRow: When it is no text, or missing or blank and not optional.
+        BadRow: When it is not text, or missing or blank and not optional.
     """
     value = row.get(key)
     if optional and value is None:

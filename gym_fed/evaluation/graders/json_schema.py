@@ -134,7 +134,7 @@ def _read(text: str) -> Any:
     """Parse a text, or its only fenced block, as JSON.
 
     Raises:
-        ValueError: When it has none; ``NaN`` and ``Infinity`` are no JSON.
+        ValueError: When it has none; ``NaN`` and ``Infinity`` are not JSON.
     """
     blocks = _FENCED.findall(text)
     return json.loads(blocks[0] if len(blocks) == 1 else text, parse_constant=no_constant)

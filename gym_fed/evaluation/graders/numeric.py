@@ -104,7 +104,7 @@ def _last(text: str) -> Fraction | None:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """None for digits that are no number, such as ``1.234.567`` and ``1,2``."""
+    """Return None for digits that are not a number, such as ``1.234.567`` and ``1,2``."""
     whole = Fraction(0)
     if (top := match["top"] or match["long_top"]) is not None:
         whole, value = Fraction(int(match["whole"] or 0)), Fraction(int(top))

@@ -91,7 +91,7 @@ def open_record(path: str | Path) -> Record:
         path: The document; the samples are next to it.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line and field for what is no record, was cut, or
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line and field for what is not a record, was cut, or
             has other samples than the document says.
     """
     path = Path(path)

@@ -78,7 +78,7 @@ class GreedyWriter:
         """Yield each prompt's index and its answers by model, when they are done under all models.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for a model whose probabilities are no numbers.
+            GymError: ``MODEL_INVALID`` for a model whose probabilities are not numbers.
         """
         # Group equal maximum lengths, so that few rows remain at the end.
         waiting = sorted(prompts, key=lambda prompt: (prompt.max_tokens, len(prompt.token_ids), prompt.place))

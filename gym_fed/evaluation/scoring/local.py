@@ -87,7 +87,7 @@ class LocalScorer:
         """See ``Scorer``.
 
         Raises:
-            GymError: ``USAGE``; ``MODEL_INVALID`` for a model whose probabilities are no numbers.
+            GymError: ``USAGE``; ``MODEL_INVALID`` for a model whose probabilities are not numbers.
         """
         texts = [self._text(place, asked) for place, asked in enumerate(continuations)]
         for part in windows(texts, _WINDOW_TOKENS):

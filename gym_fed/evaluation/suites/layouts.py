@@ -153,7 +153,7 @@ def _answers(text: str) -> list[str]:
 
 
 def gsm8k(folder: Path, subset: str) -> FoundRows | None:
-    """``train.jsonl`` and ``test.jsonl``; without the second, rows of the first that are no examples."""
+    """``train.jsonl`` and ``test.jsonl``; without the second, rows of the first that are not few-shot examples."""
     test = _first(folder, "test.jsonl")
     train = _first(folder, "train.jsonl")
     if train is None:

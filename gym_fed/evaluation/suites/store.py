@@ -72,7 +72,7 @@ def read_lock(home: Path) -> EvalsLock:
     """Read the lock of a folder; empty if nothing was fetched.
 
     Raises:
-        GymError: ``STATE_INVALID`` for a file that is no lock.
+        GymError: ``STATE_INVALID`` for a file that is not a lock.
     """
     file = home / LOCK
     try:

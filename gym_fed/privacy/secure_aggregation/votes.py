@@ -108,7 +108,7 @@ def sum_masked(
         Name and ``[size]`` int16 sums modulo 2^k, those nearest to zero.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` for a file that is no masked votes.
+        GymError: ``UPDATE_REFUSED`` for a file that does not contain masked votes.
     """
     stream = MaskSum(masks, bits)
     for path in paths:

@@ -1,6 +1,6 @@
 """The check, before a model is served, that packed steps give the logits of transformers' own forward.
 
-A model that ``Decoder`` computes is compared in float32 whatever the dtype of its weights, so that rounding is no part
+A model that ``Decoder`` computes is compared in float32 whatever the dtype of its weights, so that rounding is not part
 of the difference. Others are computed in their own dtype by both sides.
 """
 

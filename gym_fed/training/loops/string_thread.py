@@ -25,7 +25,7 @@ class StringThread:
         metadata: Values for graders, such as ``answer`` and ``tests``.
 
     Raises:
-        GymError: ``DATA_INVALID`` for another role, or for content that is no text.
+        GymError: ``DATA_INVALID`` for another role, or for content that is not text.
     """
 
     turns: Sequence[tuple[str, str]] = ()

@@ -17,7 +17,7 @@ class TrainedWeight:
     Attributes:
         shape: Its shape.
         itemsize: Bytes of one of its values.
-        hidden: Whether it is the matrix of a linear layer that is no output head.
+        hidden: Whether it is the matrix of a linear layer that is not an output head.
     """
 
     shape: tuple[int, ...]

@@ -81,7 +81,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the run's ``config.yaml``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is no mapping.
+        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is not a mapping.
     """
     file = folder / "config.yaml"
     if not file.is_file():

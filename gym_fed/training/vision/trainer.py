@@ -15,7 +15,7 @@ from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.image_size import ImageLimits
 
-_Sft: Any = SFTTrainer  # its annotations are no promise
+_Sft: Any = SFTTrainer  # its annotations are not a promise
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
 """Columns of a batch with a value per token, ``[n, t]``, padded on the right."""
 

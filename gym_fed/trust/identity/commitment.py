@@ -1,7 +1,7 @@
 """A commitment to an update before its upload: the hub's signed statement of when it first saw a digest.
 
 A copy can be made only of bytes that somebody has seen, and the hub sees no byte of an upload before the digest was
-declared. So of two updates that are the same work, the one that was committed first is no copy of the other.
+declared. So of two updates that are the same work, the one that was committed first is not a copy of the other.
 """
 
 from __future__ import annotations

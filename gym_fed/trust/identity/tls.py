@@ -93,7 +93,7 @@ def certificate_host(certificate_pem: bytes) -> str:
     """The first host name in a certificate, for TLS to compare when the key itself is pinned.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
     """
     try:
         names = read_certificate(certificate_pem).extensions.get_extension_for_class(
@@ -112,7 +112,7 @@ def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.dateti
     """The validity period of a certificate.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
     """
     certificate = read_certificate(certificate_pem)
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -147,7 +147,7 @@ def read_certificate(certificate_pem: bytes) -> x509.Certificate:
     """Read the first certificate of a PEM file; in a chain it is the server's own.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
     """
     try:
         return x509.load_pem_x509_certificate(certificate_pem)
@@ -174,7 +174,7 @@ def fingerprint(certificate_pem: bytes) -> str:
     """``sha256:`` and 64 hex digits over the certificate's public key.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are no certificate.
+        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
     """
     return _fingerprint(read_certificate(certificate_pem).public_key())
 

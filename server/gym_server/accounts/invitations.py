@@ -52,7 +52,7 @@ def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:
     """What invites carry: ``advertise``, else ``listen``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when that is no address that others can connect to.
+        GymError: ``CONFIG_INVALID`` when that is not an address that others can connect to.
     """
     if config.advertise is not None:
         return Endpoint.parse(config.advertise)
@@ -98,7 +98,7 @@ def cancel_invites(database: Database, clock: HubClock, ids: list[str]) -> list[
     """Take back invites that nobody has used yet; all of them or none. Returns their ids.
 
     Raises:
-        GymError: ``NOT_FOUND`` for an id that is no open invite's.
+        GymError: ``NOT_FOUND`` for an id that is not an open invite's.
     """
     found = {one["id"]: one["state"] for one in invites_of(database, clock)}
     for one in ids:

@@ -213,7 +213,7 @@ def _stale(
 ) -> dict[str, FreeRiderFinding]:
     """Updates that are merged work of earlier rounds sent again.
 
-    Work that was rejected, or was of an aborted round, is no evidence: nobody was paid for it.
+    Work that was rejected, or was of an aborted round, is not evidence: nobody was paid for it.
     """
     found: dict[str, FreeRiderFinding] = {}
     threshold = config.rewards.stale_threshold

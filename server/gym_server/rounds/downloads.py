@@ -24,7 +24,7 @@ class SoupForm:
     """How soups of a config travel.
 
     Attributes:
-        form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is no factors, ``full`` for full
+        form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is not factors, ``full`` for full
             fine-tuning.
         why: In words; for ``values`` what keeps the soup from being factors, and what to change.
         one_a: All contributors of a round share one A, so that a soup has the rank of one update.

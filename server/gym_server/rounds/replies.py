@@ -49,7 +49,7 @@ def check_reply(
 
     Raises:
         GymError: ``TOO_LARGE`` for more bytes, references or entries than the task allows; ``UPDATE_REFUSED`` for
-            references that repeat or do not fit the objects that they name, and for what is no Flower content.
+            references that repeat or do not fit the objects that they name, and for what is not Flower content.
     """
     if reply.ByteSize() > MAX_RECORDS_BYTES:
         raise GymError(ErrorCode.TOO_LARGE, f"a reply of {reply.ByteSize()} bytes; tensors are objects")

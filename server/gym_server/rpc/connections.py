@@ -161,7 +161,7 @@ class ConnectionLimiter:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and (
                     connection.getsockname()[1] == self._port
                 ):
-                    host, port = connection.getpeername()[:2]  # OSError for what is not connected
+                    host, port = connection.getpeername()[:2]  # OSError for anything that is not connected
                     found.append((int(name), (_plain(host), port)))
         return found
 
@@ -175,7 +175,7 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
     delete the log with what the hub has acknowledged.
 
     Raises:
-        OSError: For a file that is no socket, or is closed by now.
+        OSError: For a file that is not a socket, or is closed by now.
     """
     connection = socket.socket(fileno=number)
     try:

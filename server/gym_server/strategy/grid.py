@@ -36,7 +36,7 @@ LOST = 1001
 """Flower error code of a reply that will not come: the lease ended, or the contributor left."""
 
 MALFORMED = 1002
-"""Flower error code of a reply that is no valid Flower content."""
+"""Flower error code of a reply that is not valid Flower content."""
 
 FAILED = 1
 """Flower error code of a contributor that says so with a code that is the hub's own."""
