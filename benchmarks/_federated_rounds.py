@@ -264,7 +264,7 @@ def train(
 
 
 def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]]) -> Iterator[list[list[int]]]:
-    """Batches of rows of ids without end, in the trainer's order: shuffled anew every epoch."""
+    """Batches of rows of ids without end, in the trainer's order: reshuffled every epoch."""
     encoded = ALGORITHMS.new(config.algorithm).encode(config, tokenizer, rows)
     sampler = SeedableRandomSampler(encoded, data_seed=config.seed)
     order = BatchSampler(sampler, config.per_device_train_batch_size, drop_last=False)

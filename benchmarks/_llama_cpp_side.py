@@ -1,4 +1,4 @@
-"""llama.cpp's side of `serving_peers.py`: a process of its own, for a Python with ``xllamacpp`` and nothing of ours.
+"""llama.cpp's side of `serving_peers.py`: a process of its own, for a Python with ``xllamacpp`` and without gym-fed.
 
     python _llama_cpp_side.py SETTINGS.json
 

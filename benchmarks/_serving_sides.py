@@ -137,7 +137,7 @@ def require_distinct(logits: Tensor, names: Sequence[str]) -> None:
 
 
 def require_variants(served: MultiVariantModel, store: VariantStore, names: Sequence[str]) -> None:
-    """As ``require_distinct``, for variants of ours."""
+    """Like ``require_distinct``, for our variants."""
     held = [store.acquire(name) for name in names]
     chunks = [Chunk(PROBE, served.new_cache(), variant) for variant in (*held, None, None)]
     require_distinct(served.step(chunks), [*names, "base", "base"])

@@ -293,7 +293,7 @@ def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -
 
 @contextmanager
 def opened_signs(n: int, d: int) -> Iterator[tuple[list[DeltaFile], BaseSpec, Path]]:
-    """n opened updates of sign bits, their base, and the folder they lie in."""
+    """n opened updates of sign bits, their base, and their folder."""
     spec = BaseSpec(
         "benchmark", "sha256:" + "0" * 64, {f"layer{i}": (d // PARTS // COLS, COLS) for i in range(PARTS)}
     )

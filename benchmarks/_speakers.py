@@ -3,7 +3,7 @@
 Speakers come most prolific first. Of the first 48, ordered by the sha256 of their names, the first 16 are the set on
 which settings are chosen, and the next two sixteens are reported. The third reported set is the first 16 by the same
 order of all others, who have less text: 2 to 7 thousand characters each. Of each set the first eight train, and the
-other eight measure the loss, each by the first four thousand characters of theirs.
+other eight measure the loss, each by its first four thousand characters.
 """
 
 from __future__ import annotations

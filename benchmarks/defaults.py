@@ -13,7 +13,7 @@ The values were chosen on MBPP and TruthfulQA (``--choose`` repeats that) and ar
 Gloucester's speeches of Shakespeare, Alpaca's instructions and conversations of LLaMA-Factory's demos, and its
 preference pairs. A side's own optimiser is replaced by AdamW, where it is a variant in 8 bits of the same.
 
-Runs are kept in ``--runs`` and the same command goes on after an interruption. About two minutes a run on one core.
+Runs are kept in ``--runs`` and the same command resumes after an interruption. About two minutes a run on one core.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Bench:
         return open_source(str(self.work / f"{codec}.gymdelta"), base=self.name)
 
     def tune(self) -> dict[str, Any]:
-        """All weights; the deltas lie in ``work`` then."""
+        """Use all weights, and store the deltas in ``work``."""
         loaded = load_model(self.name)
         base, tuned = loaded.model, copy.deepcopy(loaded.model)
         found: dict[str, Any] = {

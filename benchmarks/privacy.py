@@ -5,7 +5,7 @@
 1. Epsilon as we report it, against dp-accounting's privacy loss distributions composed one release at a time.
 2. One round of contributors who teach gym-nano a task, merged with noise: held-out loss against epsilon, for deltas of
    every weight down to a thousand numbers. The clip is fixed before the round: the median norm of a rehearsal on rows
-   that no contributor has, so that it says nothing of theirs and needs no account. A column for n contributors is
+   that no contributor has, so that it reveals nothing about them and costs no privacy. A column for n contributors is
    measured; those for more take the same mean with the noise that as many would need, since one contributor weighs
    less among them.
 3. Contributors whose data hold secrets: how well somebody who sees the soup (or, at the hub, a single update) can

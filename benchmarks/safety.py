@@ -30,7 +30,7 @@ on 24 held-out GSM8K rows and accuracy on the first rows of ARC-Easy. 2% are: a 
 accuracy less, than the float32 delta's. Bytes of the file. Differences are paired by seed; with three of them their
 spread is printed, and no test is made.
 
-With --out every stage's result is kept, and the same command goes on after an interruption; --stop-after begins no
+With --out every stage's result is kept, and the same command resumes after an interruption; --stop-after begins no
 stage after so many seconds.
 """
 

@@ -187,7 +187,7 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         if not model.exists():
             seven_b_layers(arguments.model, model)
     base = saved(model.name, model)
-    folder = folder / base.spec.digest.removeprefix("sha256:")[:12]  # the files are of this model alone
+    folder = folder / base.spec.digest.removeprefix("sha256:")[:12]  # the files belong to this model only
     folder.mkdir(exist_ok=True)
     one_bits = [str(one_bit(base, folder, number)) for number in range(VARIANTS)]
     made = adapters(base, folder, VARIANTS)

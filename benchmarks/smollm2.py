@@ -12,7 +12,7 @@ Every run is a process of its own; the sides of one seed run one after the other
 transformers alone, from what was saved, on rows that nobody learnt (of federations: by the hub's gate, on 16 of
 them). Times are processor seconds of one thread, so that another process on the machine changes them little; printed
 are the mean of all seeds and, next to it, minimum and maximum. Rates are the usual ones; nothing was searched.
-With --runs the figures of every finished run are kept in a folder, and the same command goes on after an interruption.
+With --runs the figures of every finished run are kept in a folder, and the same command resumes after an interruption.
 """
 
 from __future__ import annotations

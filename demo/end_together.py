@@ -35,7 +35,7 @@ def end_together() -> None:
     _guards[os.getpid()] = subprocess.Popen(
         [sys.executable, "-IS", __file__, mark, str(os.getpid())],
         env=unmarked,  # another mark's guard must not take it for a child
-        stdin=subprocess.PIPE,  # stays open, in this process alone, until its end
+        stdin=subprocess.PIPE,  # stays open, only in this process, until its end
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -61,7 +61,7 @@ def train_tiny_model(
     """Train gym-nano on a task that it has never seen; the model is in the result, and in ``output_dir``.
 
     Args:
-        output_dir: The run folder; a run that was stopped there goes on.
+        output_dir: The run folder; a run that was stopped there resumes.
         task: One of `gym data tasks`; ``double`` is to say every letter twice.
         max_steps: Optimiser steps of 32 rows; 100 take about half a minute on one core.
         num_examples: Rows that are generated.

@@ -1,4 +1,4 @@
-"""Names that the shell completes behind Tab: one function for each kind of thing. Imports nothing heavy, never raises.
+"""Names for the shell's Tab completion: one function for each kind of thing. Imports nothing heavy, never raises.
 
 A typed path that none of them knows is left to the shell, which completes files.
 """

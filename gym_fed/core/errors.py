@@ -1,7 +1,7 @@
 """One error family for every role: a code, a message that names the thing, and a hint with the remedy.
 
 Exit codes, gRPC status and HTTP status all derive from the code, so a refusal reads the same wherever it is
-met. Codes stand in ranges: 10 config, 20 data, 30 models, 40 deltas, 50 network, 60 identity, 70 hub, 80
+met. Codes have ranges: 10 config, 20 data, 30 models, 40 deltas, 50 network, 60 identity, 70 hub, 80
 installation, 90 state. This module imports nothing heavy.
 """
 

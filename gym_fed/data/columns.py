@@ -24,7 +24,7 @@ def parse_columns(text: str | None) -> dict[str, str]:
     begin or end with a space.
 
     Raises:
-        GymError: ``USAGE`` for anything else, and for a name that stands there twice.
+        GymError: ``USAGE`` for anything else, and for a name that is given twice.
     """
     columns: dict[str, str] = {}
     for ours, theirs in _pairs(text or ""):

@@ -103,7 +103,7 @@ def read_dataset_info(path: Path) -> dict[str, DatasetEntry]:
     """Read every dataset in the file, by name.
 
     Args:
-        path: The file, or the folder it lies in.
+        path: The file, or its folder.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the dataset and key that cannot be read.

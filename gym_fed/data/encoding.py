@@ -45,7 +45,7 @@ def encode_rows(
             tokenizer has a chat template (``gym_fed.data.string_rows``). Rows that are encoded already (``input_ids``
             and ``labels``, as a ``DataPipeline`` with a tokenizer gives them) are taken as they are.
         max_length: Longer rows are cut to this many tokens.
-        assistant_only: In conversations, label the assistant's words alone; of prompt and completion, the completion.
+        assistant_only: In conversations, label only the assistant's words; of prompt and completion, the completion.
             Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
         keep_all: Leave no row out, as DP-SGD must: their number would reveal what is in them.

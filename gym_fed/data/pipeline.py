@@ -47,7 +47,7 @@ class DataPipeline(ExpectedElsewhere):
             its model.
         sequence_length: Encode the rows, and cut them to this many tokens.
         seed: Seed of the mixture.
-        assistant_only: In conversations, learn the assistant's words alone. Default: yes, unless rows are packed.
+        assistant_only: In conversations, learn only the assistant's words. Default: yes, unless rows are packed.
 
     Raises:
         GymError: ``USAGE`` for sources, weights or settings that do not fit together.

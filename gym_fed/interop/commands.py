@@ -84,7 +84,7 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
     """The command line in our words.
 
     Args:
-        words: The command and all behind it.
+        words: The command and everything after it.
         options: Of the command of that name, whether each of its options takes a value.
         known: Whether there is such a command.
 

@@ -88,7 +88,7 @@ COMMANDS = [
 
 
 def reworded_evaluation(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """The words behind `gym eval` in our words.
+    """Translate the words after `gym eval` to ours.
 
     Args:
         rest: As they were typed.

@@ -1,6 +1,6 @@
 """Create a variant: train on the user's rows, encode the difference, evaluate it, and add it to the store.
 
-The work lies in a folder, so that it can be interrupted and continued.
+The work is kept in a folder, so that it can be interrupted and resumed.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def read_rows(
 ) -> PersonalRows:
     """Read rows, infer their kind from the columns, and hold out a share.
 
-    Which rows are held out depends on what is in them alone, not on their order; equal rows count once, and are never
+    Which rows are held out depends only on their content, not on their order; equal rows count once, and are never
     in both parts.
 
     Args:

@@ -104,7 +104,7 @@ class PersonalizedTrainer:
             held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
             columns: Names of the rows' columns, by the name that the format expects.
             as_chat: Whether prompts and answers that are plain strings are a user's turn and the assistant's answer;
-                False for bare text, which ``complete`` goes on from. By default where the base has a chat template.
+                False for bare text, which ``complete`` continues. By default where the base has a chat template.
             replace: Make the next revision of a variant that exists.
             output: Where the work is kept, and left; by default inside the store, and removed at the end.
             overwrite: Forget unfinished work of this variant.

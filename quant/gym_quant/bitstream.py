@@ -2,7 +2,7 @@
 
 Order, fixed by format version 1 and held by golden files: codes run along the last (input) dimension, the first
 in the least significant place of the first byte; every row is padded to a whole byte with zeros, which readers
-ignore. Bits: code ``i`` of a byte stands at bit ``i * bits``. Trits: a byte is ``sum_i t_i * 3**i`` for its five
+ignore. Bits: code ``i`` of a byte is at bit ``i * bits``. Trits: a byte is ``sum_i t_i * 3**i`` for its five
 digits ``t_i`` in {0, 1, 2}, so that bytes above 242 do not occur.
 """
 

@@ -21,7 +21,7 @@ class Word:
     """A retired word, how it is recognised, and where it may still stand."""
 
     today: str
-    """In small letters, as it stands in every line that has it: lines without it are not looked at any further."""
+    """In lower case, as it is in every line that has it: lines without it are not looked at any further."""
     instead: str
     pattern: str = ""
     """A regular expression; by default the word itself, as a part of a name or of prose."""

@@ -100,7 +100,7 @@ class Heads:
         return max(self.kept().values(), key=lambda head: head.size, default=None)
 
     def require_one_ledger(self, prove: Prove | None = None, statements: Statements = no_statements) -> None:
-        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub lies in ``proofs/``.
+        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub is in ``proofs/``.
 
         Args:
             prove: Requests a proof from the hub, where it can be reached.

@@ -65,7 +65,7 @@ def usable_folder(folder: Path) -> Path:
     """Return a model folder as it is, or its import if its format needs a reader.
 
     Raises:
-        GymError: As ``imported``; ``MODEL_INVALID`` where something stands in the place of a file that is none.
+        GymError: As ``imported``; ``MODEL_INVALID`` where something other than a file has a file's name.
     """
     from gym_fed.base.imports.formats import importer_of
 

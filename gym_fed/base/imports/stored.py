@@ -46,7 +46,7 @@ class StoredTensors(Mapping[str, Any]):
         folder: The model folder.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a file that cannot be read, and a tensor that lies in two of them.
+        GymError: ``MODEL_INVALID`` for a file that cannot be read, and a tensor that is in two of them.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -100,7 +100,7 @@ class GateConfig(StrictModel):
     """Also test each update alone at its share of the soup, and reject it above ``max_update_loss_increase``."""
     max_update_loss_increase: float = Field(0.05, ge=0)
     evals: list[GateEvaluation] = Field(default_factory=list, max_length=16)
-    """Suites that a soup must not do worse on; single updates are screened by loss alone."""
+    """Suites that a soup must not do worse on; single updates are screened only by loss."""
     evals_data: str | None = None
     """A folder of evaluation sets that precede those of ``gym eval fetch``; relative to the hub's folder."""
     safety: SafetyGateConfig | None = None

@@ -24,7 +24,7 @@ class NamedTemplate:
         system: A system message.
         prefix: Text at the start of a conversation.
         default: The system message of a conversation without one.
-        fused: Whether the system message stands in the first question, before its content.
+        fused: True if the system message is put into the first question, before its content.
         thinks: Whether answers begin with their reasoning, an empty one where there is none.
         end: The token that ends an answer; None for the tokenizer's own.
     """

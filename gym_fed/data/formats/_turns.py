@@ -66,7 +66,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
 
     Args:
         turns: The row's list of turns.
-        key: The column it stands in, for messages.
+        key: Its column, for messages.
         images: Grows by the images that content parts hold, in their order.
 
     Raises:
@@ -246,7 +246,7 @@ PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:
     """Return the prompt of a row, and its answers under ``keys``.
 
-    The prompt stands in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is what the
+    The prompt is in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is what the
     answers begin with alike (TRL's implicit prompt).
 
     Returns:

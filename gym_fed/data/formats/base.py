@@ -145,7 +145,7 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
     """Add the row's ``tools``, ``images`` and ``forget`` to ``converted``.
 
     Args:
-        row: As it stands in the file.
+        row: The row as read from the file.
         converted: The row converted so far.
         keys: Where that was read; other keys are noted as unread.
         images: Those of content parts.

@@ -25,7 +25,7 @@ class CodeTestsConfig(GraderConfig):
     called as ``check(entry_point)`` behind them."""
 
     continues_prompt: bool = False
-    """The answer goes on where the prompt's code ends, as in HumanEval; else it stands alone."""
+    """The answer continues where the prompt's code ends, as in HumanEval; else it stands alone."""
 
     partial: bool = False
     """Of a list of tests, reward the share that pass, each in a process of its own; else all must pass."""

@@ -2,7 +2,7 @@
 
 Source: arXiv 2606.14516. A record that these models take has every field that the schema requires and none that it
 lacks, so that its validators and viewers take it, too. A field of the schema that we do not fill is refused, since
-nothing here would read it. What the schema has no field for stands in its free-form details, which are texts: lists
+nothing here would read it. Values without a field in the schema are in its free-form details, which are texts: lists
 and numbers are JSON in them.
 """
 

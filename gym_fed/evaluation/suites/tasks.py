@@ -54,7 +54,7 @@ def tasks_of(
         limit: Most rows of each task.
         num_fewshot: Examples of every prompt, instead of what a definition says; one that says 0 keeps 0.
         home: The folder of fetched sets; by default ``$GYM_HOME/evals``.
-        graded: Answers are to be graded, so what that needs must be here; False where the rows alone are read.
+        graded: Answers are to be graded, so what that needs must be here; False if only the rows are read.
 
     Raises:
         GymError: ``USAGE`` for an unknown name, with the nearest ones; ``UNAVAILABLE`` for all sets that are not on

@@ -31,7 +31,7 @@ def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, i
 
 
 def batch_size(draft: Draft) -> None:
-    """Share ``batch_size``, the rows of an optimiser step, out over devices and accumulation."""
+    """Split ``batch_size``, the rows of an optimiser step, into devices and accumulation."""
     total = draft.get("batch_size")
     accumulated = draft.get("gradient_accumulation_steps")
     try:

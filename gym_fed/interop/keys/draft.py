@@ -35,7 +35,7 @@ class Draft:
         return value
 
     def take(self, path: str) -> Any:
-        """Remove what stands at ``path``, and the sections that are empty then."""
+        """Remove the value at ``path``, and the sections that are then empty."""
         first, _, rest = path.rpartition(".")
         section = self.get(first) if first else self.result.values
         value = section.pop(rest)

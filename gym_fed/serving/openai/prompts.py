@@ -165,7 +165,7 @@ class Prompts:
         return self.of_messages([UserMessage(role="user", content=text)])
 
     def first_id(self, text: str) -> int:
-        """Return the first token id of a text that stands in the middle of a prompt."""
+        """Return the first token id of a text inside a prompt."""
         return self._ids(text, "text", special=False)[0]
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:

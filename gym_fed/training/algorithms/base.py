@@ -60,7 +60,7 @@ class Algorithm(ABC):
     """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
 
     orders_rows: ClassVar[bool] = False
-    """Whether it decides by itself which rows follow each other, so that ``shuffle: false`` is refused."""
+    """True if it decides which rows follow each other, so that ``shuffle: false`` is refused."""
 
     keeps_encoded: ClassVar[bool] = True
     """Whether a later run may read encoded rows (``tokenized_path``): tokens that depend on no second model."""

@@ -100,7 +100,7 @@ class Sft(Algorithm):
         arguments = SFTConfig(
             **job.arguments(),
             **named,
-            # Packed rows have their length already, and lie in one row of tokens without padding.
+            # Packed rows have their length already, and are in one row of tokens without padding.
             max_length=None if job.config.packing == "bfd" else job.config.max_length,
             padding_free=job.config.packing == "bfd",
             dataset_kwargs={"skip_prepare_dataset": True},

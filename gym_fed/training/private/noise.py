@@ -49,7 +49,7 @@ class LatticeNoise:
             )
         self.std = noise_multiplier * max_grad_norm / (1.0 - share)
         self._step = self.std / _STEPS_PER_STD
-        # Of this process alone and nowhere else: who knew it could take the noise off again.
+        # Known only to this process: anybody who knew it could subtract the noise.
         self._source = NoiseSource(os.urandom(SEED_BYTES))
 
     def add(self, total: torch.Tensor) -> torch.Tensor:

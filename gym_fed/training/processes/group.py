@@ -87,7 +87,7 @@ def require_all(found: int) -> None:
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Do ``work`` in the main process alone; every process gets its result (JSON values) or its error.
+    """Do ``work`` only in the main process; every process gets its result (JSON values) or its error.
 
     Raises:
         GymError: What ``work`` raised, in every process.

@@ -1,4 +1,4 @@
-"""Summaries of run folders from their files alone, for `gym runs` and the pages of `gym webui`. No torch."""
+"""Summaries of run folders, read from their files, for `gym runs` and the pages of `gym webui`. No torch."""
 
 from __future__ import annotations
 

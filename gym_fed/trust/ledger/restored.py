@@ -1,6 +1,6 @@
 """A hub's signed statement that it was restored from a backup: where it resumes, and what is lost.
 
-A hub that goes on from an older state signs other entries than those that it signed before, which is a fork. The
+A hub that resumes from an older state signs other entries than those that it signed before, which is a fork. The
 statement is in the ledger as an entry of kind ``restored``, and is shown to everybody who holds a head of what is lost.
 Without it, and without their consent, the fork stays one.
 """

@@ -1,6 +1,6 @@
 """Multiply with the packed weights of a base model (``gym_quant.linear``): native tiles, or torch.
 
-The layout of the tiles stands in ``csrc/linear.h``. Native paths and reference give int8 and int4 the same bits.
+``csrc/linear.h`` describes the layout of the tiles. Native paths and reference give int8 and int4 the same bits.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class Place:
 
 
 def object_name(sha256: str) -> str:
-    """Where an object lies in a place."""
+    """The path of an object in a place."""
     return f"objects/{sha256[:2]}/{sha256}"
 
 

@@ -65,7 +65,7 @@ class DeltaSoupStrategy(FedAvg):
         aggregator: A file of ``gym_fed/soup/aggregators``.
         aggregator_options: Further keys of its ``Config``.
         pre_aggregators: Files of ``gym_fed/soup/pre_aggregators``, in their order.
-        pre_aggregator_options: Further keys of theirs, by name.
+        pre_aggregator_options: Their further keys, by name.
         num_malicious_nodes: Malicious (Byzantine) clients to withstand, f.
         max_norm: L2 norm to which larger updates are scaled down; None for none.
         norm_ratio: An update with a norm above this multiple of the median's stays out; None keeps all.

@@ -45,7 +45,7 @@ class TeacherAnswers:
     def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Return ``{"answer", "finished"}`` for each row's ``prompt``; answers that no file holds are generated.
 
-        Every answer follows from settings, seed and rows alone, not from the files.
+        Every answer depends only on settings, seed and rows, not on the files.
         """
         keys = [self._key(row) for row in rows]
         distinct = dict(zip(keys, rows, strict=True))
