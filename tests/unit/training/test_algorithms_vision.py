@@ -328,7 +328,7 @@ def test_what_cannot_be_learnt_is_refused(
             [plain, good],
             "row 2 has images, and the model reads only text",
         ),
-        (config(tmp_path / "run", tiny_llava, packing=True), [good], "packing: rows of images"),
+        (config(tmp_path / "run", tiny_llava, packing=True), [good], "packing: rows with images"),
         (config(tmp_path / "run", tiny_llava), [good, {"text": "words"}], "row 2 is not a conversation"),
         (config(tmp_path / "run", tiny_llava, max_length=4), [good], r"row 1 has \d+ tokens up to"),
         (

@@ -84,7 +84,7 @@ def test_flipped_files_are_imported_whole_or_refused(qwen3_file: Path, tmp_path:
     ("data", "said"),
     [
         (b"", "0 bytes are too few for a GGUF file"),
-        (b"PK" + bytes(40), "does not begin as"),
+        (b"PK" + bytes(40), "does not begin like"),
         (struct.pack("<4sIQQ", b"GGUF", 1, 0, 0), "GGUF version 1"),
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "big-endian"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 0), "tensors and 0 keys"),
