@@ -95,7 +95,7 @@ class Contributors:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     def loss(self) -> float:
-        """Held-out loss in nats a token."""
+        """Held-out loss in nats per token."""
         return heldout_loss(self.model, self.tokenizer, self.heldout, max_length=self.max_length)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

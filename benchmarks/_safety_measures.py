@@ -70,7 +70,7 @@ def task(asked: ModelRequest, data: Path, rows: int) -> dict[str, list[float]]:
 
 
 def loss(base: Path, delta: Path | None, rows: Sequence[Row]) -> float:
-    """Held-out loss in nats a token of a base plus a delta."""
+    """Held-out loss in nats per token of a base plus a delta."""
     loaded = load_model(str(base))
     model = loaded.model.float()
     if delta is not None:

@@ -33,7 +33,7 @@ def federate(
     """Run one federation to its end.
 
     Returns:
-        Held-out loss (nats a token, by the hub's gate) before and after, bytes up per contributor and round, what bf16
+        Held-out loss (nats per token, by the hub's gate) before and after, bytes up per contributor and round, what bf16
         of all weights would take, and seconds.
     """
     folder.mkdir(parents=True)

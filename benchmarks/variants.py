@@ -5,7 +5,7 @@
 ``create``: variants of gym-nano from 40 chats of a task that it cannot do, and of stories260K from 40 speeches of one
 speaker of Shakespeare, by every method of `gym variant create` with its defaults; three people each (three draws of the
 chats, three speakers), a fifth of the rows held out. ``rebase``: a variant from 24 chats is carried to new versions
-that hold 0.25, 0.5, 1 and 2 times the very same delta. Losses are nats a token on the held-out rows. The peer of each
+that hold 0.25, 0.5, 1 and 2 times the very same delta. Losses are nats per token on the held-out rows. The peer of each
 written variant is the model as it was trained. ``bulk``: 10,000 small variants of gym-nano (one bit, the matrices of
 one layer) are signed and added in one go, 1,000 identical ones likewise, and 20 by a call each, which are the peer.
 

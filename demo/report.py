@@ -114,7 +114,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def _learned_table(tasks: dict[str, Any]) -> TextTable:
-    table = TextTable(title="learned: accuracy on unseen examples, and loss in nats a token")
+    table = TextTable(title="learned: accuracy on unseen examples, and loss in nats per token")
     for column in ("task", "taught by", "base -> merged", "loss"):
         table.add_column(column, justify="left" if column in ("task", "taught by") else "right")
     for task in CONTRIBUTORS.values():

@@ -101,7 +101,7 @@ class ErrorCode(Enum):
         68,
         "FAILED_PRECONDITION",
         409,
-        "A hub changed what its rounds ask of a contributor, who has to agree anew.",
+        "A hub changed what its rounds ask of a contributor, who has to agree again.",
     )
     NOT_FOUND = "not-found", 70, "NOT_FOUND", 404, "The named thing does not exist on the server."
     TOO_LARGE = "too-large", 71, "RESOURCE_EXHAUSTED", 413, "More bytes than declared or allowed."

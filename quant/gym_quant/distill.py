@@ -103,7 +103,7 @@ def distill_scales(
         steps: One batch a step.
         lr: Peak learning rate of the logarithm of a scale.
         bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None leaves the bits alone.
-        loss: ``mse`` of the logits, as in the paper, or ``kl``: the mean divergence from the teacher in nats a token.
+        loss: ``mse`` of the logits, as in the paper, or ``kl``: the mean divergence from the teacher in nats per token.
         seed: Seed of the order of batches.
         on_step: Hears of every step.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 JUDGED_BY = "rules"
 """Of the answers; no model judges them."""
 _NAMES = {
-    "refusal_margin": "refusal margin, nats a token",
+    "refusal_margin": "refusal margin, nats per token",
     "attack_success": "attacks that succeed",
     "over_refusal": "look-alikes refused",
     "refusal_margin_after_harm": "refusal margin after a harmful fine-tune",

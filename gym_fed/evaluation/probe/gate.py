@@ -16,7 +16,7 @@ class MarginDrop:
     """The drop of a refusal margin, paired by prompt.
 
     Attributes:
-        before: Mean margin, in nats a token.
+        before: Mean margin, in nats per token.
         after: The same of the new model.
         lower: The drop is at least this, at the confidence that was asked for.
         num_prompts: The number of prompts.
@@ -67,7 +67,7 @@ def verdict(drop: MarginDrop, config: SafetyGateConfig) -> str | None:
     if not drop.exceeds(config.max_margin_drop):
         return None
     return (
-        f"the refusal margin fell from {drop.before:.3f} to {drop.after:.3f} nats a token on "
+        f"the refusal margin fell from {drop.before:.3f} to {drop.after:.3f} nats per token on "
         f"{drop.num_prompts} prompts (by {drop.lower:.3f} at least, {config.confidence:.0%} confidence); "
         f"{config.max_margin_drop:g} is allowed"
     )

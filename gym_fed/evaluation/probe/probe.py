@@ -60,7 +60,7 @@ class ProbeResult:
     Attributes:
         model: The model's name.
         prompts_sha256: Digest of the prompts; figures of others cannot be compared.
-        margins: Refusal margin of every harmful prompt, in nats a token.
+        margins: Refusal margin of every harmful prompt, in nats per token.
         by_category: Mean margins by category.
         attacks: For each template, whether the attack succeeded with each prompt.
         benign_refused: For each harmless prompt, whether it was refused.

@@ -64,7 +64,7 @@ def test_two_models_are_compared_in_pairs_and_the_table_says_who_judged(planted:
     delta = str(planted / "bad.gymdelta")
     words = (delta, "--base", "gym-nano", "--prompts", str(planted / "asked.jsonl"), "--no-resistance")
     done = run(*words, "--max-tokens", "1", "--compare", "gym-nano")
-    assert "refusal margin, nats a token" in done.stdout
+    assert "refusal margin, nats per token" in done.stdout
     assert "standard error" in done.stdout
     assert f"first: {delta}; second: gym-nano" in done.stdout
     assert "after a harmful fine-tune" not in done.stdout
