@@ -51,7 +51,7 @@ class Run:
 
 
 def ratios(found: Found, ours: str, theirs: str, users: int) -> list[float]:
-    """Our tokens a second over theirs, turn by turn."""
+    """Our tokens per second over theirs, turn by turn."""
     sides = found[ours][users].tokens_a_second, found[theirs][users].tokens_a_second
     return [a / b for a, b in zip(*sides, strict=True)]
 
@@ -80,7 +80,7 @@ def show(run: Run) -> None:
     """The tables of a part, and every number of them as a figure."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     tables: tuple[tuple[str, Callable[[Speeds], str]], ...] = (
-        (f"{run.part}: tokens a second of all users, median (least-most)", rates_text),
+        (f"{run.part}: tokens per second of all users, median (least-most)", rates_text),
         (f"{run.part}: seconds to the first token, 50 / 99 of 100", first_text),
         (f"{run.part}: what ran, counted", ran_text),
     )
@@ -144,7 +144,7 @@ def draw(found: Found, file: Path) -> None:
     panel.set_yscale("log")
     panel.set_xticks(USERS, [str(users) for users in USERS])
     panel.set_xlabel("users at once, each with a variant of its own")
-    panel.set_ylabel("tokens a second, all together")
+    panel.set_ylabel("tokens per second, all together")
     panel.grid(visible=True, which="both", alpha=0.25)
     panel.legend(fontsize=8)
     figure.tight_layout()

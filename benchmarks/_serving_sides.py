@@ -64,7 +64,7 @@ class Speeds:
 
     @property
     def rate(self) -> float:
-        """Median tokens a second of all users together, prompts read in that time too."""
+        """Median tokens per second of all users together, prompts read in that time too."""
         return statistics.median(self.tokens_a_second)
 
     def first(self, share: float) -> float:

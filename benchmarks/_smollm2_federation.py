@@ -33,8 +33,8 @@ def federate(
     """Run one federation to its end.
 
     Returns:
-        Held-out loss (nats per token, by the hub's gate) before and after, bytes up per contributor and round, what bf16
-        of all weights would take, and seconds.
+        Held-out loss (nats per token, by the hub's gate) before and after, bytes up per contributor and round, the size
+        of all weights in bf16, and seconds.
     """
     folder.mkdir(parents=True)
     parts = {"heldout": rows[-GATE_ROWS:]}

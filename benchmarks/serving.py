@@ -1,4 +1,4 @@
-"""One base, a variant of its own for every user: tokens a second, time to the first token, and memory.
+"""One base, a variant of its own for every user: tokens per second, time to the first token, and memory.
 
     python benchmarks/serving.py [--part model|peft|ttft|http|smollm2 ...] [--quick] [--json] [--plot FILE]
 

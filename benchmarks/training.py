@@ -1,4 +1,4 @@
-"""`gym train` against the same work in plain TRL: tokens a second, peak memory, and time to the first step.
+"""`gym train` against the same work in plain TRL: tokens per second, peak memory, and time to the first step.
 
     python benchmarks/training.py [--quick] [--json] [--plot FILE] [--only sft-full ...]
 
