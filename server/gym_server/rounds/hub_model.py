@@ -195,7 +195,7 @@ class HubModel:
         return canonical_digest({"gym-heldout-1": [self._gate.max_length, self._rows]})[:32]
 
     def row_losses(self) -> list[float]:
-        """Loss of each held-out row under the current version, in nats per token; NaN if there is nothing to predict."""
+        """The loss of each held-out row at the current version, in nats per token; NaN if nothing is predicted."""
         return row_losses(
             self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
         )
