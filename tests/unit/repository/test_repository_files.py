@@ -36,7 +36,8 @@ def test_the_workflow_runs_the_one_check_of_a_change_on_the_supported_python() -
 def test_a_workflow_pins_every_action_by_commit_and_may_only_read(workflow: Path) -> None:
     text = workflow.read_text(encoding="utf-8")
     content = yaml.safe_load(text)
-    assert content["permissions"] == {"contents": "read"}
+    publishes = {"id-token": "write"} if workflow.stem == "release" else {}
+    assert content["permissions"] == {"contents": "read", **publishes}
     assert "secrets." not in text
     used = re.findall(r"uses: (.*)", text)
     assert used
@@ -47,6 +48,22 @@ def test_a_workflow_pins_every_action_by_commit_and_may_only_read(workflow: Path
         for step in job["steps"]:
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
+
+
+def test_every_test_runs_nightly_on_each_python_that_was_tried() -> None:
+    (job,) = read(".github/workflows/nightly.yml")["jobs"].values()
+    assert job["steps"][-1]["run"] == "make test-all PYTHON=python"
+    tried = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    assert all(python in tried for python in job["strategy"]["matrix"]["python"])
+
+
+def test_a_release_is_what_the_check_of_the_package_built_and_needs_no_stored_token() -> None:
+    workflow = read(".github/workflows/release.yml")
+    (job,) = workflow["jobs"].values()
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    assert any("make package wheel" in run for run in runs)
+    assert job["steps"][-1]["uses"].startswith("pypa/gh-action-pypi-publish@")
+    assert workflow[True]["push"] == {"tags": ["v[0-9]+.[0-9]+.[0-9]+"]}
 
 
 def test_dependabot_watches_the_python_pins_and_the_pinned_actions() -> None:
