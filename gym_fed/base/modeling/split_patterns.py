@@ -1,4 +1,4 @@
-"""Refuse a ``tokenizer.json`` with slow regular expressions, before it is loaded.
+"""Refuse a model folder whose tokenizer has regular expressions that take long, before it is loaded.
 
 The tokenizers library searches them in compiled code, where neither Ctrl-C nor a time limit ends a search. So unknown
 patterns are tried in a child process first.
@@ -16,6 +16,7 @@ from gym_fed.core.bounded.errors import LimitExceededError
 from gym_fed.core.bounded.pool import EvaluationError, evaluate
 from gym_fed.core.bounded.splits import search_texts
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import read_object
 from gym_fed.core.text import plain
 
 MAX_PATTERNS = 32
@@ -24,43 +25,65 @@ _MAX_BYTES = 256 << 20
 _KEY = re.compile(r'"(?:R|\\u0052)(?:e|\\u0065)(?:g|\\u0067)(?:e|\\u0065)(?:x|\\u0078)"\s*:\s*(?=")')
 """The key of a pattern, also with its letters escaped."""
 _LINEAR = re.compile(
-    r"(?:\\[pPsSdDwWrnt](?:\{\^?\w+\})?|\[(?:\\.|[^\[\]\\&])*\]|[^()\[\]|?*+{}^$\\])+(?:[+*]|\{\d*,?\d*\})?",
+    r"(?:\\[pPsSdDwWrnt](?:\{\^?\w+\})?|\[(?:\\.|[^\[\]\\&])*\]|[^()\[\]|?*+{}^$\\])+(?:[+*]|\{\d{0,2}(?:,\d{0,2})?\})?",
     re.S,
 )
-"""A pattern with at most one repetition, at its end, which takes linear time."""
+"""At most one repeat, at the end, and any count below 100: takes as long as the text."""
+_LARGE_COUNT = re.compile(r"(?<!\\)(?<!\\[xo])\{(?:\d*,)?\d{4,}(?:,\d*)?\}")
+"""Each character of a text can take that many steps. Not an escaped brace, nor a code such as ``\\x{1F600}``."""
 
 
 def require_quick_tokenizer(folder: Path, name: str) -> None:
-    """Refuse a model folder whose ``tokenizer.json`` has a slow pattern; a missing file is not an error.
+    """Refuse a model folder whose tokenizer has a pattern that takes long; no file is not an error.
 
     Args:
         folder: The model folder.
         name: The name of the model in errors.
 
     Raises:
-        GymError: ``MODEL_INVALID`` with the pattern.
+        GymError: ``MODEL_INVALID`` with the pattern, or for a ``tokenizer_config.json`` that names another file than
+            ``tokenizer.json``.
     """
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return
-    if file.stat().st_size > _MAX_BYTES:
-        raise _refused(name, f"has more than {_MAX_BYTES >> 20} MiB", "give another model")
-    require_quick_splits(file.read_text("utf-8", errors="replace"), name)
+    config = folder / "tokenizer_config.json"
+    named = read_object(config).get("fast_tokenizer_files") if config.is_file() else None
+    if named and named != ["tokenizer.json"]:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: its tokenizer_config.json has fast_tokenizer_files, but only tokenizer.json is read",
+            "remove the key fast_tokenizer_files, and rename the tokenizer's file to tokenizer.json",
+        )
+    file, tekken = folder / "tokenizer.json", folder / "tekken.json"
+    if file.is_file():
+        if file.stat().st_size > _MAX_BYTES:
+            raise _refused(name, file.name, f"has more than {_MAX_BYTES >> 20} MiB", "give another model")
+        require_quick_splits(file.read_text("utf-8", errors="replace"), name)
+    elif tekken.is_file():
+        settings = read_object(tekken).get("config")
+        if isinstance(settings, dict) and isinstance(pattern := settings.get("pattern"), str):
+            _require_quick({pattern}, name, tekken.name)
 
 
 def require_quick_splits(text: str, name: str) -> None:
     """As ``require_quick_tokenizer``, for the text of a ``tokenizer.json``."""
-    unknown = sorted({one for one in _patterns(text) if one not in KNOWN and not _LINEAR.fullmatch(one)})
+    _require_quick(set(_patterns(text)), name, "tokenizer.json")
+
+
+def _require_quick(patterns: set[str], name: str, file: str) -> None:
+    unknown = sorted(one for one in patterns if one not in KNOWN and not _LINEAR.fullmatch(one))
     if len(unknown) > MAX_PATTERNS or any(len(one) > MAX_CHARS for one in unknown):
         raise _refused(
-            name, f"has more than {MAX_PATTERNS} patterns, or one of more than {MAX_CHARS:,} characters"
+            name, file, f"has more than {MAX_PATTERNS} patterns, or one of more than {MAX_CHARS:,} characters"
         )
     for pattern in unknown:
+        if count := _LARGE_COUNT.search(pattern):
+            raise _refused(
+                name, file, f"has the pattern {plain(pattern, 80)!r}, whose {count[0][:20]} is over 999"
+            )
         try:
             evaluate(search_texts, pattern=pattern)
         except (LimitExceededError, EvaluationError) as error:
             need = error.need if isinstance(error, LimitExceededError) else f"fails: {plain(str(error), 200)}"
-            raise _refused(name, f"has the pattern {plain(pattern, 80)!r}, which {need}") from error
+            raise _refused(name, file, f"has the pattern {plain(pattern, 80)!r}, which {need}") from error
 
 
 def _patterns(text: str) -> Iterator[str]:
@@ -72,9 +95,9 @@ def _patterns(text: str) -> Iterator[str]:
             return
 
 
-def _refused(name: str, problem: str, hint: str = "") -> GymError:
+def _refused(name: str, file: str, problem: str, hint: str = "") -> GymError:
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"{name}: its tokenizer.json {problem}",
-        hint or "correct the pattern in tokenizer.json, or give another model",
+        f"{name}: its {file} {problem}",
+        hint or f"correct the pattern in {file}, or give another model",
     )

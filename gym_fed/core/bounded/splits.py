@@ -1,4 +1,4 @@
-"""Search a pattern of an untrusted ``tokenizer.json`` in texts made for it; called in the child process.
+"""Search a pattern of an untrusted tokenizer in texts made for it; called in the child process.
 
 Whether a pattern is slow depends on the text, so the texts consist of the characters that it matches.
 """
@@ -6,11 +6,18 @@ Whether a pattern is slow depends on the text, so the texts consist of the chara
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 _TEXT_CHARS = 1 << 12
+_LONGER = 4
+_MOST_GROWTH = 8
+"""Four times the text takes 4 times as long if a pattern is linear, and 16 times if it is quadratic."""
+_SUSPECT_SECONDS = 0.002
+_SLOW_SECONDS = 0.02
+"""CPU time for a text of ``_LONGER * _TEXT_CHARS``; linear patterns of published models take up to 0.016 s."""
 _MAX_WINDOW = 3
 _MAX_WINDOWS = 200
 _ATOM = re.compile(
@@ -20,21 +27,37 @@ _ALPHABET = "aZé中क1²٣ \t\n\r\u00a0.,!'\"-_/$+\u0301\u200d\x00"
 
 
 def search_texts(pattern: str) -> None:
-    """Search a pattern in texts that it partly matches.
+    """Search a pattern in texts that it partly matches, and in longer ones where that takes suspiciously long.
+
+    Quadratic time is accepted for runs of digits only: published tokenizers group digits from the right.
 
     Raises:
-        ValueError: If the library refuses the pattern, or gives up a search.
+        ValueError: If the time grows much faster than the text, or if the library refuses the pattern or gives up a
+            search.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
     search = _without_panics(Split(Regex(pattern), behavior="isolated").pre_tokenize_str)
-    for text in probe_texts(pattern):
+
+    def seconds(unit: str, end: str, chars: int) -> float:
+        text = unit * (chars // len(unit)) + end
+        began = time.thread_time()  # excludes waiting for a processor of a busy machine
         search(text)
+        return time.thread_time() - began
+
+    for unit, end in _probes(pattern):
+        short = seconds(unit, end, _TEXT_CHARS)
+        if short < _SUSPECT_SECONDS or unit.isdigit():
+            continue
+        long = seconds(unit, end, _LONGER * _TEXT_CHARS)
+        short = max(short, seconds(unit, end, _TEXT_CHARS))
+        if long > max(_SLOW_SECONDS, _MOST_GROWTH * short):
+            raise ValueError(f"takes {long / short:.0f} times as long for {_LONGER} times the text")
 
 
-def probe_texts(pattern: str) -> Iterator[str]:
-    """Return repeats of single characters, and of what successive parts of the pattern match, each ended by another."""
+def _probes(pattern: str) -> Iterator[tuple[str, str]]:
+    """Return what texts repeat, and their ends: single characters, and what successive parts of the pattern match."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
@@ -50,9 +73,9 @@ def probe_texts(pattern: str) -> Iterator[str]:
     windows = dict.fromkeys(
         "".join(parts[at : at + size]) for size in range(1, _MAX_WINDOW + 1) for at in range(len(parts))
     )
-    for unit in [*_ALPHABET, *list(windows)[:_MAX_WINDOWS], "".join(parts)]:
+    for unit in filter(None, [*_ALPHABET, *list(windows)[:_MAX_WINDOWS], "".join(parts)]):
         for end in ("", "\x01", *parts[-1:]):
-            yield unit * (_TEXT_CHARS // max(1, len(unit))) + end
+            yield unit, end
 
 
 def _without_panics(function: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -17,11 +17,12 @@ from gym_fed.base.modeling.known_splits import KNOWN
 from gym_fed.base.modeling.split_patterns import require_quick_splits
 from gym_fed.base.models import load_tokenizer, nano_path
 from gym_fed.core.bounded import pool
+from gym_fed.core.bounded.splits import search_texts
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
-SLOW = r".+.+(?<=\x00)(?=x|y)"
-"""Takes n^3 steps for a text of n characters."""
+SLOW = r"\d+\d+(?<=\x00)(?=x|y)"
+"""Takes n^3 steps for n digits."""
 GIVEN_UP = "(a|a|aa)+$"
 
 
@@ -92,6 +93,52 @@ def test_known_and_linear_patterns_need_no_child_process(monkeypatch: pytest.Mon
 )
 def test_unknown_patterns_that_end_in_time_are_accepted(pattern: str) -> None:
     require_quick_splits(json.dumps({"Regex": pattern}), "ordinary")
+
+
+@pytest.mark.parametrize("pattern", [r"(?:a|b)+:", r"\s+$", ".{999}(?:a|b)+:"])
+def test_a_pattern_whose_time_grows_with_the_square_of_the_text_is_refused(pattern: str) -> None:
+    with pytest.raises(
+        GymError, match=r"which fails: takes \d+ times as long for 4 times the text"
+    ) as refused:
+        require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
+    assert refused.value.code is ErrorCode.MODEL_INVALID
+
+
+@pytest.mark.parametrize("pattern", sorted(KNOWN))
+def test_published_patterns_would_pass_the_trial(pattern: str) -> None:
+    search_texts(pattern)
+
+
+@pytest.mark.parametrize("pattern", [".{99999}", "[ab]{3000}", "[ab]{3000,}", "x(?:a){,1000}"])
+def test_a_pattern_that_repeats_a_thousand_times_is_refused_by_its_count(pattern: str) -> None:
+    with pytest.raises(GymError, match=r"whose \{,?\d+,?\} is over 999"):
+        require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
+
+
+def test_braces_that_are_no_counts_are_accepted() -> None:
+    require_quick_splits(json.dumps([{"Regex": r"\x{10000}(?:a)"}, {"Regex": r"(?:a)\{1000\}"}]), "ordinary")
+
+
+@pytest.mark.parametrize("files", [["tokenizer.json", "tokenizer.4.0.0.json"], {"tokenizer.4.0.0.json": 1}])
+def test_a_config_that_names_another_file_of_the_tokenizer_is_refused_by_its_key(
+    tmp_path: Path, files: Any
+) -> None:
+    folder = model_with(r"\s+", tmp_path / "hostile")
+    (folder / "tokenizer.json").rename(folder / "tokenizer.4.0.0.json")
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"fast_tokenizer_files": files}))
+    with pytest.raises(GymError, match=r"tokenizer_config\.json has fast_tokenizer_files") as refused:
+        load_tokenizer(str(folder))
+    assert (refused.value.code, "remove the key" in refused.value.hint) == (ErrorCode.MODEL_INVALID, True)
+
+
+def test_the_pattern_of_a_tekken_file_is_tried(tmp_path: Path) -> None:
+    folder = model_with(r"\s+", tmp_path / "hostile")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tekken.json").write_text(json.dumps({"config": {"pattern": GIVEN_UP}, "vocab": []}))
+    with pytest.raises(GymError, match=r"its tekken.json has the pattern .*retry-limit") as refused:
+        load_tokenizer(str(folder))
+    assert refused.value.code is ErrorCode.MODEL_INVALID
 
 
 def test_too_many_or_too_long_patterns_are_refused() -> None:
