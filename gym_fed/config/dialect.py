@@ -6,12 +6,12 @@ Dialects are found by the entry point group ``gym_fed.dialects``. Nothing here k
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gym_fed.config.yaml.strict import KeyPath
+from gym_fed.core.installed import load_installed
 
 Job = Literal["train", "predict", "evaluate", "preprocess", "export", "inference"]
 _GROUP = "gym_fed.dialects"
@@ -65,9 +65,8 @@ class Dialect(Protocol):
 
 @functools.cache
 def dialects() -> tuple[Dialect, ...]:
-    """Return all installed dialects, sorted by the name of their entry point."""
-    points = sorted(importlib.metadata.entry_points(group=_GROUP), key=lambda point: point.name)
-    return tuple(point.load() for point in points)
+    """Return all installed dialects that can be imported, sorted by the name of their entry point."""
+    return load_installed(_GROUP)
 
 
 def dialect_of(values: Mapping[str, Any]) -> Dialect | None:

@@ -7,13 +7,14 @@ imported then, and not before. Without an entry point every lookup finds nothing
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from gym_fed.core.installed import load_installed
 
 Place = tuple[str | int, ...]
 SelfT = TypeVar("SelfT")
@@ -47,9 +48,8 @@ class Reading:
 
 @functools.cache
 def _table() -> Any | None:
-    """The module of the first entry point of the group; None if no package has one."""
-    points = sorted(importlib.metadata.entry_points(group=_GROUP), key=lambda point: point.name)
-    return points[0].load() if points else None
+    """Return the module of the group's first entry point that can be imported; None if there is none."""
+    return next(iter(load_installed(_GROUP)), None)
 
 
 def read(
