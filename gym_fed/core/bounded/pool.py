@@ -36,7 +36,7 @@ _deadline: ContextVar[tuple[float, GymError] | None] = ContextVar("gym_fed_bound
 
 
 evaluation_owner: ContextVar[str | None] = ContextVar("gym_fed_bounded_owner", default=None)
-"""Whose requests these are, in a server that has several callers."""
+"""Whose requests these are, in a server with API keys; None without them, and then ``MAX_PER_OWNER`` does not apply."""
 
 
 class EvaluationError(Exception):

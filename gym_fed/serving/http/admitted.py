@@ -17,6 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import strict_json
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.waiting import ClientGone, RequestTimeout
+from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.pictures.processor import is_wanted
 
@@ -75,7 +76,7 @@ class Admitted:
             work: Computes the result from the parsed body.
             given_up: Gets a result that was computed after the client had disconnected.
         """
-        evaluation_owner.set(self.caller.name)
+        evaluation_owner.set(None if self.caller is LOCAL else self.caller.name)
         pictures_to_read = self.serving.service.pictures_to_read
 
         def begun() -> tuple[int, Any, T | None]:

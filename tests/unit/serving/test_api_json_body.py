@@ -6,15 +6,18 @@ import asyncio
 import json
 import threading
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from gym_fed.core.bounded.pool import evaluation_owner
 from gym_fed.core.errors import ErrorCode
 from gym_fed.core.json_files import MAX_REQUEST_DEPTH, strict_json
 from gym_fed.serving.http import admitted
 from gym_fed.serving.http.admitted import MAX_BODY_BYTES, MAX_VALUES, parse_body
+from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS
@@ -88,6 +91,27 @@ async def test_a_body_is_parsed_beside_the_event_loop_in_its_caller_s_turn(
     assert answer.status_code == 200
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
+
+
+async def test_a_keyed_caller_has_a_share_of_the_template_processes_and_a_server_without_keys_has_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners: list[str | None] = []
+
+    def seen(data: Any) -> Any:
+        owners.append(evaluation_owner.get())
+        return strict_json(data)
+
+    monkeypatch.setattr(admitted, "strict_json", seen)
+    gateway = gateway_over(ScriptedEngine())
+    keys = KeyFile(tmp_path / "keys.json")
+    key = keys.add("local")
+    async with client_of(gateway) as client:
+        assert (await client.post(COMPLETIONS, json=BODY)).status_code == 200
+        gateway.authenticator = Authenticator(keys)
+        client.headers["authorization"] = f"Bearer {key}"
+        assert (await client.post(COMPLETIONS, json=BODY)).status_code == 200
+    assert owners == [None, "local"]
 
 
 @pytest.mark.parametrize("depth", [MAX_REQUEST_DEPTH - 8, MAX_REQUEST_DEPTH + 8, 500, 700, 900, 100_000])
