@@ -237,6 +237,7 @@ class LearningCheck:
         )
         self._stop_if_wanted()
         answers, ended = self._answers(model)
+        activity.add(len(self._prompts))
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
     def _stop_if_wanted(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,23 @@ def test_both_measurements_show_a_count_and_how_to_skip_them(
         counts = re.findall(rf"measuring {what}: (\d+) of (\d+)", printed)
         assert len(set(counts)) > 1, printed
         assert re.search(rf"measuring {what}.*; --no-check skips it", printed), printed
+
+
+def test_both_measurements_count_up_to_their_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[waiting.Activity] = []
+
+    @contextmanager
+    def recorded(what: str, hint: str = "") -> Iterator[waiting.Activity]:
+        with waiting.waiting(what, hint) as activity:
+            yield activity
+        shown.append(activity)
+
+    monkeypatch.setattr("gym_fed.training.run.check.waiting", recorded)
+    result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE[:40])
+    assert result.check is not None
+    assert result.check.prompts
+    assert len(shown) == 2
+    assert all(one._done == one._total > 0 for one in shown), [(one._done, one._total) for one in shown]
 
 
 def test_rows_are_held_out_and_their_loss_falls(learned: Any) -> None:
