@@ -22,7 +22,7 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http.app import create_app as create_api
 from gym_fed.serving.http.gateway import Gateway
-from gym_fed.serving.http.keys import Gate
+from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
 from tests.support.hub_pages import HubPages
@@ -160,7 +160,7 @@ def attack(client: TestClient) -> None:
 
 def test_no_request_makes_gym_api_fail() -> None:
     engine, tokenizer = ScriptedEngine(), load_tokenizer("gym-nano")
-    gateway = Gateway(Gate(None), request_timeout_seconds=60.0)
+    gateway = Gateway(Authenticator(None), request_timeout_seconds=60.0)
     service = OpenAIService(
         engine, Catalogue("nano"), tokenizer, vocab_size=len(tokenizer), fingerprint="fp_1", max_at_once=20
     )

@@ -45,7 +45,7 @@ def test_a_contributor_whose_home_of_5_mb_is_full_waits_with_its_lease_and_goes_
             assert states(hub) == ["collecting"]
             disk.make_room()
             assert client.wait(timeout=2 * SECONDS) == 0, log.read_text()
-            assert "there is room on the disk again" in log.read_text()
+            assert "the disk has free space again" in log.read_text()
         assert states(hub) == ["committed"]
     finally:
         hub.stop()

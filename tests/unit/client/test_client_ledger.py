@@ -299,7 +299,7 @@ def test_a_hub_that_keeps_entries_back_is_found(scene: Scene) -> None:
     scene.hub.Ledger = lambda request, context: iter(())  # type: ignore[method-assign]
     scene.hub.stop()
     scene.hub.start()
-    with pytest.raises(GymError, match="the hub signed 4 entries and sends 0"):
+    with pytest.raises(GymError, match="the hub signed 4 entries but sends 0"):
         verify_online(scene.home, scene.client)
 
 

@@ -311,7 +311,9 @@ OTHER_TASKS: dict[str, dict[str, Any]] = {
     "learning rate": {"recipe": {"learning_rate": 0.5}},
     "data seed": {"recipe": {"seed": 7}},
     "version": {
-        "soups": [{"sha256": "1" * 64, "size_bytes": 9, "version_digest": "sha256:" + "2" * 64}],
+        "soups": [
+            {"sha256": "1" * 64, "size_bytes": 9, "version_digest": "sha256:" + "2" * 64, "server_round": 1}
+        ],
         "version_digest": "sha256:" + "2" * 64,
     },
     "codec": {"codec": {"codec": "dense"}},

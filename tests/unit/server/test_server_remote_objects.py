@@ -19,6 +19,7 @@ from gym_server.store import remote
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
+from gym_fed.core import files
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.loopback_hub import LoopbackHub
 
@@ -101,7 +102,7 @@ def test_threads_that_fetch_one_object_at_once_all_get_it_whole(
     data = os.urandom(100_000)
     sha256 = store.put_bytes(data)
     (store.staging / f"{sha256}.copy").unlink(missing_ok=True)
-    monkeypatch.setattr(remote, "_READ_BYTES", 1000)  # so that they meet
+    monkeypatch.setattr(files, "_BLOCK_BYTES", 1000)  # so that they meet
     memory = type(fsspec.filesystem("memory"))  # whose own files share one position
     monkeypatch.setattr(memory, "open", lambda *_, **__: io.BytesIO(data))
     with ThreadPoolExecutor(8) as pool:

@@ -60,15 +60,15 @@ def test_both_measurements_show_a_count_and_how_to_skip_them(
 
 
 def test_both_measurements_count_up_to_their_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[waiting.Activity] = []
+    shown: list[spinner.Activity] = []
 
     @contextmanager
-    def recorded(what: str, hint: str = "") -> Iterator[waiting.Activity]:
-        with waiting.waiting(what, hint) as activity:
+    def recorded(what: str, hint: str = "") -> Iterator[spinner.Activity]:
+        with spinner.spinner(what, hint) as activity:
             yield activity
         shown.append(activity)
 
-    monkeypatch.setattr("gym_fed.training.run.check.waiting", recorded)
+    monkeypatch.setattr("gym_fed.training.run.check.spinner", recorded)
     result = Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE[:40])
     assert result.check is not None
     assert result.check.prompts

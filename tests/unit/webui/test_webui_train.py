@@ -156,7 +156,7 @@ def test_the_form_has_every_key_with_its_help_and_edits_the_text(client: TestCli
         "lora",
         1,
     )
-    assert fields["max_steps"]["help"].startswith("Optimiser steps")
+    assert fields["max_steps"]["help"].startswith("Number of optimiser steps")
     assert "dpo" in fields["algorithm"]["choices"]
     text = NANO.format(name="x", steps=4)
     edited = post(client, "train/edit", text=text, key="lora.r", value=4)["text"]

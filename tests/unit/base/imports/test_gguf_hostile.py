@@ -88,7 +88,7 @@ def test_flipped_files_are_imported_whole_or_refused(qwen3_file: Path, tmp_path:
         (struct.pack("<4sIQQ", b"GGUF", 1, 0, 0), "GGUF version 1"),
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "big-endian"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 0), "tensors and 0 keys"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 << 60), f"{1 << 60} keys"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 << 60), f"{1 << 60:,} keys"),
         (struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1 << 63), "a text of 9223372036854775808 bytes"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 8, 1 << 62), "an array of"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 9, 1), "values of type 9"),
