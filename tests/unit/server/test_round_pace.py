@@ -217,7 +217,7 @@ def test_an_account_that_enrols_new_installations_keeps_the_tasks_that_it_left_u
 
 def test_a_hub_of_two_hundred_secure_rounds_keeps_the_figures_of_one_stage(opened: Open) -> None:
     fed = opened(fast(1)).fed
-    pace = Pace(fed.live_config, fed.database, fed.round_store, fed.clock, fed.lease_histories)
+    pace = Pace(fed.state, fed.live_config, fed.lease_histories)
     for server_round in range(1, 201):
         assert pace._of_stage(server_round, "share") == []
     kept = [value for value in vars(pace).values() if isinstance(value, dict | list | tuple)]
