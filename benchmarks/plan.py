@@ -5,7 +5,7 @@ The time is the CPU seconds of the median step after the first, which other proc
 a clock on the wall; the calibration takes the same statistic of the same clock. Models: gym-nano, and
 SmolLM2-135M-Instruct's folder where `--smollm2` (or the variable GYM_SMOLLM2) names it. `--process` measures what a
 process takes without a model, the constants `PROCESS_BYTES` and `ADAPTER_PROCESS_BYTES` of
-`gym_fed/planning/memory.py`. What peaks are above the plan of gym-nano, on the
+`gym_fed/training/planning/memory.py`. What peaks are above the plan of gym-nano, on the
 mean, is `ALLOCATOR_BYTES`; SmolLM2's peaks are then compared with it.
 """
 
@@ -127,7 +127,7 @@ def main() -> None:
     import torch
 
     from gym_fed import TrainingConfig
-    from gym_fed.planning.plan import plan_run
+    from gym_fed.training.planning.plan import plan_run
 
     torch.set_num_threads(1)
     models = [("gym-nano", 256, 16)]

@@ -14,10 +14,10 @@ import yaml
 from gym_fed.config.recipe_presets import fitted, sizes_for
 from gym_fed.config.recipes import Recipe, recipes
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.planning.duration import step_operations
-from gym_fed.planning.memory import memory_of
-from gym_fed.planning.plan import gib
-from gym_fed.planning.sizes import sizes_of
+from gym_fed.training.planning.duration import step_operations
+from gym_fed.training.planning.memory import memory_of
+from gym_fed.training.planning.plan import gib
+from gym_fed.training.planning.sizes import sizes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "recipes-for-models.md"

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import lies_in
 from gym_fed.core.json_files import read_object
 from gym_fed.core.text import plain
-from gym_fed.trust.identity.canonical import canonical_json
 
 REDISTRIBUTABLE = frozenset(
     {"apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "mit", "unlicense"}
@@ -37,6 +37,8 @@ MAX_SETTINGS_BYTES = 32 << 20
 MAX_WEIGHTS_BYTES = 256 << 30
 """Maximum size of one weight file."""
 CARD = "README.md"
+TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
+"""Texts of licences and notices, which are copied with every model."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)

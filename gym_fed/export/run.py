@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.files import CARD
+from gym_fed.base.files import CARD, TRAVELS
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock, lockable_folder
 from gym_fed.core.files import (
@@ -28,7 +28,7 @@ from gym_fed.delta.kept import MIN_KEPT
 from gym_fed.export.checking import ReadBack
 from gym_fed.export.choice import settled
 from gym_fed.export.formats.base import ExportFormat, Options
-from gym_fed.export.source import TRAVELS, Source, licences_of
+from gym_fed.export.source import Source, licences_of
 from gym_fed.version import __version__
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.files import CODE_KEYS
+from gym_fed.base.files import CODE_KEYS, TRAVELS
 from gym_fed.base.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.base.modeling.rope import BASE_CHANGES
 from gym_fed.base.models import (
@@ -30,10 +30,8 @@ from gym_fed.core.json_files import read_object
 from gym_fed.core.text import readable_bytes
 from gym_fed.delta.kept import MIN_KEPT, mapped_base, share_kept
 
-TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
-"""Texts of licences and notices, which are copied with every model."""
-_MOST_LICENCE = 16 << 20
-"""Most bytes of one such file, which is read whole."""
+_MAX_LICENCE_BYTES = 16 << 20
+"""Maximum size of a licence or notice file, which is read whole."""
 
 
 @dataclass
@@ -166,14 +164,14 @@ def licences_of(source: Source) -> dict[str, Path]:
     """Return licences and notices of a model by name; of two with the same name, the nearer one.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a file larger than ``_MOST_LICENCE``, which cannot be a licence.
+        GymError: ``MODEL_INVALID`` for a file larger than ``_MAX_LICENCE_BYTES``, which cannot be a licence.
     """
     licences: dict[str, Path] = {}
     for pattern in TRAVELS:
         for place in source.folders:
             for file in sorted(place.glob(pattern)):
                 if lies_in(file, place):
-                    if file.stat().st_size > _MOST_LICENCE:
+                    if file.stat().st_size > _MAX_LICENCE_BYTES:
                         raise GymError(
                             ErrorCode.MODEL_INVALID,
                             f"{file}: a licence of {readable_bytes(file.stat().st_size)}",

@@ -15,7 +15,7 @@ from typing import Any
 
 from gym_fed.base.downloads.selection import ADAPTER, INDEX, WHOLE
 from gym_fed.base.downloads.selection import is_model_setting as is_setting
-from gym_fed.base.files import licence_of
+from gym_fed.base.files import TRAVELS, licence_of
 from gym_fed.base.modeling.adapter_base import BASE_RECORD
 from gym_fed.base.modeling.adapters import BASE_ADAPTERS
 from gym_fed.base.modeling.adapters import CONFIG as ADAPTER_CONFIG
@@ -26,7 +26,6 @@ from gym_fed.core.files import file_sha256, lies_in
 from gym_fed.core.json_files import read_object
 from gym_fed.delta.base import BaseSpec, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.export.source import TRAVELS
 from gym_fed.registry.card.evaluations import NO_DELTA
 from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy_torch import torch
 from gym_fed.soup.rule import Rule
-from gym_fed.trust.identity.canonical import canonical_json
 
 if TYPE_CHECKING:
     from torch import Tensor

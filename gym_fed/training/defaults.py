@@ -157,9 +157,9 @@ def _of_rows(
     config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
 ) -> list[Default]:
     from gym_fed.base.models import pick_device
-    from gym_fed.planning.memory import memory_of
-    from gym_fed.planning.plan import available_bytes
-    from gym_fed.planning.sizes import sizes_of
+    from gym_fed.training.planning.memory import memory_of
+    from gym_fed.training.planning.plan import available_bytes
+    from gym_fed.training.planning.sizes import sizes_of
 
     device = pick_device(config.device)
     try:
@@ -201,7 +201,7 @@ def _num_weights(config: TrainingConfig, model: Any) -> int:
     if config.model is None:
         return 0
     from gym_fed.base.modeling.weight_count import count_stored_weights
-    from gym_fed.planning.sizes import count_model
+    from gym_fed.training.planning.sizes import count_model
 
     if (count := count_stored_weights(config.model)) is not None and not _is_adapter(config.model):
         return count
@@ -261,7 +261,7 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
 
 def _context(config: TrainingConfig) -> int | None:
     """Return the model's context length by its config."""
-    from gym_fed.planning.sizes import empty_config
+    from gym_fed.training.planning.sizes import empty_config
 
     text = empty_config(config).get_text_config()
     context = getattr(text, "max_position_embeddings", None)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gym_fed.core.canonical import canonical_json
 from gym_fed.core.json_files import read_object
 from gym_fed.core.portable import O_BINARY, read_at
-from gym_fed.trust.identity.canonical import canonical_json
 
 if TYPE_CHECKING:
     import torch

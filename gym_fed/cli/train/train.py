@@ -191,8 +191,8 @@ def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
 
 def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None:
     """Print the memory and time of a run with its defaults, without loading or writing anything."""
-    from gym_fed.planning.plan import plan_run
     from gym_fed.training.defaults import with_defaults
+    from gym_fed.training.planning.plan import plan_run
 
     err.print("planning, with a step of some blocks timed on this machine ...")
     plan = plan_run(with_defaults(settings), processes=processes)

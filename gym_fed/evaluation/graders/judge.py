@@ -17,8 +17,8 @@ from pydantic import Field, model_validator
 
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.requirements import require_package
 from gym_fed.evaluation.graders.base import Grader, Sample, from_environment
-from gym_fed.training.run.requirements import require_package
 
 _SEARCH_SECONDS = 1.0
 _JUDGE_PROMPT = """You judge answers. Below are a question, a reference answer (which may be empty) and an answer.

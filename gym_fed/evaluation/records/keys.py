@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from gym_fed.core.canonical import canonical_json
 from gym_fed.evaluation.results import EvalResults
-from gym_fed.trust.identity.canonical import canonical_json
 
 SEVERAL = "several"
 """The suite of a run of several tasks without a suite."""

@@ -9,8 +9,8 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.refusals import refuse_first
+from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.features.base import Feature
-from gym_fed.training.run.requirements import require_cuda, require_package
 
 _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.refusals import refuse_first
+from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.features.base import Feature
-from gym_fed.training.run.requirements import require_cuda, require_package
 
 
 class Unsloth(Feature):

@@ -16,7 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import TUNING
-from gym_fed.training.run.requirements import require_cuda, require_package
+from gym_fed.core.requirements import require_cuda, require_package
 
 # Methods of models that come quantised: the packages that transformers 5.23 reads them with, and whether it does so on
 # a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by autoawq.)

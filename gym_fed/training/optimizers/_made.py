@@ -17,8 +17,8 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import TUNING
+from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight, check_known, refuse_betas
-from gym_fed.training.run.requirements import require_cuda, require_package
 
 _SMALLEST_IN_8_BITS = 4096
 """Values that a tensor has at least where bitsandbytes keeps its state in 8 bits."""

@@ -8,8 +8,8 @@ from gym_fed.config.train.distributed import DistributedSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
+from gym_fed.core.requirements import require_package
 from gym_fed.training.processes.group import world_size
-from gym_fed.training.run.requirements import require_package
 
 _AT_LOADING = ("fsdp2", "tensor_parallel")
 

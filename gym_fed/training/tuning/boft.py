@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.run.requirements import require_cuda, require_package
+from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.tuning.base import Tuning, refuse_quantization
 
 

@@ -22,11 +22,11 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.requirements import require_package
 from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
 from gym_fed.data.rows import Row, place_of
-from gym_fed.training.run.requirements import require_package
 from gym_fed.training.vision.image_size import ImageLimits
 
 _PLACE = "<image>"

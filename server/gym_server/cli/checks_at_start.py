@@ -137,7 +137,7 @@ def _check_trainer(config: ServerConfig) -> None:
     """The trainer's packages, where the hub itself is to train: ``requirements-hub.txt`` leaves them out."""
     if config.root is None:
         return
-    from gym_fed.training.run.requirements import require_package
+    from gym_fed.core.requirements import require_package
 
     remedy = "install all requirements of gym-fed here (docs/install.md), or remove root and choose a rule without it"
     for package in ("trl", "peft", "accelerate", "datasets"):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.sections import GateConfig
+from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.results import TaskResult
-from gym_fed.trust.identity.canonical import canonical_digest
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.harness.preparation import Preparation

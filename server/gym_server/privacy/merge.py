@@ -17,12 +17,12 @@ from sqlalchemy import select
 from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
+from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.policy import part_of
 from gym_fed.privacy.noise import SEED_BYTES
 from gym_fed.soup.private import FrozenA, PrivateMerge, PrivateReport
-from gym_fed.trust.identity.canonical import canonical_digest
 from gym_server.privacy.budget import clipping_norm
 from gym_server.store.database import Database
 from gym_server.store.tables import privacy_seeds

@@ -16,6 +16,7 @@ from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import SoupReference
+from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.portable import give_back_memory
@@ -28,7 +29,6 @@ from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
 from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
-from gym_fed.trust.identity.canonical import canonical_digest
 from gym_server.rounds.parked_model import ParkedTensors, parked_path
 from gym_server.state import HubState
 from gym_server.store.objects import ObjectStore

@@ -26,8 +26,8 @@ from gym_fed.interop.llamafactory.compute import _reads_images
 from gym_fed.interop.llamafactory.distributed import _zero
 from gym_fed.interop.llamafactory.rows import _has_template
 from gym_fed.interop.llamafactory.translation import Translator
-from gym_fed.planning.sizes import count_model
 from gym_fed.training.model.quantization import prequantised
+from gym_fed.training.planning.sizes import count_model
 from gym_fed.training.vision.conversations import is_vision_model
 
 DEEP = '{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"

@@ -19,6 +19,7 @@ from gym_client.privacy.terms import SecureTerms
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
@@ -32,7 +33,6 @@ from gym_fed.privacy.secure_aggregation.messages import (
     Unmasking,
     task_digest,
 )
-from gym_fed.trust.identity.canonical import canonical_digest
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 

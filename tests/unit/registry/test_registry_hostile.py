@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.objects import Objects
 from gym_fed.registry import ModelRegistry
 from gym_fed.registry.models import DamagedWarning
 from gym_fed.registry.signers import own_key
 from gym_fed.registry.versions import VersionStore
-from gym_fed.trust.identity.canonical import canonical_json
 from gym_fed.trust.identity.keys import SigningKey
 
 NAME = "me/tiny"

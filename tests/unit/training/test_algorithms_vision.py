@@ -372,7 +372,7 @@ def test_a_processor_that_cannot_be_made_here_names_the_package(
 ) -> None:
     """Qwen2-VL's takes films as well; without torchvision transformers fails with one of several errors."""
     monkeypatch.setattr(
-        "gym_fed.training.run.requirements.importlib.util.find_spec",
+        "gym_fed.core.requirements.importlib.util.find_spec",
         lambda name: None if name == "torchvision" else object(),
     )
     for error in (ImportError("Qwen2VLVideoProcessor requires"), AttributeError("VIDEO_PROCESSOR_MAPPING")):

@@ -90,7 +90,7 @@ def test_a_run_that_was_stopped_resumes_with_what_it_chose(
         Trainer(settings, should_stop=lambda: True).train(ROWS)
     assert stopped.value.code is ErrorCode.INTERRUPTED
     # A machine with hardly any memory would choose otherwise.
-    monkeypatch.setattr("gym_fed.planning.plan.available_bytes", lambda device: 1)
+    monkeypatch.setattr("gym_fed.training.planning.plan.available_bytes", lambda device: 1)
     resumed = Trainer(settings)
     result = resumed.train(ROWS)
 
@@ -101,7 +101,7 @@ def test_a_run_that_was_stopped_resumes_with_what_it_chose(
 def test_little_memory_makes_small_batches(
     large_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_fed.planning.plan.available_bytes", lambda device: 1)
+    monkeypatch.setattr("gym_fed.training.planning.plan.available_bytes", lambda device: 1)
     trainer = Trainer(config(large_base, tmp_path / "run", max_steps=1))
     trainer.train(ROWS)
 

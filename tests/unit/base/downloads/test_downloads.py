@@ -337,7 +337,7 @@ def test_the_plan_of_a_model_of_the_hub_reads_its_config_and_keeps_nothing(
     hub: ModelHub, tiny_base: Path, tmp_path: Path
 ) -> None:
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.planning.sizes import sizes_of
+    from gym_fed.training.planning.sizes import sizes_of
 
     sizes = sizes_of(TrainingConfig(model=NAME))
     assert sizes.total == load_model(str(tiny_base)).model.num_parameters()

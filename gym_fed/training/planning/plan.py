@@ -11,9 +11,9 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
 from gym_fed.doctor.checks.devices import total_memory_bytes
-from gym_fed.planning.duration import calibrate, step_operations, step_seconds
-from gym_fed.planning.memory import Memory, memory_of, tokens_of_batch
-from gym_fed.planning.sizes import Sizes, sizes_of
+from gym_fed.training.planning.duration import calibrate, step_operations, step_seconds
+from gym_fed.training.planning.memory import Memory, memory_of, tokens_of_batch
+from gym_fed.training.planning.sizes import Sizes, sizes_of
 
 
 @dataclass(frozen=True)

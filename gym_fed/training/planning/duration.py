@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
-from gym_fed.planning.memory import row_length, tokens_of_batch
-from gym_fed.planning.sizes import Sizes, empty_config, has_causal_lm, model_of, without_start
+from gym_fed.training.planning.memory import row_length, tokens_of_batch
+from gym_fed.training.planning.sizes import Sizes, empty_config, has_causal_lm, model_of, without_start
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 Activations are what autograd keeps. For one token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4 i`` values:
 residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys, values and
-output; gate, its SiLU, up and their product. A count of saved tensors confirms it (tests/unit/planning). The idea is
+output; gate, its SiLU, up and their product. A count of saved tensors confirms it (tests/unit/training). The idea is
 that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
-from gym_fed.planning.sizes import Sizes, TextShape, count_model
+from gym_fed.training.planning.sizes import Sizes, TextShape, count_model
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _LOSS_VALUES = 3
