@@ -143,7 +143,7 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
 
 def _require_here(name: str, info: Path) -> None:
     """Name the location of LLaMA-Factory's demo datasets if its list is missing."""
-    from gym_fed.data.catalogue import catalogue
+    from gym_fed.config.train.catalogue import catalogue
 
     theirs = catalogue().get(name)
     if theirs is not None and theirs.llamafactory is not None and not info.exists():

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from gym_fed.config.train.catalogue import catalogue
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
-from gym_fed.data.catalogue import catalogue
 from gym_fed.data.columns import renaming
 from gym_fed.data.reading import PlacedRow, converted, iter_rows
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
@@ -35,7 +35,7 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
         raw = hub_rows(source.hub, subset=source.subset, split=source.split)
         yield from converted(raw, source.format, rename)
     elif source.name is not None:
-        from gym_fed.data.catalogue import catalogue_rows
+        from gym_fed.data.catalogue_rows import catalogue_rows
 
         yield from catalogue_rows(source.name, split=source.split)
     elif source.dataset is not None and source.dataset_info is not None:

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from gym_fed.base.models import NANO
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.train.catalogue import catalogue
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
-from gym_fed.data.catalogue import catalogue
 from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store

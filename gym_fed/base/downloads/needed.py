@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gym_fed.config.train.catalogue import catalogue_entry
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.data.catalogue import catalogue_entry
 
 
 def models_of(config: TrainingConfig) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_table
 
 if TYPE_CHECKING:
-    from gym_fed.data.catalogue import CatalogueEntry
+    from gym_fed.config.train.catalogue import CatalogueEntry
 
 _UNSTATED = "not stated"
 _ALWAYS = ("split", "licence", "rows", "bytes")
@@ -26,7 +26,7 @@ def list_catalogue(
 
     Bytes are those of the split unpacked; what is fetched is smaller.
     """
-    from gym_fed.data.catalogue import catalogue, catalogue_entry
+    from gym_fed.config.train.catalogue import catalogue, catalogue_entry
 
     if name is not None:
         entry = catalogue_entry(name)

@@ -93,8 +93,8 @@ class DataConfig(StrictModel):
 
 
 def _require_in_catalogue(name: str) -> None:
+    from gym_fed.config.train.catalogue import catalogue_entry
     from gym_fed.core.errors import GymError
-    from gym_fed.data.catalogue import catalogue_entry
 
     try:
         catalogue_entry(name)

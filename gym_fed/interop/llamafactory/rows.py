@@ -39,7 +39,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
 
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
     """Return the place of a data set: the Hub, its own list, or the catalogue's place on the Hub."""
-    from gym_fed.data.catalogue import catalogue_entry
+    from gym_fed.config.train.catalogue import catalogue_entry
     from gym_fed.data.sources import is_catalogued
 
     if folder == "ONLINE":

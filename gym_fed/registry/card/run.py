@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gym_fed.config.train.catalogue import catalogue_entry
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.text import counted, plain
-from gym_fed.data.catalogue import catalogue_entry
 from gym_fed.data.registry import CARD_NAME, DatasetManifest
 from gym_fed.registry.manifest import DataUsed, Lineage
 

@@ -125,7 +125,7 @@ def steps_of(config: TrainingConfig, processes: int = 1) -> int | None:
 
 
 def _rows_of(source: DataConfig) -> int | None:
-    from gym_fed.data.catalogue import catalogue_entry
+    from gym_fed.config.train.catalogue import catalogue_entry
     from gym_fed.data.sources import source_rows
 
     if source.hub is not None or source.name is not None:

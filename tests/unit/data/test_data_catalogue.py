@@ -11,10 +11,11 @@ import pytest
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
+from gym_fed.config.train.catalogue import CatalogueEntry, catalogue, catalogue_entry
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
-from gym_fed.data.catalogue import CatalogueEntry, catalogue, catalogue_entry, rows_of_entry
+from gym_fed.data.catalogue_rows import rows_of_entry
 from gym_fed.data.licences import checked_licence
 from gym_fed.data.rows import kind_of
 from gym_fed.data.sources import source_rows

@@ -15,11 +15,11 @@ import torch
 from gym_fed.base.models import load_model
 from gym_fed.config.recipe_presets import sizes_for
 from gym_fed.config.recipes import get_recipe, recipes, relocated
+from gym_fed.config.train.catalogue import catalogue_entry
 from gym_fed.config.train.defaults import LARGE, method_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import GymError
-from gym_fed.data.catalogue import catalogue_entry
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.generation import answer
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
