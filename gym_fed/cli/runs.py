@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gym_fed.cli.completion import runs as complete_runs
+from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
@@ -17,7 +18,6 @@ from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.summary import (
     list_run_folders,
     listed,
-    read_config,
     read_json,
     read_metrics,
     read_run_metrics,
@@ -71,7 +71,7 @@ def show(
 ) -> None:
     """Show one run: status, last figures, settings, and where it ran."""
     facts = summary(run)
-    facts["config"] = read_config(run)
+    facts["config"] = read_run_config(run)
     facts["environment"] = read_json(run / "environment.json")
     facts["rollbacks"] = read_json(run / "rollbacks.json") or []
     performance = read_metrics(run / "performance.jsonl")
@@ -107,7 +107,7 @@ def compare(runs: Runs, as_json: AsJson = False) -> None:
     if len(runs) < 2:
         raise GymError(ErrorCode.USAGE, "one run compares with nothing", "give two or more run folders")
     summaries = [summary(run) for run in runs]
-    configs = [flat(read_config(run)) for run in runs]
+    configs = [flat(read_run_config(run)) for run in runs]
     keys = [k for k in dict.fromkeys(key for c in configs for key in c) if k != "output_dir"]
     settings = {
         key: [c.get(key) for c in configs]

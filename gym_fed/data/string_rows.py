@@ -172,3 +172,12 @@ def _marks_in(
     # Of ``<|im_end|>\n<|im_start|>user\n`` only the tokens are marks: a prompt may well begin with "user".
     opening = tuple(word for word in words if not word.isalnum())
     return marks, opening, ends
+
+
+def with_system(row: Row, system: str) -> Row:
+    """Begin a conversation with a system message, unless it has one; other rows stay as they are."""
+    key = "messages" if "messages" in row else "prompt"
+    messages = row.get(key)
+    if not isinstance(messages, list) or any(message["role"] == "system" for message in messages):
+        return row
+    return PlacedDict.like({**row, key: [{"role": "system", "content": system}, *messages]}, row)

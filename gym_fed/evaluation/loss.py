@@ -182,7 +182,8 @@ def _in_batches(
         model.train(was_training)
 
 
-def padded(rows: list[list[int]], value: int) -> torch.Tensor:
-    """Rows as one tensor, filled on the right."""
+def padded(rows: list[list[int]], value: int, *, left: bool = False) -> torch.Tensor:
+    """Pad rows of ids to ``[n, longest]`` int64 with ``value`` on the right, or on the left."""
     width = max(map(len, rows))
-    return torch.tensor([row + [value] * (width - len(row)) for row in rows])
+    fills = [[value] * (width - len(row)) for row in rows]
+    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])

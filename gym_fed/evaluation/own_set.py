@@ -19,8 +19,7 @@ from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.data.reading import iter_rows
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
-from gym_fed.data.string_rows import as_turns
-from gym_fed.training.rows.run_kind import with_system
+from gym_fed.data.string_rows import as_turns, with_system
 
 MAX_WORDS, MAX_TOKENS = 10, 64
 """Maximum words and tokens of a short answer, which is compared with the model's as a whole."""
@@ -170,9 +169,9 @@ def run_config(folder: Path) -> dict[str, Any] | None:
     """Return the config of the finished run in ``folder``; None if there is none."""
     if not all((folder / name).is_file() for name in ("config.yaml", "result.json")):
         return None
-    from gym_fed.training.run.summary import read_config
+    from gym_fed.config.yaml.strict import read_run_config
 
-    return read_config(folder)
+    return read_run_config(folder)
 
 
 def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:

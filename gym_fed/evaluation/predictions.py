@@ -250,7 +250,7 @@ def _answers(
     import torch
     from transformers import set_seed
 
-    from gym_fed.training.run.job import padded
+    from gym_fed.evaluation.loss import padded
 
     set_seed(config.seed + start)
     width = max(map(len, prompts))

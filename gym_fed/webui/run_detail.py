@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.folder_lock import is_held
-from gym_fed.training.run.summary import listed, read_config, read_json
+from gym_fed.training.run.summary import listed, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values, thinned
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.plain import plain, text
@@ -43,7 +44,7 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
     """
     begun = _read(folder / "run.json") or {}
     try:
-        config = read_config(folder)
+        config = read_run_config(folder)
     except GymError:
         config = {}
     return {

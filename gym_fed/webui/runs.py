@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import psutil
 from fastapi import APIRouter, Query
 
+from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
-from gym_fed.training.run.summary import read_config, read_json
+from gym_fed.training.run.summary import read_json
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.curves import CurvesOfRuns
 from gym_fed.webui.jobs import Jobs, WebJob
@@ -205,10 +206,10 @@ def resume_command(workbench: Workbench, folder: Path) -> list[str]:
     """Return the command ``gym train RUN/config.yaml`` with the options that the file does not contain.
 
     Raises:
-        GymError: As ``read_config``.
+        GymError: As ``read_run_config``.
     """
     command = ["gym", "train", workbench.named(folder / "config.yaml")]
-    output = str(read_config(folder).get("output_dir", ""))
+    output = str(read_run_config(folder).get("output_dir", ""))
     if (workbench.folder / output).resolve() != folder:  # the run was started in another folder
         command += ["--set", f"output_dir={json.dumps(str(folder))}"]
     processes = _begun(folder).get("num_processes")

@@ -76,6 +76,26 @@ def parse_config(file: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, M
         raise GymError(ErrorCode.CONFIG_INVALID, f"{file}: nested too deeply") from error
 
 
+def read_run_config(folder: Path) -> dict[str, Any]:
+    """Return the run's ``config.yaml``.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is not a mapping.
+    """
+    file = folder / "config.yaml"
+    if not file.is_file():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
+        )
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
+    if not isinstance(config, dict):
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
+    return config
+
+
 def parse_value(text: str) -> Any:
     """Parse a value of the command line, in YAML or JSON.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.data.rows import PlacedDict, Row, as_kind
-from gym_fed.data.string_rows import as_turns
+from gym_fed.data.rows import Row, as_kind
+from gym_fed.data.string_rows import as_turns, with_system
 
 
 def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> list[Row]:
@@ -30,12 +30,3 @@ def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) 
     if config.default_system is None:
         return turns
     return [with_system(row, config.default_system) for row in turns]
-
-
-def with_system(row: Row, system: str) -> Row:
-    """Begin a conversation with a system message, unless it has one; other rows stay as they are."""
-    key = "messages" if "messages" in row else "prompt"
-    messages = row.get(key)
-    if not isinstance(messages, list) or any(message["role"] == "system" for message in messages):
-        return row
-    return PlacedDict.like({**row, key: [{"role": "system", "content": system}, *messages]}, row)

@@ -11,8 +11,6 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import OPTIMIZERS
 
 if TYPE_CHECKING:
-    import torch
-
     from gym_fed.evaluation.graders.base import Grader
 
 
@@ -61,15 +59,6 @@ def as_dataset(encoded: list[dict[str, Any]]) -> Any:
 
     keys = list(dict.fromkeys(key for row in encoded for key in row))
     return Dataset.from_dict({key: [row.get(key) for row in encoded] for key in keys})
-
-
-def padded(rows: list[list[int]], value: int, *, left: bool = False) -> torch.Tensor:
-    """Pad rows of ids to ``[n, longest]`` int64 with ``value`` on the right, or on the left."""
-    import torch
-
-    width = max(map(len, rows))
-    fills = [[value] * (width - len(row)) for row in rows]
-    return torch.tensor([fill + row if left else row + fill for row, fill in zip(rows, fills, strict=True)])
 
 
 _NO_LIMIT = -1

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import read_lines
 from gym_fed.training.run.folder_lock import is_held
@@ -46,7 +45,7 @@ def summary(folder: Path) -> dict[str, Any]:
     Raises:
         GymError: ``FILE_NOT_FOUND`` where there is no run.
     """
-    config = read_config(folder)
+    config = read_run_config(folder)
     figures: dict[str, float] = {}
     steps = 0
     for line in read_run_metrics(folder):
@@ -77,26 +76,6 @@ def summary(folder: Path) -> dict[str, Any]:
     }
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return the run's ``config.yaml``.
-
-    Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is not a mapping.
-    """
-    file = folder / "config.yaml"
-    if not file.is_file():
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
-        )
-    try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
-    if not isinstance(config, dict):
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
-    return config
-
-
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; empty if it does not exist yet."""
     _require_no_pipe(file)
@@ -113,9 +92,9 @@ def read_run_metrics(run: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run.
 
     Raises:
-        GymError: As ``read_config`` and ``read_metrics``.
+        GymError: As ``read_run_config`` and ``read_metrics``.
     """
-    read_config(run)  # refuses a folder without a run
+    read_run_config(run)  # refuses a folder without a run
     return read_metrics(run / "metrics.jsonl")
 
 

@@ -17,8 +17,8 @@ from trl.experimental.gkd import GKDTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from gym_fed.data.encoding import IGNORED
+from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
-from gym_fed.training.run.job import padded
 
 _Gkd: Any = GKDTrainer  # its annotations are not relied on
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from trl import SFTTrainer
 
 from gym_fed.data.encoding import IGNORED
+from gym_fed.evaluation.loss import padded
 from gym_fed.training.rows.global_batch import GlobalBatch
-from gym_fed.training.run.job import padded
 
 _Sft: Any = SFTTrainer  # its annotations are not relied on
 
