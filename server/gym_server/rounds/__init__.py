@@ -1,1 +1,1 @@
-"""A round from its first task to a committed version: admission, queue, merge, replay."""
+"""Training rounds, from the first task to a committed version: admission, message queue, merge and replay."""

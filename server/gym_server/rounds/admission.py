@@ -1,7 +1,7 @@
-"""Admission of updates: every one gets a verdict, with a reason where it is refused.
+"""Admission of submitted updates: each gets a verdict, and a refused one gets a reason.
 
 Checks run from cheap to expensive: form, signer, nonce, freshness, round and base, copies, bytes, norm. A verdict is
-written to the ledger before the contributor gets it. The same manifest sent again gets the same answer.
+written to the ledger before the contributor receives it. Resending a manifest returns the same answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from gym_server.store.tables import rounds, updates
 
 @dataclass(frozen=True)
 class UpdateSubmission:
-    """An update that was sent to the hub: its sender, its task, and what was signed."""
+    """An update as submitted to the hub: its sender, its task, and the signed manifest."""
 
     contributor: str
     public_key: bytes
@@ -47,7 +47,7 @@ class UpdateSubmission:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the contributor keeps."""
+    """The contributor's proof of the verdict on an update."""
 
     update: str
     verdict: str
@@ -56,9 +56,9 @@ class Receipt:
     ledger_sequence: int
     ledger_hash: str
     proof: dict[str, Any]
-    """The ledger's entry under a signed head, which anyone can check: ``gym_fed.trust.ledger.heads.EntryProof``."""
+    """A ledger entry under a signed head, verifiable by anyone: ``gym_fed.trust.ledger.heads.EntryProof``."""
     manifest: str = ""
-    """In a private round, where the entry is sealed: with the fields above it opens the seal."""
+    """The manifest that opens the sealed ledger entry, with the fields above; empty outside private rounds."""
 
     def to_json(self) -> str:
         fields = dict(self.__dict__)
@@ -68,7 +68,20 @@ class Receipt:
 
 
 class Admission:
-    """Checks submissions for one hub."""
+    """Checks the updates submitted to one hub.
+
+    Args:
+        database: The hub's database.
+        ledger: The ledger that receives the verdicts.
+        store: The hub's object store.
+        config: Admission limits.
+        server: Id of the hub.
+        base: The base model that updates must match.
+        private: Record nothing derived from an update's values. Even the digest of its file would let others confirm a
+            guess.
+        secure: Files are masked votes, which have no norm.
+        clock: The hub's clock, Unix seconds.
+    """
 
     def __init__(
         self,
@@ -82,9 +95,6 @@ class Admission:
         secure: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``private``: the record says nothing that follows from an update's values, not even the digest of its file,
-        by which a guess could be confirmed. ``secure``: files are masked votes, which have no norm. ``clock``: the
-        hub's, Unix seconds."""
         self._clock = clock
         self._secure = secure
         self._private = private
@@ -97,12 +107,12 @@ class Admission:
 
     @rerun
     def judge(self, submission: UpdateSubmission, also: Callable[[Connection, Receipt], None]) -> Receipt:
-        """Judge a submission; the verdict, its ledger entry and whatever ``also`` writes are one transaction.
+        """Judge a submission; the verdict, its ledger entry and the writes of ``also`` are one transaction.
 
         Files are read before the write lock is taken. An update that was judged before gets its first receipt again.
 
         Raises:
-            GymError: When the submission is not authentic (form, signer, nonce): nothing counts as answered then, but
+            GymError: If the submission is not authentic (form, signer, nonce). The task then counts as unanswered, but
                 the refusal is in the ledger.
         """
         norm, flaw = self._examine(submission)
@@ -117,7 +127,7 @@ class Admission:
                 known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).first()
                 if known is None:
                     if flaw is None and not self._store.has(manifest.delta_sha256):
-                        # gc came between: it deletes in a transaction what nothing names by then
+                        # gc ran in between: inside its transaction it deletes objects without references
                         raise GymError(
                             ErrorCode.NOT_FOUND, f"object {manifest.delta_sha256} is gone", "upload it again"
                         )
@@ -132,13 +142,13 @@ class Admission:
         return receipt
 
     def opening(self, row: Any) -> dict[str, str]:
-        """What opens the seal of a row of ``updates``, for its contributor; empty where nothing is sealed."""
+        """Return the fields that open the seal of an ``updates`` row; empty if nothing is sealed."""
         if not self._ledger.private or row.verdict not in ("admitted", "refused"):
             return {}
         return {"manifest": row.manifest, "code": row.code}
 
     def _examine(self, submission: UpdateSubmission) -> tuple[float | None, GymError | None]:
-        """The norm of an authentic submission's file, or what is wrong with it."""
+        """Return the norm of an authentic submission's file, or the error that refuses it."""
         try:
             with self._database.reading() as tx:
                 manifest = self._check_signed(tx, submission)
@@ -163,7 +173,7 @@ class Admission:
         if row.verdict == "refused":
             verdict = "refused"
         elif entry.kind == SEALED:
-            reason = ""  # what was sealed; a later verdict has an entry of its own
+            reason = ""  # the sealed reason; a later verdict has its own entry
         if entry.kind == SEALED:
             manifest = row.manifest
         return Receipt(
@@ -171,7 +181,7 @@ class Admission:
         )
 
     def _check_signed(self, tx: Connection, submission: UpdateSubmission) -> UpdateManifest:
-        """Form, signer and nonce.
+        """Check form, signer and nonce.
 
         Raises:
             GymError: ``UPDATE_REFUSED``, ``SIGNATURE_INVALID``, ``REPLAYED``.
@@ -197,10 +207,10 @@ class Admission:
         return manifest
 
     def _inspect(self, manifest: UpdateManifest) -> float | None:
-        """Validate the uploaded file; returns its L2 norm, None for masked votes.
+        """Validate the uploaded file and return its L2 norm, or None for masked votes.
 
         Raises:
-            GymError: ``NOT_FOUND`` when it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
+            GymError: ``NOT_FOUND`` if it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
         """
         from gym_fed.delta.file import DeltaFile, DeltaLimits
 
@@ -228,7 +238,7 @@ class Admission:
 
     @contextmanager
     def _codecs_of_the_round(self, manifest: UpdateManifest) -> Iterator[None]:
-        """Import no plug-in of this machine because an update names it: the round's task does, or it is refused."""
+        """Allow only codec plug-ins that the round's task names, so that an update cannot trigger other imports."""
         query = select(rounds.c.spec).where(rounds.c.server_round == manifest.server_round)
         with self._database.reading() as tx:
             recorded = recorded_in(tx.scalar(query) or "{}")
@@ -251,7 +261,7 @@ class Admission:
             )
         if manifest.task != submission.message_id:
             raise GymError(ErrorCode.STALE, f"the manifest answers task {manifest.task}, not this one")
-        # Its time of issue is not judged: a round and a task bind it more closely than any clock.
+        # The time of issue is not checked: the round and the task bind the manifest more closely than any clock.
         expired_for = self._clock() - manifest.expires_at_seconds
         if expired_for > 0:
             raise GymError(
@@ -290,7 +300,7 @@ class Admission:
                 ErrorCode.UPDATE_REFUSED,
                 f"{manifest.contributor} already has update {own[:12]} in round {manifest.server_round}",
             )
-        # Two people with the same rows may send the same bytes in one round; a version later nobody does.
+        # Two people with the same rows may send the same bytes in one round, but nobody does a version later.
         merged_before = (updates.c.server_round < manifest.server_round) & (updates.c.verdict == "merged")
         copied = tx.scalar(
             select(updates.c.contributor).where(
@@ -333,7 +343,7 @@ class Admission:
         tx.execute(updates.insert().values(**row, ledger_sequence=entry.sequence))
 
     def _count_refused(self, tx: Connection, submission: UpdateSubmission, error: GymError) -> None:
-        """The first refusal of a contributor in a round has an entry; the others are counted, for the round's end."""
+        """Record a contributor's first refusal of a round in the ledger; count later ones for the end of the round."""
         if count_refusal(tx, submission.contributor, submission.server_round, error.code) == 1:
             self._append_entry(tx, submission, None, error)
 
@@ -358,7 +368,7 @@ class Admission:
             "reason": "" if refusal is None else f"{code}: {reason}",
         }
         if self._ledger.private and refusal is not None:
-            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # one code for whatever is wrong
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # one code for every reason, to reveal nothing
         if manifest is not None:
             body["update"] = manifest.digest
             body["delta"] = manifest.delta_sha256

@@ -1,4 +1,4 @@
-"""Commitments to uploads: who declared which digest, and when, kept and signed by the hub."""
+"""Commitments to uploads: the digests that accounts declared, with times, stored and signed by the hub."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import commitments
 
 MAX_KEPT = 1000
-"""Commitments of one account; the oldest go first. A round needs one."""
+"""Maximum number of commitments per account; the oldest are deleted first. A round needs one."""
 
 
 class Commitments:
     """The commitments of one hub.
 
     Args:
-        database: Where they are.
-        key: The ledger's, which signs them.
+        database: The hub's database.
+        key: The ledger's key, which signs commitments.
         server: Id of the hub.
-        clock: The hub's time, by which updates are ordered, too.
+        clock: The hub's clock, Unix seconds. It also orders updates.
     """
 
     def __init__(self, database: Database, key: SigningKey, server: str, clock: Callable[[], float]) -> None:
@@ -30,7 +30,7 @@ class Commitments:
 
     @rerun
     def commit(self, contributor: str, sha256: str) -> str:
-        """Note that an account declared a digest now, unless it did before.
+        """Record that an account declares a digest now, unless it has declared it before.
 
         Returns:
             The signed statement, with the time of the first declaration.
@@ -48,7 +48,7 @@ class Commitments:
 
 
 def committed_at(tx: Connection, contributor: str, sha256: str) -> float | None:
-    """When the account declared the digest, in Unix seconds; None where it did not."""
+    """Return when the account declared the digest, in Unix seconds; None if it did not."""
     where = (commitments.c.contributor == contributor) & (commitments.c.sha256 == sha256)
     found = tx.scalar(select(commitments.c.committed_at).where(where))
     return None if found is None else float(found)

@@ -1,6 +1,6 @@
-"""Downloads of a contributor: bytes to join and per round, and the form in which a soup travels.
+"""Download sizes for contributors, to join and per round, and the form in which soups are sent.
 
-The hub announces it before anybody joins, prints it when it starts, and a contributor holds it against a policy.
+The hub announces them before anybody joins and prints them at start; contributors compare them with their policy.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SoupForm:
-    """How soups of a config travel.
+    """The form in which the soups of a config are sent.
 
     Attributes:
         form: ``factors`` for LoRA factors, ``values`` for LoRA updates whose soup is not factors, ``full`` for full
             fine-tuning.
-        why: In words; for ``values`` what keeps the soup from being factors, and what to change.
-        one_a: All contributors of a round share one A, so that a soup has the rank of one update.
+        why: The reason, in words; for ``values`` what keeps the soup from being factors, and what to change.
+        one_a: True if all contributors of a round share one A, so that a soup has the rank of one update.
     """
 
     form: str
@@ -35,12 +35,12 @@ class SoupForm:
     one_a: bool = False
 
     def to_dict(self) -> dict[str, str]:
-        """What contributors are shown before they join."""
+        """Return the fields that contributors see before they join."""
         return {"form": self.form, "why": self.why}
 
     @classmethod
     def of(cls, config: ServerConfig) -> SoupForm:
-        """The form that the rules and the codec of a config give; see ``gym_fed.soup.adapters``."""
+        """Return the form that results from a config's rules and codec; see ``gym_fed.soup.adapters``."""
         from gym_fed.soup.adapters import writes_factors
         from gym_fed.soup.aggregator import WeightRule
         from gym_fed.soup.pipeline import Pipeline
@@ -72,7 +72,7 @@ class SoupForm:
 
 
 class Downloads:
-    """What a hub says of its downloads; one object per hub, since soups never change."""
+    """The download sizes that a hub announces; use one object per hub, since it caches them."""
 
     def __init__(self, live_config: LiveConfig, base: BaseSpec, round_store: RoundStore) -> None:
         self._live_config, self._base = live_config, base
@@ -81,11 +81,11 @@ class Downloads:
         self._soups: tuple[int, int, int] = (0, 0, 0)
         self._estimates: dict[
             int, int
-        ] = {}  # by contributors: the status is read often, and shapes never change
+        ] = {}  # by number of contributors: the status is read often, and shapes never change
 
     @property
     def form(self) -> SoupForm:
-        """How this hub's soups travel."""
+        """Return the form in which this hub sends soups."""
         config = self._live_config.current
         if self._form is None or self._form[0] is not config:  # the coordinator may change the recipe
             self._form = (config, SoupForm.of(config))
@@ -93,11 +93,12 @@ class Downloads:
         return self._form[1]
 
     def announced(self, height: int, num_connected: int) -> tuple[int, int]:
-        """Bytes to join at a version, and about those of one more round.
+        """Return the bytes to join at a version, and about the bytes of one more round.
 
         Args:
-            height: Of the newest version.
-            num_connected: Contributors that are there; factors of as many are stacked while there is no soup yet.
+            height: Height of the newest version.
+            num_connected: Number of connected contributors. Before the first soup, its size is estimated from the
+                stacked factors of this many updates.
         """
         if self._soups[0] != height:
             sizes = [soup.size_bytes for soup in self._round_store.soups(height)]
@@ -113,7 +114,7 @@ class Downloads:
         return 0, self._estimates[contributors]
 
     def line(self) -> str:
-        """For the coordinator, when the hub starts."""
+        """Return the line that the coordinator sees when the hub starts."""
         form, quorum = self.form, self._live_config.current.rounds.min_contributors
         size = soup_bytes(self._live_config.current, self._base, quorum, form)
         grows = form.form == "factors" and not form.one_a

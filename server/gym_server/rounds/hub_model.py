@@ -1,4 +1,4 @@
-"""The global model on the hub: the base with the committed soups on top, its held-out loss, and a folder of it."""
+"""The hub's global model: the base with the committed soups applied, its held-out loss, and its export to a folder."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class HubModel:
-    """A model that follows the chain of versions; it is in memory from its first use until ``release``.
+    """A model that follows the chain of versions; it stays in memory from its first use until ``release``.
 
     Args:
-        base: What the federation is built on; the loaded model must have its digest.
-        source: Where the model is loaded from.
-        store: Where the soups are.
-        gate: The held-out set.
-        folder: What relative paths in the config start from.
+        base: Base model of the federation; the loaded model must have its digest.
+        source: Model id or folder to load the base from.
+        store: Object store with the soups.
+        gate: Config of the held-out set.
+        folder: Folder that relative paths in the config are resolved against.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class HubModel:
         self._applied: list[SoupReference] = []
         self.digest = base.digest
         self._rows = (
-            # Of preference pairs, the loss on the chosen answer.
+            # For preference pairs, the loss on the chosen answer.
             as_kind(
                 coordinator_rows(gate.heldout, gate.format, gate.max_examples, folder, "heldout"),
                 "supervised",
@@ -87,7 +87,7 @@ class HubModel:
 
     @property
     def spec(self) -> BaseSpec:
-        """What updates and soups on the current version are checked against."""
+        """Return the spec that updates and soups on the current version are checked against."""
         return BaseSpec(self._base.model_name, self.digest, self._base.shapes)
 
     @property
@@ -100,7 +100,7 @@ class HubModel:
 
     @cached_property
     def settings(self) -> str:
-        """What evaluations depend on besides the base's tensors."""
+        """Return a digest of the settings that evaluations depend on, besides the base's tensors."""
         from gym_fed.evaluation.scoring.opening import settings_digest
 
         return settings_digest(self._loaded.model, self._loaded.tokenizer)
@@ -131,7 +131,7 @@ class HubModel:
 
     @property
     def _loaded(self) -> LoadedModel:
-        """The model in memory."""
+        """Return the model, loading it into memory if needed."""
         if self._memory is None:
             loaded = self._load_base()
             if not self._parked.restore(loaded.model):
@@ -140,7 +140,7 @@ class HubModel:
                 try:
                     for soup in self._applied:
                         self._apply(loaded.model, soup)
-                finally:  # also where the store is away: the version is the same, and is made at the next use
+                finally:  # also if the store is away: the version is the same, and is rebuilt at the next use
                     self.digest = current
             self._memory = loaded
         return self._memory
@@ -157,16 +157,16 @@ class HubModel:
         self.digest = soup.version_digest
 
     def save(self, output: Path, dtype: str | None = None) -> tuple[str, float | None]:
-        """Write the current version with its tokenizer to a folder; in memory it then has that dtype, too.
+        """Write the current version with its tokenizer to a folder; the model in memory is cast to that dtype too.
 
         Args:
             output: The folder.
-            dtype: What the weights are rounded to; None: the dtype of the base's own files if that keeps what the
-                rounds changed, otherwise float32, in which versions are kept.
+            dtype: Dtype of the written weights. None uses the dtype of the base's own files if it preserves the
+                changes of the rounds, otherwise float32, in which versions are stored.
 
         Returns:
-            The dtype, and the share of the change of all rounds that it keeps (``gym_fed.delta.kept``); None where
-            nothing changed.
+            The dtype, and the share of all rounds' changes that it preserves (``gym_fed.delta.kept``); None if nothing
+            changed.
         """
         tuned = model_tensors(self.model)
         base = mapped_base(Path(resolve(self._source)), tuned) or model_tensors(
@@ -180,22 +180,22 @@ class HubModel:
         return written, share
 
     def loss(self) -> float:
-        """Held-out loss of the current version, in nats per token."""
+        """Return the held-out loss of the current version, in nats per token."""
         return self.losses().mean
 
     def losses(self) -> RowLosses:
-        """The current version's loss on every held-out row."""
+        """Return the current version's loss on every held-out row."""
         if self._known_losses is None or self._known_losses[0] != self.digest:
             self._known_losses = (self.digest, self._measure())
         return self._known_losses[1]
 
     @cached_property
     def heldout(self) -> str:
-        """Names the held-out rows as they are cut; losses are compared under one name only."""
+        """Return the digest of the held-out rows as truncated; compare losses only under the same digest."""
         return canonical_digest({"gym-heldout-1": [self._gate.max_length, self._rows]})[:32]
 
     def row_losses(self) -> list[float]:
-        """The loss of each held-out row at the current version, in nats per token; NaN if nothing is predicted."""
+        """Return the loss of each held-out row at the current version, in nats per token; NaN without targets."""
         return row_losses(
             self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
         )
@@ -212,13 +212,13 @@ class HubModel:
 
     @contextmanager
     def applied(self, delta: Path, scale: float = 1.0) -> Iterator[None]:
-        """The model with ``delta`` on top; afterwards it is as it was."""
+        """Apply ``delta`` to the model for the block; restore the model afterwards."""
         with DeltaFile.open(delta, self.spec) as opened, self._restored(opened.names):
             apply_delta(self._loaded.model, opened, scale)
             yield
 
     def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
-        """The updates as players: what every coalition's soup does to the held-out loss."""
+        """Return the game in which updates are players: it gives the held-out loss of every coalition's soup."""
         return SoupGame(
             self._loaded.model,
             self._loaded.tokenizer,
@@ -230,7 +230,7 @@ class HubModel:
 
     @contextmanager
     def borrowed(self) -> Iterator[dict[str, Any]]:
-        """The model to train in place; a copy of its tensors as they are.
+        """Yield the current tensors, copied, while the caller trains the model in place.
 
         Whatever the training did or raised, the model has these tensors again afterwards and no LoRA layers.
         """
@@ -261,7 +261,7 @@ class HubModel:
 
 
 def _take_off_lora(model: Any) -> None:
-    """Put the layers that PEFT wrapped back, also where training broke off before anyone held the wrapper."""
+    """Unwrap the layers that PEFT replaced, even if training failed before anyone held the wrapper."""
     if "peft" not in sys.modules:
         return
     from peft.tuners.lora import LoraLayer
@@ -275,10 +275,10 @@ def _take_off_lora(model: Any) -> None:
 def coordinator_rows(
     source: str, layout: str, max_examples: int, folder: Path, split: Literal["train", "heldout"]
 ) -> list[dict[str, Any]]:
-    """Rows of the coordinator's own: ``task:`` names are generated, anything else is a file (relative to ``folder``).
+    """Load the coordinator's rows: ``task:`` names are generated, anything else is a file (relative to ``folder``).
 
     Raises:
-        GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND`` by name.
+        GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND``, naming the source.
     """
     if source.startswith("task:"):
         names = [part.strip().removeprefix("task:") for part in source.split(",")]
@@ -292,17 +292,17 @@ def write_version(
 ) -> dict[str, Any]:
     """Write version ``height`` (the current one by default) with its tokenizer to a new folder.
 
-    The digest of its tensors is noted, so that the hub knows variants that are made on the folder.
+    The digest of its tensors is recorded, so that the hub recognises variants that are trained on the folder.
 
     Args:
         state: The hub's state.
         config: The hub's config.
         output: A new folder.
-        height: Of the version.
-        dtype: As for ``HubModel.save``.
+        height: Height of the version.
+        dtype: See ``HubModel.save``.
 
     Raises:
-        GymError: ``FILE_EXISTS`` for a folder that is not empty, ``NOT_FOUND`` for a version that does not exist,
+        GymError: ``FILE_EXISTS`` if the folder is not empty, ``NOT_FOUND`` if the version does not exist,
             ``USAGE`` for an unknown dtype.
     """
     if dtype is not None and dtype not in DTYPES:
@@ -310,15 +310,13 @@ def write_version(
             ErrorCode.USAGE, f"dtype {plain(dtype, 40)!r} is unknown", f"one of {', '.join(DTYPES)}"
         )
     wanted = state.round_store.head().height if height is None else height
-    state.round_store.version(wanted)  # that there is one
+    state.round_store.version(wanted)  # raises if there is none
     if output.exists() and any(output.iterdir()):
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} is not empty", "name a new folder")
     model = HubModel.of(state, config)
     model.follow(state.round_store.soups(wanted))
     written, share = model.save(output, dtype)
-    tensors = tensors_digest(
-        model.model.float()
-    )  # as it is found when the folder is loaded, which is in float32
+    tensors = tensors_digest(model.model.float())  # the digest after loading the folder, which is in float32
     with state.database.transaction() as tx:
         if tx.scalar(select(published.c.height).where(published.c.digest == tensors)) is None:
             tx.execute(published.insert().values(digest=tensors, height=wanted))
@@ -334,7 +332,7 @@ def write_version(
 
 
 def dtype_of(base_model: str) -> str:
-    """The dtype that a model folder's config names; ``float32`` where it names none of those that are written here."""
+    """Return the dtype that a model folder's config names; ``float32`` if it is missing or not supported here."""
     try:
         config = read_object(Path(resolve(base_model)) / "config.json")
     except OSError:

@@ -1,6 +1,6 @@
 """Merge a round: from its frozen list of updates to a committed version, or to an abort with its reason.
 
-Everything before the commit can be done again: the same updates and recipe give the same soup, byte for byte.
+Everything before the commit can be repeated: the same updates and recipe give the same soup, byte for byte.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def merge_round(
     current: Round,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Screen, merge, gate, score, and commit or abort. ``current`` is in state merging.
+    """Screen, merge, gate and score a round in state merging, then commit or abort it.
 
     Raises:
-        ScoringStopped: When ``should_stop`` said so while updates were scored; nothing is committed then.
+        ScoringStopped: If ``should_stop`` returned True while updates were scored; nothing is committed then.
     """
     if privacy.is_spent(config, state.database):
         state.round_store.abort(current.server_round, privacy.SPENT)
@@ -115,7 +115,7 @@ def _merge_round(
 
 
 def _nothing_to_write(tx: Connection) -> None:
-    """The privacy spending of a round that merged nothing, and the evaluation of one that had none."""
+    """Write nothing: the default where a round has no privacy spending or evaluation to record."""
 
 
 def _write_all(writes: Sequence[Callable[[Connection], None]], tx: Connection) -> None:
@@ -124,7 +124,7 @@ def _write_all(writes: Sequence[Callable[[Connection], None]], tx: Connection) -
 
 
 class _RoundAborted(Exception):
-    """The round makes no version; ``reason`` is recorded, and what ``record`` writes in the same transaction."""
+    """Ends a round without a version; ``record`` makes further writes in the transaction that stores ``reason``."""
 
     def __init__(self, reason: str, record: Callable[[Connection], None] = _nothing_to_write) -> None:
         super().__init__(reason)
@@ -134,7 +134,7 @@ class _RoundAborted(Exception):
 
 @dataclass(frozen=True)
 class _MergedRound:
-    """A soup that is not committed yet, with what it was made of and the digests of the server's new state."""
+    """A soup that is not committed yet, with its ingredients and the digests of the server's new state."""
 
     ingredients: Ingredients
     soup: Soup
@@ -143,7 +143,7 @@ class _MergedRound:
 
 @dataclass(frozen=True)
 class _HeldOutLosses:
-    """Held-out losses of the version before and of the one to come; None without held-out data."""
+    """Held-out losses of the versions before and after the round; None without held-out data."""
 
     rows: tuple[RowLosses, RowLosses] | None = None
 
@@ -157,7 +157,7 @@ class _HeldOutLosses:
 
 
 def _enough_for_the_rule(config: ServerConfig, screened: ScreenedRound) -> ScreenedRound:
-    """The round as it can be merged: duplicates get a vote each where the rule needs theirs."""
+    """Return the round with enough votes for the rule: duplicates get one each if they are needed."""
     try:
         config.soup.check_feasible(len(screened.kept))
     except GymError:
@@ -184,7 +184,7 @@ def _merge(
     """Make the soup and stage the server's state.
 
     Raises:
-        OSError: On a full disk, which is not the round's fault: it continues from here when there is space.
+        OSError: If the disk is full. That is no fault of the round, which continues here once there is space.
     """
     try:
         if config.root is not None:
@@ -199,12 +199,12 @@ def _merge(
         if error.code is ErrorCode.DISK_FULL:
             discard(state.folder, current.server_round)
             raise OSError(errno.ENOSPC, error.message) from error
-        why = error.code.value if config.privacy else error.message  # a message may quote what was sent
+        why = error.code.value if config.privacy else error.message  # a message may quote submitted values
         raise _RoundAborted(f"the merge failed: {why}") from error
 
 
 def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
-    """Return the number of tensors in the union of some updates, which are not masked."""
+    """Return the number of tensors in the union of unmasked updates."""
     names: set[str] = set()
     for update in kept:
         with DeltaFile.open(update.path) as delta:
@@ -250,7 +250,7 @@ def _pass_gate(config: ServerConfig, model: HubModel, soup: Soup, progress: Merg
 def _pass_safety(
     config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, current: Round, soup: Soup
 ) -> RoundSafety | None:
-    """Roll back a soup that certainly lowers the refusal margin by more than ``gate.safety`` allows."""
+    """Roll back a soup that significantly lowers the refusal margin, by more than ``gate.safety`` allows."""
     with _finite():
         safety = safety_of(config, folder, ledger, model, current.server_round, soup)
     if safety is not None and safety.reason:
@@ -266,7 +266,7 @@ def _pass_evaluations(
     soup: Soup,
     safety: RoundSafety | None,
 ) -> RoundEvaluation | None:
-    """Roll back a soup that certainly lowers a task by more than its suite allows."""
+    """Roll back a soup that significantly lowers a task's score, by more than its suite allows."""
     evaluation = evaluation_of(state, config, model, current.server_round)
     if evaluation is None:
         return None
@@ -283,7 +283,7 @@ def _pass_evaluations(
 
 @contextmanager
 def _finite() -> Iterator[None]:
-    """Roll back a soup under which the model gives no probabilities; there is nothing to record then."""
+    """Roll back a soup for which the model returns non-finite probabilities; nothing is recorded then."""
     try:
         yield
     except GymError as error:
@@ -299,13 +299,13 @@ def _added_to_evaluations(
     evaluation: RoundEvaluation | None,
     should_stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """By update, what the soup's evaluations lose without it; None where there are none.
+    """Return what the soup's evaluations lose without each update, by update; None without evaluations.
 
-    Empty where the rules cannot merge one update less, and where the model gives no probabilities without one: then
-    nothing is split by evaluations.
+    Empty if the rules cannot merge one update fewer, or if the model returns non-finite probabilities without one of
+    them: then nothing is split by evaluations.
 
     Raises:
-        ScoringStopped: When ``should_stop`` said so.
+        ScoringStopped: If ``should_stop`` returned True.
     """
     if evaluation is None:
         return None
@@ -329,9 +329,7 @@ def _added_to_evaluations(
             soup = make_soup(state, without, Path(folder) / "soup.gymdelta")
             try:
                 value = evaluation.value_with(soup)
-            except (
-                GymError
-            ) as error:  # updates that cancel each other must not void the round that they are in
+            except GymError as error:  # updates that cancel each other must not abort their whole round
                 if error.code is not ErrorCode.MODEL_INVALID:
                     raise
                 log.warning(

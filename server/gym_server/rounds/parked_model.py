@@ -13,11 +13,11 @@ from gym_fed.delta.base import model_tensors, tensors_digest
 log = logging.getLogger("gym_server")
 
 _ROOM = 4
-"""The file is written only if this many times its size is free on the disk."""
+"""The file is written only if the disk has at least this multiple of its size free."""
 
 
 def parked_path(folder: Path) -> Path:
-    """Return where the file of a hub is; it is deleted when the hub stops."""
+    """Return the path of a hub's file; the file is deleted when the hub stops."""
     return folder / "staging" / "hub-model.safetensors"
 
 

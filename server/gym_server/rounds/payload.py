@@ -14,10 +14,10 @@ from gym_server.store.objects import ObjectStore
 
 
 class Payloads(Protocol):
-    """Turns stored objects into arrays of a message, and arrays of a reply into stored objects."""
+    """Converts stored objects to arrays of a message, and arrays of a reply to stored objects."""
 
     by_reference: bool
-    """Whether contributors reach the hub itself, so that they enrol and upload there."""
+    """True if contributors connect to the hub itself, so that they enrol and upload there."""
 
     def outgoing(self, sha256: str, size_bytes: int) -> Array: ...
 
@@ -25,7 +25,7 @@ class Payloads(Protocol):
 
 
 class ByReference:
-    """The hub's way: bytes have moved through uploads already, messages hold names."""
+    """Payloads on the hub: bytes move through uploads, and messages hold only references."""
 
     by_reference = True
 
@@ -33,11 +33,11 @@ class ByReference:
         return reference(sha256, size_bytes)
 
     def incoming(self, sha256: str, array: Array) -> None:
-        """Nothing to do: admission finds the object, or says that it is missing."""
+        """Do nothing: admission finds the object, or reports that it is missing."""
 
 
 class Inline:
-    """A stock Flower deployment's way: the bytes are the array's data."""
+    """Payloads on a stock Flower deployment: the bytes are the array's data."""
 
     by_reference = False
 
@@ -53,7 +53,7 @@ class Inline:
         """Store the reply's bytes.
 
         Raises:
-            GymError: ``TOO_LARGE`` above the cap, ``HASH_MISMATCH`` when the name is not theirs.
+            GymError: ``TOO_LARGE`` above the limit, ``HASH_MISMATCH`` if the name is not the bytes' sha256.
         """
         if len(array.data) > self._max_bytes:
             raise GymError(

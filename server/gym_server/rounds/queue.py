@@ -1,11 +1,11 @@
-"""The message queue between the grid and the nodes: pushed, leased, replied, or lost.
+"""The message queue between the grid and the nodes: messages are pushed, leased, answered or lost.
 
-A message that no node holds or a lease that nobody renews turns to ``lost``, so that no round waits for a
-contributor that went away. A node that comes back in time is given what it holds again. What is open when its round
-continues without it turns to ``late``. A stored reply that cannot be read is ``set-aside``, and never read again.
+A message without a connected node, or a lease without renewals, becomes ``lost``, so that no round waits for a
+contributor that left. A node that returns in time gets its message again. When a round continues without an open
+message, the message becomes ``late``. A stored reply that cannot be read is ``set-aside``, and is never read again.
 
-An account is one participant, however many installations it runs, and it may have a few: it is seen as one node, the
-one that holds a task.
+An account is one participant, however many installations it runs (up to a limit). The grid sees it as one node: the one
+that holds a task.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gym_server.store.tables import accounts, messages, nodes, round_tasks, roun
 
 LOST, LATE, SET_ASIDE = "lost", "late", "set-aside"
 _OVER = (LOST, LATE)
-"""States of a message that nobody works on and nobody answered."""
+"""Final states of a message that was not answered."""
 
 
 @dataclass(frozen=True)
 class QueuedMessage:
-    """A message as the queue keeps it; ``content`` and ``reply`` are serialised protobuf."""
+    """A row of the queue; ``content`` and ``reply`` are serialised protobuf."""
 
     message_id: str
     node_id: int
@@ -48,25 +48,30 @@ _MOST_GIVEN_BACK = 3
 """Lost tasks of a round after which a node that declines another is not asked again in that round."""
 _MAX_NAME = 40
 _MAX_OWN_NODE = 2**63
-"""A stock SuperLink's node ids use every bit, and SQLite's integers do not."""
+"""Limit of the hub's own node ids. A stock SuperLink's use all 64 bits, which SQLite's integers cannot hold."""
 
 _OPEN = messages.c.state.in_(("queued", "leased"))
 _COLUMNS = [messages.c[field.name] for field in fields(QueuedMessage)]
 
 
 class MessageQueue:
-    """Rows of the table ``messages``."""
+    """The messages of one hub, in the table ``messages``.
+
+    Args:
+        database: The hub's database.
+        lease_seconds: Duration of a lease without renewal.
+        clock: The hub's clock, Unix seconds.
+    """
 
     def __init__(
         self, database: Database, lease_seconds: float, clock: Callable[[], float] = time.time
     ) -> None:
-        """``clock``: the hub's, Unix seconds."""
         self._database = database
         self.lease_seconds = lease_seconds
         self.now = clock
 
     def node_ids(self) -> list[int]:
-        """One node of every account that is connected or holds a lease: that with a task, else the first."""
+        """Return one node of every account that is connected or has a lease: the one with a task, else the first."""
         now = self.now()
         open_task = _OPEN & (messages.c.lease_until > now)
         with self._database.reading() as tx:
@@ -87,7 +92,7 @@ class MessageQueue:
         return sorted(node_id for _, node_id in found.values())
 
     def accounts_of(self, node_ids: Iterable[int]) -> dict[int, str]:
-        """The account of each node that is known here; on a stock Flower grid none is."""
+        """Return the account of each known node. On a stock Flower grid no node has one."""
         mine = [node_id for node_id in node_ids if node_id < _MAX_OWN_NODE]
         with self._database.reading() as tx:
             rows = tx.execute(
@@ -105,7 +110,7 @@ class MessageQueue:
         ttl_seconds: float,
         content: bytes,
     ) -> str:
-        """Queue a message; the same content for the same node and group, still alive, is not queued twice."""
+        """Queue a message and return its id. Content still queued for the same node and group is not queued twice."""
         fingerprint = hashlib.sha256(
             b"\0".join((str(node_id).encode(), group_id.encode(), message_type.encode(), content))
         ).hexdigest()
@@ -132,14 +137,14 @@ class MessageQueue:
         return message_id
 
     def held(self, node_id: int) -> QueuedMessage | None:
-        """What the node has on lease."""
+        """Return the message that the node has on lease."""
         with self._database.reading() as tx:
             found = tx.scalar(_of(node_id, "leased"))
         return None if found is None else self.get(str(found))
 
     @rerun
     def lease(self, node_id: int) -> QueuedMessage | None:
-        """Hand the node its next message; None when it holds one or there is none."""
+        """Lease the node its next message; None if it has a lease already or if there is no message."""
         self.expire()
         with self._database.reading() as tx:  # the common case, without the write lock
             if tx.scalar(_of(node_id, "queued")) is None:
@@ -159,10 +164,10 @@ class MessageQueue:
 
     @rerun
     def renew(self, message_id: str, node_id: int, progress: str) -> None:
-        """Prolong a lease. One that ended because the node itself answered is not lost: nothing is done.
+        """Renew a lease. If it ended because the node itself answered, do nothing.
 
         Raises:
-            GymError: ``LEASE_LOST`` when the node does not hold the message.
+            GymError: ``LEASE_LOST`` if the node does not hold the message.
         """
         with self._database.transaction() as tx:
             answered = (messages.c.node_id == node_id) & messages.c.state.in_(("replied", SET_ASIDE))
@@ -177,7 +182,7 @@ class MessageQueue:
 
     @rerun
     def expire(self) -> None:
-        """Turn messages that nobody works on to ``lost``; those of connected nodes keep waiting for pick-up."""
+        """Mark messages that nobody works on as ``lost``; those of connected nodes stay queued."""
         now = self.now()
         with self._database.reading() as tx:
             waiting = _OPEN & (
@@ -192,20 +197,20 @@ class MessageQueue:
             tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
 
     def close_group(self, group_id: str) -> int:
-        """Take back what is still open of a round that continues without it; returns how many tasks that were."""
+        """Withdraw the open tasks of a round that continues without them; return their number."""
         return self._close(messages.c.group_id == group_id)
 
     @staticmethod
     def close_group_in(tx: Connection, group_id: str) -> None:
-        """``close_group`` inside the caller's transaction."""
+        """Like ``close_group``, inside the caller's transaction."""
         tx.execute(update(messages).where(messages.c.group_id == group_id, _OPEN).values(state=LATE))
 
     def close(self, message_ids: Iterable[str]) -> int:
-        """Take back those of some messages that are still open."""
+        """Withdraw those of the messages that are still open; return their number."""
         return self._close(messages.c.message_id.in_(list(message_ids)))
 
     def name_of(self, node_id: int) -> str:
-        """What the account of a node calls itself, for a log."""
+        """Return the name of the account of a node, for logs."""
         query = (
             select(accounts.c.name)
             .join(nodes, nodes.c.contributor == accounts.c.contributor)
@@ -217,10 +222,10 @@ class MessageQueue:
 
     @staticmethod
     def give_back(tx: Connection, message: QueuedMessage) -> bool:
-        """Take a task back from a contributor who may want it later, after a consent; a few times a round.
+        """Requeue a task that a contributor declined but may accept later, after consent; a few times per round.
 
         Returns:
-            False where the node has lost too many tasks of the round already; nothing is done then.
+            False, without any change, if the node has lost too many tasks of the round already.
         """
         mine = (messages.c.node_id == message.node_id) & (messages.c.group_id == message.group_id)
         lost = select(func.count()).select_from(messages).where(mine, messages.c.state == LOST)
@@ -230,7 +235,7 @@ class MessageQueue:
         return True
 
     def set_aside(self, tx: Connection, message_id: str, reason: str) -> None:
-        """Never read a reply again; its bytes stay. Its sender gets the verdict with the receipt, if it sends again."""
+        """Never read a reply again, but keep its bytes. The sender gets the verdict as its receipt if it resends."""
         receipt = json.dumps({"verdict": SET_ASIDE, "reason": reason})
         tx.execute(
             update(messages)
@@ -250,7 +255,7 @@ class MessageQueue:
 
 
 def check_held(tx: Connection, message_id: str, node_id: int) -> None:
-    """Raises ``LEASE_LOST`` or ``PERMISSION_DENIED`` unless ``node_id`` holds the message."""
+    """Raise ``LEASE_LOST`` or ``PERMISSION_DENIED`` unless ``node_id`` holds the message."""
     row = tx.execute(
         select(messages.c.node_id, messages.c.state).where(messages.c.message_id == message_id)
     ).first()
@@ -291,7 +296,7 @@ def _of(node_id: int, state: str):  # type: ignore[no-untyped-def]
 
 
 def disconnect(tx: Connection, contributor: str) -> None:
-    """An account's nodes count as gone, and what they have open is lost."""
+    """Disconnect an account's nodes, and mark their open messages as lost."""
     mine = nodes.c.contributor == contributor
     tx.execute(update(nodes).where(mine).values(connected_until=0.0))
     held = messages.c.node_id.in_(select(nodes.c.node_id).where(mine))
@@ -299,17 +304,17 @@ def disconnect(tx: Connection, contributor: str) -> None:
 
 
 def node_of(tx: Connection, contributor: str, instance: str, most: int, now: float) -> int:
-    """The id of an account's installation; a new one takes the place of the one that was idle for longest.
+    """Return the node id of an account's installation; a new one replaces the one that has been idle for longest.
 
     Args:
         tx: The caller's transaction.
-        contributor: Whose it is.
-        instance: What the installation calls itself.
-        most: How many an account may have.
-        now: The hub's time.
+        contributor: Name of the account.
+        instance: Id that the installation gives itself.
+        most: Maximum number of nodes per account.
+        now: The hub's time, Unix seconds.
 
     Raises:
-        GymError: ``QUOTA_EXCEEDED`` when all of the others are at work.
+        GymError: ``QUOTA_EXCEEDED`` if too few of the other nodes are idle.
     """
     mine = nodes.c.contributor == contributor
     found = tx.scalar(select(nodes.c.node_id).where(mine, nodes.c.instance == instance))
@@ -323,7 +328,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
             f"{most} installations of {contributor} are at work, as many as this hub lets one account have",
             "stop one of them, or ask the coordinator for a higher limits.nodes_per_account",
         )
-    # The new row comes before the old ones go, so that SQLite gives it a number that none of them had.
+    # Insert the new row before deleting old ones, so that SQLite does not reuse one of their ids.
     result = tx.execute(nodes.insert().values(contributor=contributor, instance=instance))
     new = int(result.inserted_primary_key[0])  # type: ignore[index]
     for node_id in forgotten:
@@ -334,7 +339,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
 
 
 def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
-    """Move a forgotten node's tasks of ended rounds to a new node, so that the account keeps its record.
+    """Move a deleted node's tasks of ended rounds to a new node, so that the account keeps its history.
 
     Otherwise an account could erase its unanswered tasks by enrolling new installations.
     """
@@ -345,7 +350,7 @@ def _hand_over_tasks(tx: Connection, node_id: int, new: int) -> None:
 
 
 def _idle(tx: Connection, contributor: str, most: int, now: float) -> list[int]:
-    """Nodes that are not connected and have nothing to do, the one that was idle for longest first."""
+    """Return up to ``most`` nodes without connection or open message, those idle for longest first."""
     at_work = select(messages.c.node_id).where(_OPEN)
     rows = tx.scalars(
         select(nodes.c.node_id)

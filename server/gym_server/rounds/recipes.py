@@ -1,7 +1,7 @@
-"""The recipe that holds: `gym-server.yaml`, and over it what the coordinator has set while rounds went on.
+"""The recipe in force: `gym-server.yaml`, with the changes that the coordinator made while rounds were running.
 
-What is set is in the newest ledger entry of kind ``recipe-changed``, and nowhere else. It stands above the file and
-above ``--set``, since contributors have agreed to it.
+The changes are in the newest ledger entry of kind ``recipe-changed``, and nowhere else. They override the file and
+``--set``, since contributors have agreed to them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ RECIPE_CHANGED = "recipe-changed"
 
 @dataclass(frozen=True)
 class ConfigText:
-    """A hub's config file as it was read, and what the command line puts over it.
+    """The text of a hub's config file, and the command line's overrides.
 
     Attributes:
-        path: The file, for messages.
+        path: Path of the file, for messages.
         text: Its text.
         overrides: ``a.b=value`` settings.
     """
@@ -47,7 +47,7 @@ class ConfigText:
     overrides: tuple[str, ...] = ()
 
     def config(self, settings: Mapping[str, str] | None = None) -> ServerConfig:
-        """The config under what the coordinator has set.
+        """Return the config with the coordinator's changes applied.
 
         Raises:
             GymError: ``CONFIG_INVALID``.
@@ -67,10 +67,10 @@ class ConfigText:
 
 
 class LiveConfig:
-    """The config that applies now. The coordinator may change its recipe between two rounds.
+    """The config in force. The coordinator may change its recipe between two rounds.
 
     Args:
-        database: Has the ledger with the changes.
+        database: Database with the ledger that records the changes.
         source: The config file.
         settings: The changes that ``current`` was made with.
         current: The config.
@@ -83,32 +83,32 @@ class LiveConfig:
         self.current = current
 
     def follow(self) -> None:
-        """Apply what the coordinator has changed since; call it between two rounds."""
+        """Apply the coordinator's changes since the last call; call it between two rounds."""
         settings = settings_in(self._database)
         if settings == self._settings:
             return
         self._settings = settings
         try:
             self.current = self.source.config(settings)
-        except GymError:  # the command has checked it against a file that was changed since this hub began
+        except GymError:  # the command checked it against a file that has changed since this hub started
             log.exception("the recipe that was set cannot be applied; rounds continue with the one before")
             return
         log.info("the coordinator has changed the recipe: %s", ", ".join(settings) or "as in gym-server.yaml")
 
 
 class RecipeChanges:
-    """What the coordinator has set of the recipe.
+    """The changes that the coordinator has made to the recipe.
 
     Args:
-        database: Has the ledger.
-        ledger: Takes changes.
+        database: Database with the ledger.
+        ledger: Ledger that records the changes.
     """
 
     def __init__(self, database: Database, ledger: Ledger) -> None:
         self._database, self._ledger = database, ledger
 
     def settings(self) -> dict[str, str]:
-        """What is set now: YAML text by key."""
+        """Return the current changes: YAML text by key."""
         return settings_in(self._database)
 
     @rerun
@@ -120,20 +120,20 @@ class RecipeChanges:
         after: ServerConfig,
         why: str = "",
     ) -> dict[str, Any]:
-        """Put settings in the place of those that held.
+        """Replace the current changes.
 
         Args:
-            known: The settings that ``before`` was made with.
-            settings: All that are to hold.
+            known: The changes that ``before`` was made with.
+            settings: All changes that apply from now on.
             before: The config until now.
             after: The config from now on.
-            why: The coordinator's words.
+            why: The coordinator's reason; may be empty.
 
         Returns:
             The entry: digests ``before`` and ``after``, and ``changes`` by key.
 
         Raises:
-            GymError: ``USAGE`` where nothing changes; ``BUSY`` when another command came between.
+            GymError: ``USAGE`` if nothing changes; ``BUSY`` if another command made changes in the meantime.
         """
         changes = changes_between(before, after)
         if not changes:
@@ -155,10 +155,10 @@ class RecipeChanges:
 
 
 def check_soup(config: ServerConfig) -> None:
-    """Check that the smallest round that may be merged is enough for the rules.
+    """Check that the smallest round that may be merged has enough updates for the rules.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with the number that it needs.
+        GymError: ``CONFIG_INVALID`` with the required number.
     """
     import torch
 
@@ -179,30 +179,30 @@ def check_soup(config: ServerConfig) -> None:
 
 
 def settings_in(database: Database) -> dict[str, str]:
-    """What is set of the recipe of a hub's database: YAML text by key."""
+    """Return the coordinator's changes in a hub's database: YAML text by key."""
     with database.reading() as tx:
         return _settings_of(tx)
 
 
 def with_settings(settings: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-    """Settings with others over them: a section that is set as a whole ends what was set inside it."""
+    """Apply new settings over others; setting a whole section removes the settings inside it."""
     kept = {
         key: value
         for key, value in settings.items()
         if not any(key == new or key.startswith(f"{new}.") for new in said)
     }
-    return dict(sorted({**kept, **said}.items()))  # as the ledger gives them back
+    return dict(sorted({**kept, **said}.items()))  # in the order in which the ledger returns them
 
 
 def changes_between(before: ServerConfig, after: ServerConfig) -> dict[str, tuple[Any, Any]]:
-    """Values that differ, by key; None stands for a key that is not there."""
+    """Return the values that differ, by key; None is a missing key."""
     was, now = (recipe_values(config.recipe, config.codec) for config in (before, after))
     keys = sorted({*was, *now})
     return {key: (was.get(key), now.get(key)) for key in keys if was.get(key) != now.get(key)}
 
 
 def recipe_digest(config: ServerConfig) -> str:
-    """Names a recipe with its codec."""
+    """Return the digest of a recipe and its codec."""
     return f"sha256:{canonical_digest({'gym-recipe-1': recipe_values(config.recipe, config.codec)})}"
 
 

@@ -1,8 +1,8 @@
-"""Bounds on a reply: its references are compared with its task before a byte of them is read.
+"""Limits on a reply: its references are compared with its task before any of their bytes is read.
 
-A reference of a hundred bytes stands for an object of any size, and fifty kilobytes of them for as much memory as a
-machine has. An update is one delta, which nobody reads into memory here. Any other reply may expand to a small multiple
-of the arrays that its task sent, since Flower's strategies get back what they gave.
+A reference of a hundred bytes can name an object of any size, so fifty kilobytes of references could fill a machine's
+memory. An update is one delta, which is not read into memory here. Any other reply may expand to a small multiple of
+the arrays that its task sent, since Flower's clients return the arrays that they received.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 MAX_RECORDS_BYTES = 256 << 10
-"""What a reply's records may weigh; tensors are objects and do not count."""
+"""Maximum size of a reply's records, in bytes; tensors are objects and do not count."""
 
 MAX_REASON = 2_000
-"""Characters of the reason that a contributor gives for an error."""
+"""Maximum length of the reason that a contributor gives for an error, in characters."""
 
 EXPANSION = 4
-"""A plain reply may name so many times as many arrays, and so many times their bytes, as its task did: gradients,
-control variates and moments besides the weights."""
+"""A plain reply may have this many times the arrays, and the bytes, of its task: gradients, control variates and
+moments besides the weights."""
 
 _MIN_REFERENCES = 16
 _NUMPY = "numpy.ndarray"
 _HEADER_BYTES = 4096
-"""What an .npy file may have besides its values."""
+"""Maximum size of an .npy file's header, in bytes."""
 _MAX_DIMENSIONS = 32
 
 
 def check_reply(
     task: pb.Records, reply: pb.SubmitRequest, max_bytes: int, size_of: Callable[[str], int]
 ) -> None:
-    """Whether a reply may be kept and read.
+    """Check that a reply may be stored and read.
 
     Args:
-        task: What the contributor was sent.
+        task: Content of the task that the contributor received.
         reply: Its answer.
         max_bytes: Limit on the expanded size of a plain reply (``Federation.max_update_bytes``).
-        size_of: Bytes of a stored object by its sha256; raises ``NOT_FOUND``. Called for plain replies only.
+        size_of: Returns the size in bytes of a stored object by its sha256; raises ``NOT_FOUND``. Called for plain
+            replies only.
 
     Raises:
         GymError: ``TOO_LARGE`` for more bytes, references or entries than the task allows; ``UPDATE_REFUSED`` for
-            references that repeat or do not fit the objects that they name, and for what is not Flower content.
+            references that repeat or do not match their objects, and for content that is not Flower's.
     """
     if reply.ByteSize() > MAX_RECORDS_BYTES:
         raise GymError(ErrorCode.TOO_LARGE, f"a reply of {reply.ByteSize()} bytes; tensors are objects")
@@ -61,7 +62,7 @@ def check_reply(
     found = [ref for record in reply.content.arrays.values() for ref in record.arrays]
     if "update" in reply.content.configs:
         _check_update(found)
-        return  # nothing is read: admission holds the manifest against the file
+        return  # nothing is read: admission compares the manifest with the file
     _check_plain(references(task), found, max_bytes)
     for ref in found:
         _check_declared(ref)
@@ -72,12 +73,12 @@ def check_reply(
 
 
 def _check_form(content: pb.Records) -> None:
-    """Whether the records are Flower's, tried without the arrays' bytes."""
+    """Check that the records are valid Flower content, without the arrays' bytes."""
     try:
         from_wire(content, lambda ref: b"")
     except GymError:
         raise
-    except Exception as error:  # Flower's records name no closed set of what they raise
+    except Exception as error:  # Flower's parsers raise no fixed set of exceptions
         said = " ".join(str(error).split())[:200]
         raise GymError(
             ErrorCode.UPDATE_REFUSED, f"the reply is no Flower content: {type(error).__name__}: {said}"
@@ -97,7 +98,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
         raise GymError(
             ErrorCode.TOO_LARGE, f"a reply of {len(found)} references; its task allows {most}", "send fewer"
         )
-    # A model may hold equal arrays, frozen ones above all: as often as the task names one object, a reply may too.
+    # A model may hold equal arrays, above all frozen ones: a reply may repeat an object as often as the task does.
     repeats = max(Counter(ref.sha256 for ref in sent).values(), default=1)
     for sha256, times in Counter(ref.sha256 for ref in found).items():
         if times > repeats:
@@ -116,7 +117,7 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
 
 
 def _check_declared(ref: pb.ArrayRef) -> None:
-    """Whether dtype and shape are those of so many bytes; other serialisations than numpy's say nothing of theirs."""
+    """Check that dtype and shape match the size in bytes; only numpy's serialisation can be checked."""
     if ref.stype == DELTA_STYPE:
         if list(ref.shape) != [ref.size_bytes]:
             raise _refused(ref, "is a delta whose shape is not its size")
@@ -133,7 +134,7 @@ def _check_declared(ref: pb.ArrayRef) -> None:
 def _itemsize(ref: pb.ArrayRef) -> int:
     try:
         dtype = np.dtype(ref.dtype if len(ref.dtype) <= 32 else "")
-    except Exception:  # noqa: BLE001 (numpy's parser of dtypes names no closed set)
+    except Exception:  # noqa: BLE001 (numpy's dtype parser raises no fixed set of exceptions)
         raise _refused(ref, f"has the unknown dtype {ref.dtype[:32]!r}") from None
     if dtype.kind not in "biufcSUmM" or dtype.subdtype is not None:
         raise _refused(ref, f"has the dtype {ref.dtype[:32]!r}, which holds no plain values")

@@ -1,7 +1,7 @@
 """The coordinator's own (root) update, trained on the hub with trusted data, for rules that compare updates with it.
 
-Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": a small clean root dataset,
-trained on as every contributor trains, gives the direction and the length by which updates are judged.
+Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping": training on a small clean root
+dataset, as every contributor trains, gives the direction and the length by which updates are judged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def root_update(state: HubState, config: ServerConfig, model: HubModel, current:
     """Train the round's recipe on the root data; the model itself is restored afterwards.
 
     Returns:
-        sha256 of the stored update, or None where the config names no root data.
+        sha256 of the stored update, or None if the config names no root data.
 
     Raises:
         GymError: Errors of the data and of training; ``ROUND_ABORTED`` for a failure of the training libraries.

@@ -1,4 +1,4 @@
-"""Every round in a few figures, for tables and pages."""
+"""Summary figures of every round, for tables and pages."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gym_server.store.tables import round_tasks, rounds, updates, versions
 
 
 def history_of(tx: Connection) -> list[dict[str, Any]]:
-    """Every round with its version, its tasks and the counts of its verdicts, oldest first.
+    """Return every round with its version, its tasks and the counts of its verdicts, oldest first.
 
-    ``working`` is how many were at work when the round ended, or are now.
+    ``working`` is the number of contributors at work when the round ended, or now if it is running.
     """
     by = (updates.c.server_round, updates.c.verdict)
     made = {version.server_round: version for version in tx.execute(select(versions))}

@@ -1,8 +1,8 @@
-"""The stored rounds: a state machine that survives every crash.
+"""The stored rounds: a state machine that survives crashes.
 
-``open > collecting > merging > committed``, or ``aborted`` from any of the first three. A transition checks the
-state it starts from inside its transaction; a commit writes version, verdicts, ledger and credits together, so a
-kill at any line leaves a round that either continues from its last state or is over.
+``open > collecting > merging > committed``, or ``aborted`` from any of the first three. A transition checks the current
+state inside its transaction. A commit writes version, verdicts, ledger and credits together, so a round that is killed
+at any line either continues from its last state or has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
 PAID_VERDICTS = ("merged", "duplicate")
-"""Verdicts of updates that can earn credits: of a duplicate an equal update was merged."""
+"""Verdicts of updates that can earn credits; of a ``duplicate``, an equal update was merged."""
 
 OPEN, COLLECTING, MERGING, COMMITTED, ABORTED = "open", "collecting", "merging", "committed", "aborted"
 
@@ -52,13 +52,13 @@ class Round:
 
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
-        """``task``, parsed on first use: plug-ins of a round that has ended may be others by now."""
+        """``task``, parsed on first use: the plug-ins of an ended round may have changed since."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The final word on one update of a round."""
+    """The final verdict on one update of a round."""
 
     update_id: str
     contributor: str
@@ -67,12 +67,12 @@ class Judgement:
     credit: int = 0
     heldout_change: float | None = None
     cheating: bool = False
-    """Rejected for what only a cheat does."""
+    """True if the update was rejected for something that only cheating explains."""
 
 
 @dataclass(frozen=True)
 class SoupRecord:
-    """What a round made, as it is committed."""
+    """The result of a round, as it is committed."""
 
     sha256: str
     size_bytes: int
@@ -83,21 +83,28 @@ class SoupRecord:
     root: str | None = None
     judgements: Sequence[Judgement] = field(default_factory=list)
     state: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of each file of state that the round leaves to the next one, by kind."""
+    """sha256 of each state file that the round passes to the next one, by kind."""
     weights: Mapping[str, float] | None = None
-    """Weight of each merged update, where reputations make them; None: the recipe says them."""
+    """Weight of each merged update from reputations; None if the recipe sets the weights."""
     also: Sequence[Callable[[Connection, int], object]] = ()
     """Called in the commit's transaction, before credits, with the version's height."""
     privacy: Mapping[str, Any] | None = None
-    """What made the merge private, for the version's entry."""
+    """Parameters of the private merge, for the version's entry."""
     secure: Mapping[str, Any] | None = None
-    """What the sum of masked votes was taken with, for the version's entry."""
+    """Parameters of the secure sum of masked votes, for the version's entry."""
     plugins: Sequence[Mapping[str, Any]] = ()
-    """Members of other packages that made it, for the version's entry."""
+    """Plug-ins that the merge used, for the version's entry."""
 
 
 class RoundStore:
-    """Rounds and versions of one federation."""
+    """Rounds and versions of one federation.
+
+    Args:
+        database: The hub's database.
+        ledger: The hub's ledger.
+        base_digest: Digest of the base model.
+        clock: The hub's clock, Unix seconds.
+    """
 
     def __init__(
         self,
@@ -106,7 +113,6 @@ class RoundStore:
         base_digest: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``clock``: the hub's, Unix seconds."""
         self._database = database
         self._clock = clock
         self._ledger = ledger
@@ -114,20 +120,20 @@ class RoundStore:
         self.depths = VersionDepths()
         self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
-        """Called at the end of a commit's transaction; ``at_open`` of an opening's, with the round's number."""
+        """Called at the end of a commit's transaction. ``at_open`` is called with the number of a round that opens."""
 
     # ---- reading ----
 
     def current(self) -> Round | None:
-        """The latest round, whatever its state."""
+        """Return the latest round, in any state."""
         with self._database.reading() as tx:
             return latest_round(tx)
 
     def require(self, server_round: int) -> Round:
-        """The latest round, which must be this one.
+        """Return the latest round, which must be this one.
 
         Raises:
-            GymError: ``INTERNAL`` when it is not.
+            GymError: ``INTERNAL`` if it is another one.
         """
         current = self.current()
         if current is None or current.server_round != server_round:
@@ -135,47 +141,47 @@ class RoundStore:
         return current
 
     def history(self) -> list[dict[str, Any]]:
-        """Every round with its version and the counts of its verdicts, oldest first."""
+        """Return every round with its version and the counts of its verdicts, oldest first."""
         with self._database.reading() as tx:
             return history_of(tx)
 
     def head(self) -> Version:
-        """The current version, which the next round starts from."""
+        """Return the current version, which the next round starts from."""
         with self._database.reading() as tx:
             return head_of(tx, self.base_digest)
 
     def version(self, height: int) -> Version:
-        """A version by its height.
+        """Return a version by its height.
 
         Raises:
-            GymError: ``NOT_FOUND`` when there is none.
+            GymError: ``NOT_FOUND`` if there is none.
         """
         with self._database.reading() as tx:
             return version_at(tx, height, self.base_digest)
 
     def soups(self, height: int | None = None) -> list[SoupReference]:
-        """The soups that lead from the base to a version (default: the current one), in order."""
+        """Return the soups that lead from the base to a version (default: the current one), in order."""
         with self._database.reading() as tx:
             return soups_to(tx, head_of(tx, self.base_digest).height if height is None else height)
 
     def newest_height(self) -> int:
-        """Height of the version that was made last, current or abandoned."""
+        """Return the height of the most recent version, whether current or abandoned."""
         with self._database.reading() as tx:
             return newest_height(tx)
 
     def num_committed(self) -> int:
-        """Rounds that lead to the current version: those of abandoned ones do not count."""
+        """Return the number of rounds that lead to the current version, without those of abandoned versions."""
         with self._database.reading() as tx:
             return self.depths.of(tx, head_of(tx, self.base_digest).height)
 
     def tasks(self, server_round: int) -> dict[int, tuple[str, str]]:
-        """Node id to (message id, outcome) of a round."""
+        """Return (message id, outcome) of a round's tasks, by node id."""
         with self._database.reading() as tx:
             rows = tx.execute(select(round_tasks).where(round_tasks.c.server_round == server_round)).all()
         return {int(r.node_id): (r.message_id, r.outcome) for r in rows}
 
     def admitted(self, server_round: int) -> list[Any]:
-        """Rows of the admitted updates of a round, in the order of their ids."""
+        """Return the rows of a round's admitted updates, ordered by id."""
         with self._database.reading() as tx:
             return _admitted(tx, server_round)
 
@@ -203,7 +209,7 @@ class RoundStore:
 
     @rerun
     def start_collecting(self, server_round: int, spec: TaskSpec) -> Round:
-        """Fix the task of the round; from here on contributors work on it."""
+        """Set the task of the round, which contributors can work on from now on."""
         with self._database.transaction() as tx:
             values = {"spec": spec.model_dump_json(), "deadline": spec.deadline_seconds}
             _advance(tx, server_round, OPEN, COLLECTING, values)
@@ -211,7 +217,7 @@ class RoundStore:
 
     @rerun
     def record_task(self, server_round: int, node_id: int, message_id: str) -> None:
-        """Note that a node was given the round's task (again, when its lease was lost)."""
+        """Record that a node was given the round's task (again, if its lease was lost)."""
         with self._database.transaction() as tx:
             key = (round_tasks.c.server_round == server_round) & (round_tasks.c.node_id == node_id)
             tx.execute(round_tasks.delete().where(key))
@@ -237,7 +243,7 @@ class RoundStore:
     def commit(
         self, merged: Round, soup: SoupRecord, also: Callable[[Connection], object] = lambda _: None
     ) -> Version:
-        """Version, verdicts, ledger, credits, whatever ``also`` writes and the round's end, in one transaction."""
+        """Write version, verdicts, ledger, credits, the writes of ``also`` and the round's end in one transaction."""
         with self._database.transaction() as tx:
             _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": self._clock()})
             parent, height = head_of(tx, self.base_digest), newest_height(tx) + 1
@@ -312,8 +318,8 @@ class RoundStore:
     def abort_in(
         self, tx: Connection, server_round: int, reason: str, judgements: Sequence[Judgement] = ()
     ) -> None:
-        """``abort`` inside the caller's transaction."""
-        reason = without_folders(reason)  # everybody reads it
+        """Like ``abort``, inside the caller's transaction."""
+        reason = without_folders(reason)  # the ledger is public
         state = tx.scalar(select(rounds.c.state).where(rounds.c.server_round == server_round))
         _advance(tx, server_round, str(state), ABORTED, {"closed_at": self._clock(), "reason": reason})
         for judgement in judgements:
@@ -328,7 +334,7 @@ class RoundStore:
     # ---- helpers ----
 
     def judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
-        """Write a verdict, and record it in the ledger, inside the caller's transaction."""
+        """Write a verdict and its ledger entry inside the caller's transaction."""
         tx.execute(
             update(updates)
             .where(updates.c.update_id == judgement.update_id)
@@ -344,7 +350,7 @@ class RoundStore:
             "reason": judgement.reason,
         }
         if self._ledger.private and judgement.verdict == "rejected":
-            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may name content of the update
+            body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may quote content of the update
             row = tx.execute(select(updates).where(updates.c.update_id == judgement.update_id)).one()
             body["seal"] = seal(row.manifest, judgement.verdict, row.code, judgement.reason)
         if judgement.heldout_change is not None:
@@ -362,7 +368,7 @@ class RoundStore:
 
 
 def latest_round(tx: Connection) -> Round | None:
-    """The latest round, whatever its state."""
+    """Return the latest round, in any state."""
     row = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
     return _round(row) if row else None
 
@@ -382,7 +388,7 @@ def _advance(tx: Connection, server_round: int, before: str, after: str, values:
 
 
 def _digest_of(tx: Connection, server_round: int) -> str:
-    """Of the row of a round that ends, for its entry."""
+    """Return the digest of an ended round's row, for its entry."""
     row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).mappings().one()
     return round_of(row)
 

@@ -1,4 +1,4 @@
-"""The screens of a round: each rejects updates for one reason, and all run in the order of ``screens_of``."""
+"""The screens of a round: each rejects updates for one reason, and they run in the order of ``screens_of``."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class ScreenedUpdate:
 
 @dataclass(frozen=True)
 class ScreenedRound:
-    """The updates of a round, by id, and what the screens have found.
+    """The updates of a round, ordered by id, and the findings of the screens.
 
     Attributes:
-        updates: All of them, rejected ones too.
-        findings: The free-riders and duplicates among them, by update.
-        similarity: Of the updates that passed the other screens.
+        updates: All updates, including rejected ones.
+        findings: Findings on free-riders and duplicates, by update.
+        similarity: Similarity of the updates that passed the other screens.
     """
 
     updates: list[ScreenedUpdate]
@@ -80,7 +80,7 @@ class ScreenedRound:
         return [update.judgement for update in self.updates if update.judgement.verdict == "rejected"]
 
     def with_duplicates(self) -> ScreenedRound:
-        """The round with its duplicates merged as well, for a rule that needs more updates than are left."""
+        """Return the round with its duplicates merged too, for a rule that needs more updates than are left."""
         return self.each(
             lambda u: (
                 u.needed(self.findings[u.row.update_id].reason) if u.judgement.verdict == "duplicate" else u
@@ -88,7 +88,7 @@ class ScreenedRound:
         )
 
     def each(self, judge: Callable[[ScreenedUpdate], ScreenedUpdate]) -> ScreenedRound:
-        """The round with every update as ``judge`` returns it."""
+        """Return the round with ``judge`` applied to every update."""
         return replace(self, updates=[judge(update) for update in self.updates])
 
 
@@ -97,15 +97,15 @@ class Screen(ABC):
 
     @abstractmethod
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
-        """The round with this screen's rejections."""
+        """Return the round with this screen's rejections."""
 
 
 def screens_of(
     state: HubState, config: ServerConfig, keys: Keys, model: HubModel, current: Round
 ) -> list[Screen]:
-    """The screens that the hub's config and the round's task require, cheap ones first.
+    """Return the screens that the hub's config and the round's task require, cheap ones first.
 
-    With secure aggregation the hub sees only the sum: no screen looks into a single update's values.
+    With secure aggregation the hub sees only the sum, so no screen reads the values of a single update.
     """
     spec, gate, ratio = current.spec, config.gate, config.admission.norm_ratio
     hidden = config.secure_aggregation is not None
@@ -163,7 +163,7 @@ def _load(database: Database, store: ObjectStore, current: Round, progress: Merg
 
 
 class RevokedKeys(Screen):
-    """Reject what a key signed that was revoked since."""
+    """Reject updates signed by a key that has been revoked since."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -175,15 +175,15 @@ class RevokedKeys(Screen):
 
 
 class FileScreen(Screen):
-    """Reject updates by what their files hold. A flaw replaces the reason of an earlier screen."""
+    """Reject updates by the content of their files. A flaw replaces the reason of an earlier screen."""
 
     base: BaseSpec | None = None
     cheating = False
-    """Whether only a cheat sends such a file."""
+    """True if only cheating explains such a file."""
 
     @abstractmethod
     def flaw(self, delta: DeltaFile) -> str | None:
-        """Why an update is rejected; None for one that passes."""
+        """Return why an update is rejected, or None if it passes."""
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         return screened.each(self._judged)
@@ -195,7 +195,7 @@ class FileScreen(Screen):
 
 
 class FactorRank(FileScreen):
-    """Reject what is not LoRA factors of at most the round's rank."""
+    """Reject updates that are not LoRA factors of at most the round's rank."""
 
     def __init__(self, spec: TaskSpec) -> None:
         self._spec = spec
@@ -205,7 +205,7 @@ class FactorRank(FileScreen):
 
 
 class FrozenA(FileScreen):
-    """Reject LoRA factors whose A is not the one that the round's seed gives."""
+    """Reject LoRA factors whose A differs from the one that the round's seed generates."""
 
     cheating = True
 
@@ -230,7 +230,7 @@ class TrainedTensors(FileScreen):
 
 
 class FreeRiders(Screen):
-    """Reject zeros and stale updates, which would earn for no work: ``gym_server.rewards.free_riders``."""
+    """Reject zeros and stale updates, which would earn credits for no work: ``gym_server.rewards.free_riders``."""
 
     def __init__(self, state: HubState, config: ServerConfig, server_round: int) -> None:
         self._state, self._config = state, config
@@ -248,9 +248,9 @@ class FreeRiders(Screen):
 
 
 class Duplicates(Screen):
-    """Set aside all but the first of updates that are the same work. It is the last screen.
+    """Set aside all but the first of the updates that are the same work. It must be the last screen.
 
-    What an earlier screen rejects sets nobody aside, so that nobody loses a place by a bad copy of their update.
+    An update that an earlier screen rejects has no duplicates, so that a bad copy cannot displace the original.
     """
 
     def __init__(self, config: ServerConfig, base: BaseSpec, store: ObjectStore) -> None:
@@ -268,7 +268,7 @@ class Duplicates(Screen):
 
 
 class LargeNorms(Screen):
-    """Reject norms far above the round's median, where there are enough updates for one."""
+    """Reject norms far above the round's median, if there are enough updates for a median."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
@@ -289,10 +289,10 @@ class LargeNorms(Screen):
 
 
 class HeldOutLoss(Screen):
-    """Try each update alone, at the weight it would have in the soup, and reject what raises the held-out loss.
+    """Apply each update alone, at the weight it would have in the soup, and reject it if the held-out loss rises.
 
-    At full weight an honest update of a contributor with unusual data looks harmful too, since it forgets what
-    the others know; at its share only a step in a wrong direction does.
+    At full weight, an honest update trained on unusual data looks harmful too, since it forgets what the others know.
+    At its share of the soup, only a step in a wrong direction does.
     """
 
     def __init__(self, config: ServerConfig, model: HubModel) -> None:
@@ -310,7 +310,7 @@ class HeldOutLoss(Screen):
     def _judged(self, update: ScreenedUpdate, before: float, share: float) -> ScreenedUpdate:
         after = self._model.loss_with(update.path, share)
         self.on_update()
-        if math.isfinite(after - before):  # no entry of the ledger holds a NaN
+        if math.isfinite(after - before):  # a ledger entry cannot hold a NaN
             judgement = replace(update.judgement, heldout_change=after - before)
             update = replace(update, judgement=judgement)
         if is_no_worse(before, after, self._allowed):
@@ -322,7 +322,7 @@ class HeldOutLoss(Screen):
 
 
 def is_no_worse(before: float, after: float, allowed: float) -> bool:
-    """Whether a loss rose by at most ``allowed``. NaN and infinity fail: large finite weights lead to both."""
+    """Return True if a loss rose by at most ``allowed``. NaN and infinity fail: large finite weights lead to both."""
     return math.isfinite(before) and math.isfinite(after) and after - before <= allowed
 
 
@@ -344,11 +344,11 @@ def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
 
 
 def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
-    """The first tensor whose A is not the one that the round's seed gives; None when all are.
+    """Return the first tensor whose A differs from the one that the round's seed generates; None if there is none.
 
-    It must be that of the recipe's rank, stored as the task's codec says: a part of it, or the same numbers in another
-    format, are another A. With one A for all, rules on coordinates work on B and are exact. Who sends another one would
-    make the whole tensor fall back to decoded merging, and is not doing the round's task.
+    A must have the recipe's rank and the format of the task's codec: a part of it, or the same numbers in another
+    format, count as different. With one A for all, rules on coordinates work on B and are exact. A different A would
+    force decoded merging of the whole tensor, and its sender is not doing the round's task.
     """
     from gym_fed.training.tuning.lora import frozen_factor
 

@@ -1,6 +1,6 @@
 """The ingredients of a round's soup, and the function that makes it, for the merge and for its replay alike.
 
-Objects, recipe, parent version and the server's own state determine the soup's bytes; nothing else goes in.
+The soup's bytes depend only on the objects, the recipe, the parent version and the server's own state.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gym_server.state import HubState
 
 NOTHING_YET = "none.safetensors"
 RESIDUAL, OPTIMIZER = "residual", "optimizer"
-"""The kinds of state that the server takes from round to round, as the ledger calls them."""
+"""Kinds of state that the server passes from round to round, as named in the ledger."""
 
 
 @dataclass(frozen=True)
 class Ingredients:
-    """Everything that a soup is made of.
+    """The inputs that determine a soup.
 
     Attributes:
-        server_round: The round.
+        server_round: Number of the round.
         parent: The version that the updates start from.
-        recipe: The rules.
-        manifests: Signed manifests of the updates that are merged, in the order of their ids.
+        recipe: The merge rules.
+        manifests: Signed manifests of the merged updates, ordered by id.
         root: sha256 of the coordinator's own update, for rules that need one.
         private: Noise and clip of a merge with differential privacy.
-        secure: The sum of the updates' votes, where nothing else is known of them.
+        secure: Sum of the updates' votes, with secure aggregation.
         weights: Weights of the updates from reputations; None if the recipe sets them.
     """
 
@@ -58,7 +58,7 @@ class Ingredients:
     weights: Sequence[float] | None = None
 
     def weight_of(self) -> dict[str, float] | None:
-        """``weights`` by update."""
+        """Return ``weights`` by update."""
         if self.weights is None:
             return None
         return {m.digest: weight for m, weight in zip(self.manifests, self.weights, strict=True)}
@@ -66,14 +66,14 @@ class Ingredients:
 
 @dataclass(frozen=True)
 class Soup:
-    """A soup on disk, and the state that the server takes into the next round.
+    """A soup on disk, and the state that the server passes to the next round.
 
     Attributes:
-        report: What the merge did.
-        path: The soup.
-        feedback: The server's new residual, recorded and not yet staged; None without error feedback.
-        optimizer: The optimiser's new state, likewise.
-        plugins: Members of other packages without which it cannot be made again: rules, and codecs of updates.
+        report: Report of the merge.
+        path: File of the soup.
+        feedback: The server's new residual, not yet staged; None without error feedback.
+        optimizer: The optimiser's new state, not yet staged; None without a server optimiser.
+        plugins: Plug-ins needed to make the soup again: rules, and codecs of updates.
     """
 
     report: SoupReport
@@ -83,10 +83,10 @@ class Soup:
     plugins: Sequence[PluginRecord] = ()
 
     def stage(self, state: HubState, server_round: int) -> dict[str, str]:
-        """Write the server's state under the round's own name, for the version that may come of it.
+        """Write the server's state under the round's name, for the version that the round may commit.
 
         Returns:
-            sha256 of every file that was written, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
+            sha256 of every written file, by ``RESIDUAL`` and ``OPTIMIZER``, for the ledger.
         """
         residuals, written = residuals_folder(state.folder), {}
         if self.optimizer is not None:
@@ -104,7 +104,7 @@ def make_soup(
     out_path: Path,
     on_tensor: Callable[[str], None] = lambda _: None,
 ) -> Soup:
-    """Merge; nothing but ``out_path`` is written.
+    """Merge the updates into a soup; no file but ``out_path`` is written.
 
     Args:
         state: The hub's state.
@@ -113,8 +113,8 @@ def make_soup(
         on_tensor: Called with the name of each merged tensor, except for masked votes, which are merged at once.
 
     Raises:
-        GymError: What ``gym_fed.soup.merging`` raises, ``NOT_FOUND`` for an object that the store lacks, and
-            ``STATE_CORRUPT`` when the residual of the parent version is gone.
+        GymError: Errors of ``gym_fed.soup.merging``, ``NOT_FOUND`` for an object that the store lacks, and
+            ``STATE_CORRUPT`` if the residual of the parent version is gone.
     """
     recipe, parent = ingredients.recipe, ingredients.parent
     spec = BaseSpec(state.base.model_name, parent.digest, state.base.shapes)
@@ -174,14 +174,14 @@ def make_soup(
 
 
 def residuals_folder(hub_folder: Path) -> Path:
-    """Where the server's own state lies, one file a version."""
+    """Return the folder of the server's own state, with one file per version; create it if needed."""
     residuals = hub_folder / "residuals"
     make_folder(residuals)
     return residuals
 
 
 def state_files(folder: Path, recipe: SoupRecipe, parent: Version) -> dict[str, Path]:
-    """Where the server's state as ``parent`` left it lies, or would lie: what a soup by ``recipe`` begins from."""
+    """Return the paths of the server's state after ``parent``, from which a soup by ``recipe`` starts, by kind."""
     residuals, files = residuals_folder(folder), {}
     if recipe.codec.error_feedback:
         files[RESIDUAL] = residuals / (parent.residual or NOTHING_YET)
@@ -191,12 +191,12 @@ def state_files(folder: Path, recipe: SoupRecipe, parent: Version) -> dict[str, 
 
 
 def soup_path(folder: Path, server_round: int) -> Path:
-    """Where a round's soup waits until it is committed."""
+    """Return the path of a round's soup before its commit."""
     return folder / "staging" / f"soup-{server_round}.gymdelta"
 
 
 def discard(folder: Path, server_round: int) -> None:
-    """Delete what a round that comes to nothing wrote: its soup and its state."""
+    """Delete the files of a round that makes no version: its soup and its state."""
     residuals = residuals_folder(folder)
     for path in (
         soup_path(folder, server_round),
@@ -207,10 +207,10 @@ def discard(folder: Path, server_round: int) -> None:
 
 
 def residual_name(server_round: int) -> str:
-    """File of the residual as a round left it."""
+    """Return the file name of the residual after a round."""
     return f"round-{server_round}.safetensors"
 
 
 def optimizer_name(server_round: int) -> str:
-    """File of the optimiser's state as a round left it; round 0 stands for the beginning."""
+    """Return the file name of the optimiser's state after a round; round 0 is the initial state."""
     return f"round-{server_round}.optimizer.safetensors" if server_round else NOTHING_YET

@@ -1,7 +1,7 @@
-"""What a coordinator decides about the rounds: pausing them, ending the one under way, going back to a version.
+"""A coordinator's decisions about rounds: pausing, ending the current round, going back to a version.
 
-A decision is an entry of the ledger and nothing else, so no kill can come between the record and what it records. A hub
-that runs reads the newest one before it begins a round, whichever process wrote it.
+A decision is a ledger entry and nothing else, so no crash can separate the record from its effect. A running hub reads
+the newest one before it begins a round, whichever process wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gym_server.store.database import Database, rerun
 PAUSED, RESUMED = "paused", "resumed"
 COORDINATOR = "coordinator"
 MAX_WHY = 300
-"""Characters of a coordinator's words."""
+"""Maximum length of a coordinator's reason, in characters."""
 _SKIPPED = "skipped by the coordinator"
 _STOPPED = "ended by the coordinator, who paused the hub"
 _WENT_BACK = "the coordinator went back to version "
@@ -34,11 +34,11 @@ _WENT_BACK = "the coordinator went back to version "
 
 @dataclass(frozen=True)
 class Pause:
-    """That no round begins.
+    """A pause: no new round begins.
 
     Attributes:
-        since: Unix seconds.
-        why: The coordinator's words; may be empty.
+        since: Time of the pause, Unix seconds.
+        why: The coordinator's reason; may be empty.
     """
 
     since: int
@@ -48,18 +48,18 @@ class Pause:
         return f"the hub is paused: {plain(self.why, MAX_WHY)}" if self.why else "the hub is paused"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the pause as plain data."""
         return {"since": self.since, "why": self.why}
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """That an earlier version became the current one.
+    """A rollback: an earlier version became the current one.
 
     Attributes:
         before: The current version until then.
         to: The current version from then on.
-        aborted_round: The round that was under way.
+        aborted_round: Number of the round that was running; None if there was none.
     """
 
     before: Version
@@ -68,13 +68,13 @@ class Rollback:
 
 
 class Steering:
-    """A coordinator's decisions on one federation.
+    """Records and applies a coordinator's decisions in one federation.
 
     Args:
-        database: Has the ledger and the rounds.
-        ledger: Takes the decisions.
-        round_store: Ends a round.
-        queue: Takes its tasks back.
+        database: Database with the ledger and the rounds.
+        ledger: Ledger that records the decisions.
+        round_store: Store that ends the current round.
+        queue: Queue from which the round's tasks are withdrawn.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class Steering:
         self._round_store, self._queue = round_store, queue
 
     def paused(self) -> Pause | None:
-        """The pause that holds now."""
+        """Return the pause in force."""
         with self._database.reading() as tx:
             return pause_of(tx)
 
     @rerun
     def pause(self, why: str = "", now: bool = False) -> int | None:
-        """Let no further round begin; ``now`` ends the one under way.
+        """Start no more rounds; ``now`` also ends the current one.
 
         Returns:
             Number of the round that was ended.
 
         Raises:
-            GymError: ``USAGE`` for a hub that is paused for the same reason, or words that cannot be shown.
+            GymError: ``USAGE`` if the hub is paused for the same reason, or if the reason is too long or not printable.
         """
         why = shown_words(why)
         with self._database.transaction() as tx:
@@ -110,10 +110,10 @@ class Steering:
 
     @rerun
     def resume(self) -> None:
-        """Let rounds begin again.
+        """Allow new rounds again.
 
         Raises:
-            GymError: ``USAGE`` for a hub that is not paused.
+            GymError: ``USAGE`` if the hub is not paused.
         """
         with self._database.transaction() as tx:
             if pause_of(tx) is None:
@@ -122,14 +122,14 @@ class Steering:
 
     @rerun
     def skip(self, why: str = "") -> int | None:
-        """End the round under way; its number, or None where there is none."""
+        """End the current round; return its number, or None if there is none."""
         why = shown_words(why)
         with self._database.transaction() as tx:
             return self._end_round(tx, said_with(_SKIPPED, why))
 
     @rerun
     def rollback(self, height: int, why: str = "") -> Rollback:
-        """Make an earlier version the current one; the round under way ends.
+        """Make an earlier version the current one; the current round ends.
 
         Raises:
             GymError: ``NOT_FOUND`` for a version that was never made, ``USAGE`` for the current one.
@@ -155,7 +155,7 @@ class Steering:
         return Rollback(before, to, ended)
 
     def _end_round(self, tx: Connection, reason: str) -> int | None:
-        """End the round under way, if there is one, and take its tasks back; its number."""
+        """End the current round, if there is one, and withdraw its tasks; return its number."""
         current = latest_round(tx)
         if current is None or current.is_over:
             return None
@@ -165,7 +165,7 @@ class Steering:
 
 
 def pause_of(tx: Connection) -> Pause | None:
-    """The pause that holds now."""
+    """Return the pause in force."""
     row = newest_entry(tx, PAUSED, RESUMED)
     if row is None or row.kind != PAUSED:
         return None
@@ -174,20 +174,20 @@ def pause_of(tx: Connection) -> Pause | None:
 
 
 def is_coordinators(reason: str) -> bool:
-    """Whether a round was ended by its coordinator, and not by what happened in it."""
+    """Return True if a round was ended by the coordinator, not by an event in the round."""
     return reason.startswith((_SKIPPED, _STOPPED, _WENT_BACK))
 
 
 def said_with(what: str, why: str) -> str:
-    """What a coordinator did, with the reason where there is one."""
+    """Return a coordinator's action, with the reason if there is one."""
     return f"{what}: {why}" if why else what
 
 
 def shown_words(why: str) -> str:
-    """A coordinator's words, as everybody will be shown them.
+    """Check that a coordinator's reason can be shown, and strip it.
 
     Raises:
-        GymError: ``USAGE``.
+        GymError: ``USAGE`` if it is too long or not printable.
     """
     why = why.strip()
     if len(why) > MAX_WHY or not why.isprintable():

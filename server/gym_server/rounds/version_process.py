@@ -1,7 +1,7 @@
-"""Writes a version of the model to a folder, as a process of its own: `python -m gym_server.rounds.version_process`.
+"""Write a version of the model to a folder in a separate process: `python -m gym_server.rounds.version_process`.
 
-What it needs comes as one line of JSON on its standard input. It opens neither the hub's database nor its keys, and
-ends with the process that started it.
+The job is one line of JSON on standard input. The process opens neither the hub's database nor its keys, and ends with
+its parent process.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
 WRITTEN_NAME = "version.json"
-"""What a folder holds, written last."""
+"""File that describes the folder's content; it is written last."""
 
 
 class WrittenVersion(StrictModel):
-    """What a folder of a version says of itself."""
+    """Content of ``WRITTEN_NAME``."""
 
     digest: str
     has_chat_template: bool
 
 
 class VersionJob(StrictModel):
-    """What is to be written."""
+    """Job to write one version."""
 
     source: str
-    """Where the base is loaded from."""
+    """Model id or folder to load the base from."""
     base: dict[str, Any]
-    """As ``BaseSpec.to_dict``."""
+    """The base, from ``BaseSpec.to_dict``."""
     soups: list[SoupReference]
-    """Those that lead to the version."""
+    """Soups that lead to the version."""
     objects: str
-    """URL or folder of the hub's objects."""
+    """URL or folder of the hub's object store."""
     staging: Path
-    """For copies of remote objects."""
+    """Folder for copies of remote objects."""
     max_local_copy_bytes: int
     output: Path
-    """A new folder."""
+    """Output folder; it must be new."""
 
 
 def write(job: VersionJob) -> None:
     """Write the model, its tokenizer and ``WRITTEN_NAME``.
 
     Raises:
-        GymError: As ``HubModel`` and ``DeltaFile.open``; ``DISK_FULL``.
-        StoreAway: The object store does not answer.
+        GymError: Errors of ``HubModel`` and ``DeltaFile.open``; ``DISK_FULL``.
+        StoreAway: If the object store does not answer.
     """
     from gym_server.rounds.hub_model import HubModel
 
@@ -72,7 +72,7 @@ def write(job: VersionJob) -> None:
 
 
 def main() -> None:
-    """Do the job of the standard input."""
+    """Run the job from standard input."""
     job = VersionJob.model_validate_json(sys.stdin.buffer.readline())
     leave_at_eof()
     try:

@@ -1,7 +1,7 @@
-"""Global versions: base plus soups. Version 0 is the base itself; the current one is what the next round starts from.
+"""Global versions: base plus soups. Version 0 is the base; the next round starts from the current version.
 
-Each version has a parent. That is the version before it, unless the coordinator went back to an earlier one: then the
-versions in between are abandoned, and stay readable. Which one is current is in the ledger, and nowhere else.
+The parent of a version is the version before it, unless the coordinator went back to an earlier one. Then the versions
+in between are abandoned, but stay readable. Only the ledger records which version is current.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Version:
     server_round: int = 0
     """The round that made it; 0 for the base."""
     parent: int = 0
-    """Height of the version that it follows from."""
+    """Height of the parent version."""
 
 
 def newest_height(tx: Connection) -> int:
-    """Height of the version that was made last; 0 before the first."""
+    """Return the height of the most recent version; 0 before the first."""
     return int(tx.scalar(select(func.max(versions.c.height))) or 0)
 
 
 def head_of(tx: Connection, base_digest: str) -> Version:
-    """The current version: the newest one, or the one that the coordinator went back to since."""
+    """Return the current version: the newest one, or the one that the coordinator has gone back to since."""
     height, rollback = newest_height(tx), newest_entry(tx, ROLLED_BACK)
     if rollback is not None:
         body = json.loads(rollback.body)
@@ -48,14 +48,14 @@ def head_of(tx: Connection, base_digest: str) -> Version:
 
 
 def version_at(tx: Connection, height: int, base_digest: str) -> Version:
-    """A version by its height.
+    """Return a version by its height.
 
     Raises:
-        GymError: ``NOT_FOUND`` when there is none.
+        GymError: ``NOT_FOUND`` if there is none.
     """
     if height == 0:
         return Version(0, base_digest)
-    newest = newest_height(tx)  # compared first: SQLite takes no number beyond 64 bits
+    newest = newest_height(tx)  # compared first: SQLite rejects numbers beyond 64 bits
     fits = 0 < height <= newest
     row = tx.execute(select(versions).where(versions.c.height == height)).first() if fits else None
     if row is None:
@@ -64,7 +64,7 @@ def version_at(tx: Connection, height: int, base_digest: str) -> Version:
 
 
 def heights_to(tx: Connection, height: int) -> set[int]:
-    """Heights of the versions that lead from the base to one, that one among them; the base has none."""
+    """Return the heights of the versions that lead from the base to one, including it; empty for the base."""
     columns = select(versions.c.height, versions.c.parent).where(versions.c.height <= height)
     parents = {int(row.height): int(row.parent) for row in tx.execute(columns)}
     found = set()
@@ -75,7 +75,7 @@ def heights_to(tx: Connection, height: int) -> set[int]:
 
 
 def newest_to(tx: Connection, height: int, most: int) -> list[int]:
-    """The last ``most`` heights that lead from the base to one, the highest first."""
+    """Return the last ``most`` heights that lead from the base to one, highest first."""
     found: list[int] = []
     while height and len(found) < most:
         found.append(height)
@@ -93,13 +93,13 @@ def base_loss(tx: Connection) -> float | None:
 
 
 class VersionDepths:
-    """How many versions lead to each. A version's parent never changes, so that a row is read once a process."""
+    """A cache of version depths. A version's parent never changes, so each row is read once per process."""
 
     def __init__(self) -> None:
         self._known = {0: 0}
 
     def of(self, tx: Connection, height: int) -> int:
-        """Versions that lead from the base to one, that one among them; 0 for the base."""
+        """Return how many versions lead from the base to one, including it; 0 for the base."""
         if height not in self._known:
             newer = versions.c.height > max(self._known)
             rows = tx.execute(
@@ -111,7 +111,7 @@ class VersionDepths:
 
 
 def soups_to(tx: Connection, height: int) -> list[SoupReference]:
-    """The soups that lead from the base to a version, in order."""
+    """Return the soups that lead from the base to a version, in order."""
     wanted = heights_to(tx, height)
     rows = tx.execute(select(versions).where(versions.c.height <= height).order_by(versions.c.height))
     return [_reference(row) for row in rows if row.height in wanted]
