@@ -1,5 +1,5 @@
 """DeltaSoup as Flower strategies: ``DeltaSoup`` runs the hub's durable rounds of signed deltas, ``DeltaSoupStrategy``
-takes FedAvg's place in any Flower app whose clients send plain arrays.
+replaces FedAvg in any Flower app whose clients send plain arrays.
 """
 
 from __future__ import annotations

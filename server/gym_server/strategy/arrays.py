@@ -5,7 +5,7 @@
     strategy = DeltaSoupStrategy(aggregator="byzantine_robust", num_malicious_nodes=2, min_train_nodes=8)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
 
-Everything else is Flower's FedAvg: sampling, messages, evaluation, the mean of those metrics that all replies hold.
+Everything else is Flower's FedAvg: sampling, messages, evaluation, and the mean of the metrics that all replies have.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMFORTABLE = 1e15
 
 @dataclass(frozen=True)
 class _Reply:
-    """A usable reply: what it changed, key by key; bool arrays cannot change and are not among them."""
+    """A usable reply: its change of each array, by key, except for bool arrays, which cannot change."""
 
     node_id: int
     content: Any
@@ -52,27 +52,27 @@ class _Reply:
 
 
 class DeltaSoupStrategy(FedAvg):
-    """FedAvg with DeltaSoup's rules in the place of the weighted mean.
+    """FedAvg with DeltaSoup's rules instead of the weighted mean.
 
-    A reply that cannot be used (an error, other keys or shapes, bytes that are no array, values that are not finite, no
-    ``num-examples``, a norm far above the median) is left out and logged; a round that is too small for the rules, or
-    whose result the arrays' dtypes cannot hold, changes nothing and is logged. None of them ends the run.
+    An unusable reply (an error, other keys or shapes, bytes that are not an array, non-finite values, no
+    ``num-examples``, a norm far above the median) is skipped and logged. A round that is too small for the rules, or
+    whose result does not fit the arrays' dtypes, changes nothing and is logged. Neither ends the run.
 
-    Arrays of floats and integers are merged. Bool arrays, and places where the model itself is not finite (a mask of
-    ``-inf``), stay as they are: a reply that holds anything else there cannot be used.
+    Float and integer arrays are merged. Bool arrays, and elements where the model itself is not finite (a mask of
+    ``-inf``), stay as they are: a reply with other values there is unusable.
 
     Args:
-        aggregator: A file of ``gym_fed/soup/aggregators``.
+        aggregator: Name of a file in ``gym_fed/soup/aggregators``.
         aggregator_options: Further keys of its ``Config``.
-        pre_aggregators: Files of ``gym_fed/soup/pre_aggregators``, in their order.
-        pre_aggregator_options: Their further keys, by name.
-        num_malicious_nodes: Malicious (Byzantine) clients to withstand, f.
-        max_norm: L2 norm to which larger updates are scaled down; None for none.
-        norm_ratio: An update with a norm above this multiple of the median's stays out; None keeps all.
+        pre_aggregators: Names of files in ``gym_fed/soup/pre_aggregators``, in the order in which they run.
+        pre_aggregator_options: Further keys of their ``Config``, by name.
+        num_malicious_nodes: Number f of malicious (Byzantine) clients to withstand.
+        max_norm: L2 norm to which larger updates are scaled down; None disables it.
+        norm_ratio: Updates with a norm above this multiple of the median norm are skipped; None keeps all.
         num_examples_cap: Weigh updates by the number of examples that each claims, up to this; None: one vote each.
         server_optimizer: ``none``, ``momentum``, ``adam`` or ``yogi``.
         server_optimizer_options: Further keys of its ``Config``.
-        server_learning_rate: What the step is multiplied by.
+        server_learning_rate: Factor by which the step is multiplied.
         fedavg: Keyword arguments of Flower's ``FedAvg``: ``min_train_nodes``, ``fraction_train``, ...
 
     Raises:
@@ -131,7 +131,7 @@ class DeltaSoupStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg; remembers the arrays, since updates are computed from them."""
+        """Like FedAvg, but store the arrays, since updates are computed relative to them."""
         self._current = {key: array.numpy() for key, array in arrays.items()}
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -141,7 +141,7 @@ class DeltaSoupStrategy(FedAvg):
         """Merge the usable replies.
 
         Returns:
-            The new arrays and those of the replies' metrics that all hold; two None when the round changes nothing.
+            The new arrays and the metrics that all replies have; (None, None) if the round changes nothing.
         """
         usable = self._screened(list(_usable(replies, self._read)))
         weights = torch.tensor(
@@ -159,10 +159,10 @@ class DeltaSoupStrategy(FedAvg):
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Merge the metrics of the usable replies, those that all hold.
+        """Merge the metrics that all usable replies have.
 
         Returns:
-            The metrics; None where no reply is usable.
+            The metrics; None if no reply is usable.
         """
         contents = list(_usable(replies, self._read_metrics))
         return self.evaluate_metrics_aggr_fn(comparable(contents), self.weighted_by_key) if contents else None
@@ -200,7 +200,7 @@ class DeltaSoupStrategy(FedAvg):
         return _Reply(reply.metadata.src_node_id, reply.content, deltas, norm, claimed)
 
     def _num_examples(self, reply: Message) -> int:
-        """What the reply claims, where it counts; it has to claim something all the same, for the metrics' mean."""
+        """Return the claimed number of examples if it counts, else 1; the metrics' mean always requires a claim."""
         claimed = read_metrics(reply.content, self.weighted_by_key)
         if self.recipe.num_examples_cap is None:
             return 1
@@ -236,10 +236,10 @@ class DeltaSoupStrategy(FedAvg):
         return self._pipeline.plan(GramMatrix(found, weights).combined(clipping)).after(clipping)
 
     def _merged(self, key: str, usable: Sequence[_Reply], plan: CombinationWeights) -> np.ndarray:
-        """The array after this round, in the dtype that was sent.
+        """Return the merged array, in the dtype that was sent.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` where that dtype cannot hold the result, and what the rules raise.
+            GymError: ``UPDATE_REFUSED`` if the result does not fit that dtype; errors of the rules.
         """
         sent = self._current[key]
         if sent.dtype.kind == "b":
@@ -257,7 +257,7 @@ class DeltaSoupStrategy(FedAvg):
             if sent.dtype.kind != "f":
                 fresh = np.rint(fresh)
             made = np.asarray(fresh.astype(sent.dtype))
-            # An integer that does not fit wraps, which shows on the way back; a float becomes infinite.
+            # An integer that does not fit wraps, and a round trip reveals it; a float becomes infinite.
             held = np.isfinite(made) if sent.dtype.kind == "f" else made.astype(np.float64) == fresh
         if not (held | kept).all():
             raise GymError(ErrorCode.UPDATE_REFUSED, f"array {key!r} would leave the range of {sent.dtype}")
@@ -266,7 +266,7 @@ class DeltaSoupStrategy(FedAvg):
 
 
 def _usable(replies: Iterable[Message], read: Callable[[Message], T]) -> Iterator[T]:
-    """What ``read`` makes of each reply; one that is an error, or that it refuses, is left out and logged."""
+    """Yield the result of ``read`` for each reply; skip and log errors and replies that it refuses."""
     for reply in replies:
         node_id = reply.metadata.src_node_id
         if reply.has_error():
@@ -281,12 +281,12 @@ def _usable(replies: Iterable[Message], read: Callable[[Message], T]) -> Iterato
 
 
 def _kept(sent: np.ndarray) -> np.ndarray:
-    """Places that no round changes, since no difference is defined there: bool in the shape of ``sent``."""
+    """Return a bool mask in the shape of ``sent`` of the elements that no round changes: bool or non-finite ones."""
     return np.ones(sent.shape, np.bool_) if sent.dtype.kind == "b" else np.asarray(~np.isfinite(sent))
 
 
 def _blocks(rows: Sequence[np.ndarray]) -> Iterator[tuple[int, Tensor]]:
-    """``(start, [n, block] float32)`` over flat arrays of one size."""
+    """Yield ``(start, [n, block] float32)`` over flat arrays of equal size."""
     size = rows[0].size
     step = max(1, BLOCK_ELEMENTS // len(rows))
     for start in range(0, size, step):

@@ -1,8 +1,8 @@
 """Backoff after rounds without a version: the hub waits, longer each time, and keeps serving.
 
-A hub never leaves because rounds are aborted: a night below quorum, or one contributor that answers every task with an
-error, is no reason to be gone in the morning. A contributor that newly connects ends the wait. One that spoilt a round
-does not, so that nobody makes the hub spin by going and coming.
+A hub does not exit because rounds are aborted: a night below quorum, or one contributor that answers every task with an
+error, must not stop it. A newly connected contributor ends the wait. One that was present in the failed round does not,
+so that nobody can keep the hub busy by reconnecting.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _MAX_REASON = 300
 
 
 class RoundBackoff:
-    """Counts rounds that failed in a row, and waits after them.
+    """Counts consecutive failed rounds, and waits after each.
 
     Args:
         state: The hub's state.
-        live_config: The config that applies now.
-        queue: The queue of messages.
-        grid: Says who is connected.
-        should_stop: Called between polls.
+        live_config: The config in force.
+        queue: The message queue.
+        grid: Grid that reports the connected nodes.
+        should_stop: Called between polls; True ends the wait.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class RoundBackoff:
         state.database.set(_SETTING, "")
 
     def succeeded(self) -> None:
-        """A round was committed: the row is over."""
+        """Reset the count after a committed round."""
         self._failures = 0
         self._seen.clear()
         self._spoilt.clear()
 
     def failed(self, server_round: int, reason: str) -> None:
-        """Wait after a round that came to nothing."""
+        """Wait after a round that made no version."""
         self._failures += 1
         tasks = self._state.round_store.tasks(server_round)
         names = self._names(tasks)
@@ -83,7 +83,7 @@ class RoundBackoff:
         self._state.database.set(_SETTING, "")
 
     def hold(self, reason: str) -> None:
-        """Wait after a failure of this machine, whose database may be away; nobody who comes can end it."""
+        """Wait after a failure of this machine, such as an unreachable database; a new contributor does not end it."""
         self._failures += 1
         seconds = self._seconds()
         log.error("the next attempt is in %.0f s: %s", seconds, reason[:_MAX_REASON])
@@ -97,19 +97,19 @@ class RoundBackoff:
 
     def _wait(self, end: float, there: set[str]) -> None:
         while time.monotonic() < end and not self._should_stop():
-            if paused(self._state.database) is None:  # the coordinator's: ``end_wait``
+            if paused(self._state.database) is None:  # the coordinator ended the wait: ``end_wait``
                 return
             now = self._there()
             if now - self._seen or (now - there) - self._spoilt:
                 return
-            there &= now  # who goes and comes back is somebody who comes
+            there &= now  # a node that disconnects and returns counts as new
             time.sleep(_POLL_SECONDS)
 
     def _there(self) -> set[str]:
         return set(self._names(self._grid.get_node_ids()).values())
 
     def _names(self, nodes: Any) -> dict[int, str]:
-        """Accounts of nodes; a node of a stock Flower grid stands for itself."""
+        """Return the accounts of nodes; a node of a stock Flower grid has none and is named by its id."""
         found = [int(node) for node in nodes]
         known = self._queue.accounts_of(found)
         return {node: known.get(node, str(node)) for node in found}
@@ -120,7 +120,7 @@ class RoundBackoff:
 
 
 def end_wait(database: Database) -> bool:
-    """Have the wait of a hub, in this process or another, end now; False where there is none."""
+    """End a hub's wait now, in this process or another; return False if it is not waiting."""
     if paused(database) is None:
         return False
     database.set(_SETTING, "")
@@ -128,14 +128,14 @@ def end_wait(database: Database) -> bool:
 
 
 def paused(database: Database) -> dict[str, Any] | None:
-    """Until when a hub waits after rounds that came to nothing, how many, and the last one's reason."""
+    """Return a hub's current wait: its end, the number of failed rounds, and the last reason; None if there is none."""
     with database.reading() as tx:
         found = tx.scalar(select(settings.c.value).where(settings.c.key == _SETTING))
     return json.loads(found) if found else None
 
 
 def wait_while_paused(live_config: LiveConfig, steering: Steering, should_stop: Callable[[], bool]) -> None:
-    """Return when rounds may begin again, or when ``should_stop`` says so."""
+    """Return when rounds may begin again, or when ``should_stop`` returns True."""
     pause = steering.paused()
     if pause is None:
         return

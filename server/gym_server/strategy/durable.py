@@ -1,8 +1,8 @@
 """DeltaSoup, the Flower strategy: durable rounds over any Flower grid.
 
-``configure_train`` and ``aggregate_train`` are Flower's contract and hold on a stock SuperLink too; ``start`` adds what
-Flower's own loop lacks: rounds continue where a crash left them, replies are taken one at a time, contributors
-may come late, and one bad reply never ends a round.
+``configure_train`` and ``aggregate_train`` follow Flower's contract and work on a stock SuperLink too. ``start`` adds
+what Flower's own loop lacks: rounds resume after a crash, replies are processed one at a time, contributors may join
+late, and one bad reply never ends a round.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HUBS_OWN = _STATE | frozenset(
         ErrorCode.KEY_LOCKED,
     }
 )
-"""Failures of the coordinator's own machine or files: no other round would go better, so the hub stops."""
+"""Errors of the coordinator's own machine or files: no later round would succeed, so the hub stops."""
 
 
 class DurableDeltaSoup(Strategy):
@@ -65,9 +65,9 @@ class DurableDeltaSoup(Strategy):
 
     Args:
         federation: The opened hub.
-        payloads: How deltas travel on the grid in use.
+        payloads: How deltas are sent on the grid in use.
         should_stop: Called between polls; True ends ``start`` at the next safe point.
-        on_round: Called after each round that ended, to show it.
+        on_round: Called after each ended round, to display it.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class DurableDeltaSoup(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's task for every account that has none yet; ``arrays`` and ``config`` are not used."""
+        """Return the round's task for every account that has none yet; ``arrays`` and ``config`` are not used."""
         current = self._collecting(server_round)
         tasks = self._rounds.tasks(server_round)
         there = list(grid.get_node_ids())
@@ -116,10 +116,10 @@ class DurableDeltaSoup(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Take the replies in, then merge, gate and commit (or abort) the round.
+        """Process the replies, then merge, gate and commit (or abort) the round.
 
         Returns:
-            No arrays, since versions are objects; metrics of the new version, or None when the round was aborted.
+            None for the arrays, since versions are objects; metrics of the new version, or None after an abort.
         """
         for reply in replies:
             self._take(server_round, reply)
@@ -132,11 +132,11 @@ class DurableDeltaSoup(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: the coordinator's gate evaluates."""
+        """Return no messages: the coordinator's gate evaluates."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """None: nothing was requested."""
+        """Return None: no evaluation was requested."""
         return None
 
     def summary(self) -> None:
@@ -161,11 +161,11 @@ class DurableDeltaSoup(Strategy):
     ) -> Result:
         """Run rounds until ``num_rounds`` (by default the config's) have been committed, across restarts.
 
-        A round that is aborted, or that an internal error ends, is followed by a wait and another (``RoundBackoff``).
+        After an aborted round, or one ended by an internal error, it waits and starts another (``RoundBackoff``).
 
         Raises:
-            GymError: For a failure of this machine, such as a corrupt state, that no other round would fix.
-            StoreAway: The database or the object store is away; `gym-server run` waits and starts again.
+            GymError: If this machine has a fault that no later round would fix, such as a corrupt state.
+            StoreAway: If the database or the object store is unreachable; `gym-server run` waits and starts again.
         """
         self.summary()
         wanted = num_rounds or self._config.rounds.num_rounds
@@ -175,7 +175,7 @@ class DurableDeltaSoup(Strategy):
                 if not self._advance(grid, wanted, backoff):
                     break
             except (OSError, OperationalError) as error:
-                # A full disk, or a database that is away: the round continues from its state when that is over.
+                # The disk is full or the database is unreachable: the round resumes from its state afterwards.
                 log.exception("no round can continue now")
                 known = system_error(error)
                 what = f"{type(error).__name__}: {error}" if known is None else f"{known.code.value}: {known}"
@@ -183,7 +183,7 @@ class DurableDeltaSoup(Strategy):
         return Result()
 
     def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
-        """One round, and the wait after one that came to nothing; False when there is nothing left to do."""
+        """Run one round, and wait after a failed one; return False if there is nothing left to do."""
         if self._rounds.num_committed() >= wanted:
             return False
         current = self._rounds.current()
@@ -206,7 +206,7 @@ class DurableDeltaSoup(Strategy):
             ended = self._run_round(current, grid)
         except (OSError, SQLAlchemyError, StoreAway):
             raise
-        except Exception as error:  # noqa: BLE001 (one round's end must not be the hub's)
+        except Exception as error:  # noqa: BLE001 (an error in one round must not stop the hub)
             ended = self._abort_for(current.server_round, error)
         if ended is None:
             return False
@@ -222,7 +222,7 @@ class DurableDeltaSoup(Strategy):
         if isinstance(error, GymError) and error.code in _HUBS_OWN:
             raise error
         current = self._rounds.require(server_round)
-        if current.state == ABORTED:  # by the coordinator, between two of our statements
+        if current.state == ABORTED:  # the coordinator ended it in the meantime
             return self._finish(current)
         log.error("round %d failed", server_round, exc_info=error)
         if not current.is_over:
@@ -232,7 +232,7 @@ class DurableDeltaSoup(Strategy):
         return self._rounds.require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
-        """From the state the round is in to its end; None when stopped."""
+        """Run a round from its current state to its end; return None if the hub was stopped."""
         server_round = current.server_round
         if self._config.gate.evals:
             self._promise_seed(server_round)
@@ -282,12 +282,12 @@ class DurableDeltaSoup(Strategy):
             return None
 
     def _should_end(self, server_round: int) -> bool:
-        """Whether the hub stops, or its coordinator has ended the round meanwhile."""
+        """Return True if the hub stops, or if the coordinator has ended the round in the meantime."""
         return self._should_stop() or self._rounds.require(server_round).state == ABORTED
 
     @rerun
     def _promise_seed(self, server_round: int) -> None:
-        """For a round that was opened before the config had evaluations."""
+        """Commit to an evaluation seed if the round was opened before the config had evaluations."""
         with self._state.database.transaction() as tx:
             promise_seed(tx, self._state.ledger, server_round)
 
@@ -304,9 +304,9 @@ class DurableDeltaSoup(Strategy):
                     self._take(server_round, reply)
 
     def _take(self, server_round: int, reply: Message) -> None:
-        """Judge one reply (on the hub it was judged at submission already); nothing it holds can raise out of here.
+        """Judge one reply (on the hub it was judged at submission already); its content cannot raise an error here.
 
-        What raises is this machine's: its disk, its database, its ledger.
+        Only failures of this machine raise: of its disk, its database or its ledger.
         """
         message_id = reply.metadata.reply_to_message_id
         outcome, problem = "replied", ""
@@ -317,7 +317,7 @@ class DurableDeltaSoup(Strategy):
                 self._judge(server_round, message_id, reply.content)
             except (OSError, SQLAlchemyError, StoreAway):
                 raise
-            except Exception as error:  # a stranger's content, whose parsers name no closed set
+            except Exception as error:  # untrusted content, whose parsers raise no fixed set of exceptions
                 raise_if_full(error)
                 if isinstance(error, GymError) and error.code in _STATE:
                     raise
@@ -329,7 +329,7 @@ class DurableDeltaSoup(Strategy):
     def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
         manifest, signature, key = update_in(content, self._payloads)
         accounts = self._accounts
-        if self._payloads.by_reference:  # judged at submission, by the key that the account had then
+        if self._payloads.by_reference:  # judged at submission, by the key that the account had at that time
             contributor, signer = accounts.keys.owner(key), key
         else:
             contributor = accounts.meet(key)
@@ -372,7 +372,7 @@ class DurableDeltaSoup(Strategy):
         return self._live_config.current
 
     def _collecting(self, server_round: int) -> Round:
-        """The round in state collecting, moved there from open if need be."""
+        """Return the round in state collecting, moving it there from open if needed."""
         current = self._rounds.current()
         if current is None or current.server_round != server_round:
             if privacy.is_spent(self._config, self._state.database):
@@ -396,4 +396,4 @@ class DurableDeltaSoup(Strategy):
 
 
 DeltaSoup = DurableDeltaSoup
-"""The public name, ``gym_server.strategy.DeltaSoup``."""
+"""Public name of the strategy: ``gym_server.strategy.DeltaSoup``."""

@@ -1,6 +1,6 @@
-"""Flower's ``Grid`` over the hub: pushed messages become rows, replies come back from them.
+"""Flower's ``Grid`` over the hub: pushed messages become rows of the queue, and replies are read from them.
 
-Flower's own strategies run on it unchanged: their arrays are put into the object store on the way out and read from
+Flower's own strategies run on it unchanged: their arrays are written to the object store on the way out and read from
 it on the way in. Deltas (``gym.delta.v1``) stay references, and only the merge maps their files.
 """
 
@@ -33,13 +33,13 @@ from gym_server.store.tables import nodes, readers, updates
 log = logging.getLogger("gym_server")
 
 LOST = 1001
-"""Flower error code of a reply that will not come: the lease ended, or the contributor left."""
+"""Flower error code for a reply that will not come: the lease ended, or the contributor left."""
 
 MALFORMED = 1002
-"""Flower error code of a reply that is not valid Flower content."""
+"""Flower error code for a reply that is not valid Flower content."""
 
 FAILED = 1
-"""Flower error code of a contributor that says so with a code that is the hub's own."""
+"""Flower error code for a contributor's error whose own code is reserved for the hub."""
 
 _HUB_NODE_ID = 1
 _POLL_SECONDS = 0.2
@@ -51,9 +51,9 @@ class HubGrid(Grid):
 
     Args:
         state: The hub's state.
-        live_config: The config that applies now.
-        queue: The queue of messages.
-        max_update_bytes: Size limit of an update.
+        live_config: The config in force.
+        queue: The message queue.
+        max_update_bytes: Size limit of an update, in bytes.
         notify: Called after a push, to wake the work streams.
     """
 
@@ -69,7 +69,7 @@ class HubGrid(Grid):
         self._queue, self._max_update_bytes = queue, max_update_bytes
         self._notify = notify
         self._run = Run.create_empty(RUN_ID)
-        # Flower stamps messages with the identity of the process's task, which its own runtime sets.
+        # Flower's runtime normally sets the task identity of the process, with which Flower stamps messages.
         TaskIdentity.task_id = TaskIdentity.run_id = RUN_ID
         TaskIdentity.node_id = _HUB_NODE_ID
 
@@ -79,7 +79,7 @@ class HubGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run: one federation, one run."""
+        """Return the run: one federation is one run."""
         return self._run
 
     def create_message(
@@ -90,7 +90,7 @@ class HubGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """See ``Grid``; ``ttl`` is in seconds, 12 h by default."""
+        """Create a message as ``Grid`` does; ``ttl`` is in seconds, 12 h by default."""
         return Message(
             content=content,
             message_type=message_type,
@@ -100,7 +100,7 @@ class HubGrid(Grid):
         )
 
     def get_node_ids(self) -> Iterable[int]:
-        """Contributors that are connected or hold a lease."""
+        """Return the nodes of contributors that are connected or hold a lease."""
         return self._queue.node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -110,10 +110,10 @@ class HubGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are there, in whatever state their senders left them.
+        """Return the replies that have arrived.
 
-        For a message that was lost, a reply with the error ``LOST``. A reply that cannot be read is set aside, with a
-        verdict, and answered by the error ``MALFORMED``, now and ever after.
+        A lost message yields a reply with the error ``LOST``. A reply that cannot be read is set aside with a verdict,
+        and yields the error ``MALFORMED`` from then on.
         """
         self._queue.expire()
         found = (self._queue.get(message_id) for message_id in message_ids)
@@ -164,12 +164,12 @@ class HubGrid(Grid):
     def _reply(self, message: QueuedMessage) -> Message | None:
         try:
             return self._message(message, **self._outcome(message))
-        except StoreAway:  # nor is it the reply's fault; the puller waits for the store
+        except StoreAway:  # not the reply's fault either; the caller waits for the store
             raise
-        except OSError as error:  # this machine's failure, not the reply's: it is requested again
+        except OSError as error:  # a failure of this machine, not of the reply: it is requested again
             log.error("the reply to task %s cannot be read now: %s", message.message_id, error)
             return None
-        except Exception as error:  # noqa: BLE001 (a stranger's bytes: their parsers name no closed set)
+        except Exception as error:  # noqa: BLE001 (untrusted bytes: their parsers raise no fixed set of exceptions)
             reason = _printable(error)
             self._set_aside(message, reason)
             return self._message(message, error=Error(MALFORMED, f"the reply is malformed: {reason}"))
@@ -206,7 +206,7 @@ class HubGrid(Grid):
         return {"content": from_wire(reply.content, self._read)}
 
     def _set_aside(self, message: QueuedMessage, reason: str) -> None:
-        """Put a reply out of the way for good, with its verdict in the ledger; what it answered earns nothing."""
+        """Set a reply aside for good, with its verdict in the ledger; it earns nothing."""
         server_round = int(message.group_id) if message.group_id.isdecimal() else 0
         with self._state.database.transaction() as tx:
             self._queue.set_aside(tx, message.message_id, reason)
@@ -221,7 +221,7 @@ class HubGrid(Grid):
             else:
                 said = (
                     "" if self._live_config.current.privacy is not None else reason
-                )  # it may quote what was sent
+                )  # the reason may quote submitted content
                 body = {"contributor": contributor, "server_round": server_round}
                 self._state.ledger.append(tx, "verdict", {**body, "verdict": SET_ASIDE, "reason": said})
         log.warning(
@@ -233,7 +233,7 @@ class HubGrid(Grid):
 
 
 def _line(text: str) -> str:
-    """A stranger's text as one printable line."""
+    """Return untrusted text as one printable line."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_REASON])
 
 
@@ -243,4 +243,4 @@ def _printable(error: Exception) -> str:
 
 
 def _ignore(_: object) -> None:
-    """The store names bytes by their own hash, as the wire does."""
+    """Ignore the name of bytes: the store names them by their sha256, as the wire does."""

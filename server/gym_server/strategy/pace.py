@@ -33,21 +33,21 @@ log = logging.getLogger("gym_server")
 
 QUANTILE = 0.9
 FIRST_SHARE = 0.25
-"""Of the deadline: what a contributor of whom nothing is known is expected to take."""
+"""Expected duration of a task without history, as a share of the deadline."""
 _MIN_KNOWN = 3
 
 
 def grace_ends(
     config: RoundsConfig, known: Sequence[float], started_at: float, quorum_at: float, deadline_seconds: float
 ) -> float:
-    """When a stage of a secure round continues without those who have not answered.
+    """Return when a stage of a secure round continues without those who have not answered, in Unix seconds.
 
     Args:
-        config: Factor and bounds.
+        config: Factor and bounds of the grace period.
         known: Seconds from start to answer in earlier rounds.
-        started_at: Unix time.
+        started_at: Start of the stage, Unix seconds.
         quorum_at: Unix time at which there were enough answers.
-        deadline_seconds: What the stage may take.
+        deadline_seconds: Maximum duration of the stage.
     """
     if len(known) < _MIN_KNOWN:
         wanted = FIRST_SHARE * deadline_seconds
@@ -68,13 +68,13 @@ class Pace:
         self._stage: tuple[int, str, list[float]] = (0, "", [])
         """Cache: round, stage of secure aggregation, and seconds that answers to the stage took in earlier rounds."""
         self._abandoned: tuple[int, float] = (0, 0.0)
-        """Round whose tasks are all lost or failed, and since when."""
+        """Cache: the round whose tasks are all lost or failed, and since when (Unix seconds)."""
         self._logged_quorum = 0
 
     def is_complete(self, current: Round) -> bool:
-        """Whether a collecting round waits for nobody any more.
+        """Return True if a collecting round need not wait any longer.
 
-        All have answered, the grace period or the deadline is over, or nobody is left.
+        That is if all have answered, the grace period or the deadline is over, or nobody is left.
         """
         assert current.spec is not None
         server_round, now = current.server_round, self._state.clock.now()
@@ -88,11 +88,11 @@ class Pace:
         return "" not in outcomes or now >= ends
 
     def has_quorum(self, current: Round) -> bool:
-        """Whether enough of those who were given the task have answered it, so that the round may be merged."""
+        """Return True if enough of the tasks handed out are answered, so that the round may be merged."""
         return self._quorum_at(current) is not None
 
     def shortfall(self, current: Round) -> str:
-        """Why a round below its quorum is over."""
+        """Return why a round below its quorum has ended."""
         assert current.spec is not None
         tasks = self._tasks(current.server_round)
         admitted = len(self._state.round_store.admitted(current.server_round))
@@ -114,14 +114,14 @@ class Pace:
         )
 
     def round_ends(self, current: Round, quorum: int | None = None) -> float | None:
-        """When a collecting round is merged at the latest; None before there is a quorum.
+        """Return the latest time at which a collecting round is merged, in Unix seconds; None before the quorum.
 
-        Those who are still at work get ``grace_factor`` times what they take themselves, from when they were given
-        the task; those who left their last tasks unanswered get ``grace_min_seconds``.
+        Each contributor still at work gets ``grace_factor`` times its own usual duration, counted from when it was
+        given the task. Those who left their last tasks unanswered get ``grace_min_seconds``.
 
         Args:
             current: The round.
-            quorum: Updates that it needs; None: by the tasks that were handed out.
+            quorum: Number of updates needed; None computes it from the tasks that were handed out.
         """
         assert current.spec is not None
         quorum_at = self._quorum_at(current, quorum)
@@ -142,7 +142,7 @@ class Pace:
         return min(quorum_at + grace, deadline)
 
     def stage_ends(self, server_round: int, stage: str, started_at: float, quorum: int) -> float | None:
-        """When a stage of secure aggregation, which has ``stage_seconds``, ends; None before ``quorum`` answers."""
+        """Return when a stage of secure aggregation ends, at most ``stage_seconds``; None before ``quorum`` answers."""
         secure = self._live_config.current.secure_aggregation
         assert secure is not None
         where = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == stage)
@@ -165,18 +165,18 @@ class Pace:
             return open_tasks(tx, server_round, self._live_config.current.rounds.lease_seconds)
 
     def _history(self, server_round: int) -> LeaseHistory:
-        """The tasks of the rounds before one."""
+        """Return the history of tasks of the rounds before this one."""
         with self._state.database.reading() as tx:
             return self._lease_histories.before(tx, server_round)
 
     def _expected(self, current: Round, task: OpenTask) -> float | None:
-        """Seconds that an open task takes; None where nothing is known of it."""
+        """Return the expected seconds of an open task; None without history."""
         return expected_seconds(task, self._history(current.server_round).of(task))
 
     def _quorum_at(self, current: Round, quorum: int | None = None) -> float | None:
-        """When there were as many updates as the round needs; None before that.
+        """Return when the round reached its quorum of updates, in Unix seconds; None before that.
 
-        Who is given the task after that moment does not move it.
+        Tasks handed out later do not change it.
         """
         tasks, history = self._tasks(current.server_round), self._history(current.server_round)
         received = sorted(row.received_at for row in self._state.round_store.admitted(current.server_round))
@@ -192,7 +192,7 @@ class Pace:
         return None
 
     def _log_quorum(self, current: Round, seconds: float) -> None:
-        """Log once a round who is still at work; a reply that is admitted and not yet taken is not."""
+        """Log once per round who is still at work; an admitted reply that is not processed yet does not count."""
         server_round = current.server_round
         admitted = {row.message_id for row in self._state.round_store.admitted(server_round)}
         tasks = self._tasks(server_round)
@@ -214,7 +214,7 @@ class Pace:
         log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)
 
     def _is_abandoned(self, server_round: int, outcomes: Sequence[str]) -> bool:
-        """Whether everybody who was given the task failed, or went away and did not come back within a lease."""
+        """Return True if all tasks failed, or were lost and their nodes did not return within a lease."""
         if not outcomes or not set(outcomes) <= {"failed", "lost"}:
             self._abandoned = (0, 0.0)
             return False
@@ -241,7 +241,7 @@ class Pace:
 
 
 def _last(server_round: int) -> Select[tuple[int]]:
-    """The last committed rounds before one."""
+    """Select the last committed rounds before one."""
     return (
         select(rounds.c.server_round)
         .where(rounds.c.state == COMMITTED, rounds.c.server_round < server_round)

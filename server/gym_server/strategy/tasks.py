@@ -1,4 +1,4 @@
-"""The task of a round: what its contributors start from, and how they train."""
+"""The task of a round: the version that its contributors start from, and the training recipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_server.state import HubState
 
 
 def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, server_round: int) -> TaskSpec:
-    """The task of a round that begins now, from the head and by the recipe of now."""
+    """Return the task of a round that begins now, with the current version and recipe."""
     head, secure = state.round_store.head(), config.secure_aggregation
     soups = state.round_store.soups(head.height)
     recipe = config.recipe_at(len(soups))
@@ -45,10 +45,10 @@ def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, serve
 
 
 def task_of(current: Round) -> TaskSpec:
-    """The task that a round has.
+    """Return the task of a round.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` where it has none.
+        GymError: ``STATE_CORRUPT`` if it has none.
     """
     if current.spec is None:
         raise GymError(
@@ -58,7 +58,7 @@ def task_of(current: Round) -> TaskSpec:
 
 
 def task_content(current: Round, payloads: Payloads) -> RecordDict:
-    """The task as contributors are sent it, with the soups of its version."""
+    """Return the task as sent to contributors, with the soups of its version."""
     spec = task_of(current)
     soups = {soup.sha256: payloads.outgoing(soup.sha256, soup.size_bytes) for soup in spec.soups}
     return RecordDict(
@@ -90,17 +90,17 @@ def update_in(content: RecordDict, payloads: Payloads) -> tuple[str, bytes, byte
 
 
 def plugins_of_round(config: ServerConfig, ledger: Ledger, recipe: TrainingRecipe) -> list[PluginRecord]:
-    """As this machine has them; a contributor uses no other that the hub names.
+    """Return the records of the plug-ins that a round names; contributors import no others.
 
     Raises:
-        GymError: As ``plugins_of``.
+        GymError: See ``plugins_of``.
     """
     of_soups = ((CODECS, name) for name in _soup_codecs(ledger))
     return records([*members_of(recipe), *members_of(config.codec), *of_soups])
 
 
 def _soup_codecs(ledger: Ledger) -> Iterator[str]:
-    """Codecs of other packages that committed soups are written in; those of updates are not among them."""
+    """Yield the plug-in codecs of committed soups; codecs of updates are not included."""
     if CODECS.names() == CODECS.own():
         return  # the ledger need not be read
     for entry in ledger.entries():

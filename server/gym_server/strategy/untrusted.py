@@ -1,4 +1,4 @@
-"""Parse untrusted replies of a Flower app's clients: nothing in them ends the run or exhausts the server's memory."""
+"""Parse untrusted replies of a Flower app's clients: no content can end the run or exhaust the server's memory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _HEADER_LIMIT = 1024
 
 
 def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
-    """The values of an array that stands for ``sent``, as a view of the received bytes.
+    """Return the values of a received array, as a view of its bytes.
 
-    ``numpy.load`` is not used: it takes zip archives for arrays too, and allocates what a header claims before it
-    has seen as many bytes.
+    ``numpy.load`` is not used: it also reads arrays from zip archives, and allocates what a header claims before it has
+    seen that many bytes.
 
     Args:
-        key: Its name, for messages.
-        array: As Flower delivered it.
-        sent: The array that the client was given.
+        key: Name of the array, for messages.
+        array: The array from Flower.
+        sent: The array that the client received.
 
     Returns:
-        The shape of ``sent``; bool where ``sent`` is bool, else any float or integer dtype.
+        An array in the shape of ``sent``; bool if ``sent`` is bool, else any float or integer dtype.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` for any other shape or dtype, or bytes that are not such an array.
@@ -42,7 +42,7 @@ def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
             raise _refusal(f"array {key!r} is serialised as {array.stype[:80]!r}, not {_STYPE!r}")
         header = io.BytesIO(array.data)
         version = np.lib.format.read_magic(header)
-        if version != (1, 0):  # the version numpy.save gives every array of plain numbers
+        if version != (1, 0):  # the version that numpy.save uses for arrays of plain numbers
             raise _refusal(f"array {key!r} is a file of version {version}, not (1, 0)")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(header, max_header_size=_HEADER_LIMIT)
         if shape != sent.shape or tuple(array.shape) != sent.shape or not _fits(dtype, sent.dtype):
@@ -57,11 +57,11 @@ def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
 
 
 def read_metrics(content: RecordDict, weighted_by: str) -> float:
-    """What a reply claims to weigh, once its metrics are such as Flower's functions can work on.
+    """Check that Flower's functions can process a reply's metrics, and return the weight that it claims.
 
     Args:
-        content: Of the reply.
-        weighted_by: Key of the claim.
+        content: Content of the reply.
+        weighted_by: Key of the metric that holds the weight.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` unless there is one metric record, of numbers and lists of numbers, with a
@@ -75,7 +75,7 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, bool) or not isinstance(number, int | float):
                     raise _refusal(f"metric {key!r} holds something that is not a number")
-                float(number)  # OverflowError for a whole number that no mean could hold
+                float(number)  # OverflowError for an integer too large for a mean
         claimed = records[0].get(weighted_by)
         if not isinstance(claimed, int | float) or not (math.isfinite(claimed) and claimed > 0):
             raise _refusal(f"it reports no {weighted_by!r} that is one finite positive number")
@@ -83,13 +83,13 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
 
 
 def comparable(contents: Sequence[RecordDict]) -> list[RecordDict]:
-    """Replies whose metrics can be merged: those keys that all have in one form, under one record's name.
+    """Return replies whose metrics can be merged: the keys that all have in one form, under one record name.
 
     Args:
-        contents: Each accepted by ``read_metrics``; not changed.
+        contents: Contents of replies, each accepted by ``read_metrics``; not changed.
 
     Returns:
-        The same replies, where need be with a metric record that lacks the other keys, which are logged.
+        The contents, where needed with a metric record without the other keys, which are logged.
     """
     named = [next(iter(content.metric_records.items())) for content in contents]
     if not named:
@@ -111,12 +111,12 @@ def comparable(contents: Sequence[RecordDict]) -> list[RecordDict]:
 
 
 def _form(value: object) -> int:
-    """The length of a list; -1 for a number."""
+    """Return the length of a list; -1 for a number."""
     return len(value) if isinstance(value, list) else -1
 
 
 def _fits(dtype: np.dtype[np.generic], sent: np.dtype[np.generic]) -> bool:
-    """Whether a change can be computed from the two; timedelta64 is an integer to numpy, but not here."""
+    """Return True if a change can be computed from the two; unlike numpy, timedelta64 does not count as an integer."""
     return dtype == sent if sent.kind == "b" else dtype.kind in "fiu"
 
 
@@ -126,10 +126,10 @@ def _refusal(message: str) -> GymError:
 
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Make a refusal of this one reply of whatever its content sets off.
+    """Convert any exception inside the block to a refusal of this one reply.
 
-    Any exception, since the bytes are a stranger's and the parsers of numpy and Python name no closed set (ValueError,
-    SyntaxError, RecursionError, MemoryError, ...): one that is missed would end the run for all.
+    The bytes are untrusted, and the parsers of numpy and Python raise no fixed set of exceptions (ValueError,
+    SyntaxError, RecursionError, MemoryError, ...). One that is not caught would end the run for all.
     """
     try:
         yield
