@@ -1,1 +1,1 @@
-"""The gRPC face of the hub: authentication, limits, streams, transfers."""
+"""The hub's gRPC service: authentication, limits, streams, transfers."""

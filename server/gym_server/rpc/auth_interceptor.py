@@ -1,8 +1,8 @@
-"""Authentication, rate limits and errors of every call.
+"""Authentication, rate limits and error handling of every gRPC call.
 
-A call is checked before its body is read. A logged-in caller is counted as its account, every other one as the address
-of its connection, so that a flood slows down only its sender. A refusal beyond a share is sent late: a caller in a
-loop waits, and the hub has little to do. gRPC's own message cap holds before anything is buffered.
+A call is checked before its body is read. A caller with a session is limited by account, every other one by the address
+of its connection, so that a flood slows down only its sender. Refusals beyond a limit are delayed: a caller in a loop
+has to wait, which saves the hub work. gRPC's own message limit applies before anything is buffered.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ OPEN_METHODS = {
     "RevokeKey",
 }
 LEFT_METHODS = {"Account", "Ledger", "Transfer"}
-"""What an account that has left may still call: what it earned stays its own."""
+"""Calls that an account may still make after it has left, because it keeps what it earned."""
 LONG_METHODS = {"Work"}
-"""Calls that last for hours; they are bounded by ``WorkStreams``, and hold no slot."""
+"""Calls that last for hours. ``WorkStreams`` limits them; they use no call slot."""
 
 BURST_SECONDS = 4.0
-"""How many seconds' worth of calls may come at once."""
+"""Burst size of the rate limits, in seconds' worth of calls."""
 REQUEST_SECONDS = 20.0
-"""The one message of a call that has one must be there by then."""
+"""Timeout for the single request message of a call, in seconds."""
 WRITE_SECONDS = 60.0
-"""A caller that takes nothing of a stream's next message for so long is given up."""
+"""Timeout for a caller to accept a stream's next message, in seconds."""
 _REFUSAL_SECONDS = 5.0
-"""A caller beyond its share waits so long for the refusal, and a thousand of them in a loop make 200 calls a second."""
+"""Delay of a refusal beyond a limit, in seconds. A thousand callers in a loop then make 200 calls a second."""
 _MAX_REFUSALS_WAITING = 4_000
 _STREAMS_PER_SECOND = 0.5
-"""Of one account, in the long run: opening a work stream is a write to the database, keeping it open is nothing."""
+"""Long-term rate of opening work streams, per account: opening one writes to the database; an open one costs little."""
 _MAX_TOKENS = 4_096
 MINUTE_SECONDS = 60.0
 MAX_LINES = 100
-"""Kinds of refusal that are counted separately in one minute; what comes beyond them is counted together."""
+"""Kinds of refusal that are counted separately within one minute; all others share one count."""
 _REST = ("others", "", "")
 
 _session: ContextVar[Session | None] = ContextVar("session", default=None)
@@ -67,7 +67,7 @@ _address: ContextVar[str] = ContextVar("address", default="")
 
 
 def current_session() -> Session:
-    """The authenticated caller of the call being served."""
+    """Return the authenticated caller of the call being served."""
     session = _session.get()
     if session is None:
         raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
@@ -75,18 +75,18 @@ def current_session() -> Session:
 
 
 def current_address() -> str:
-    """Whom the connection of the call being served is counted to: an IPv4 address or an IPv6 network."""
+    """Return the address that limits the call being served: an IPv4 address or an IPv6 network."""
     return _address.get()
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Wraps every handler of the service.
+    """Wraps every handler of the service with authentication, limits and error handling.
 
     Args:
-        accounts: Knows sessions.
-        limits: The shares.
-        on_call: Called with the peer of every call, as gRPC writes it.
-        traffic: Counts calls and refusals.
+        accounts: The hub's accounts, which verify sessions.
+        limits: Rates and call slots per account and per address.
+        on_call: Called with the peer of every call, in gRPC's notation.
+        traffic: Counters of calls and refusals.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._accounts, self._on_call = accounts, on_call
         self._traffic = traffic or HubTraffic()
         self._refusals = Refusals()
-        self._known: OrderedDict[str, str] = OrderedDict()  # tokens that were good: their accounts
+        self._known: OrderedDict[str, str] = OrderedDict()  # account by valid token
         burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
         own_burst = max(1.0, 2 * BURST_SECONDS * limits.calls_per_second_of_account)
         self._account_rates = TokenBuckets(limits.calls_per_second_of_account, own_burst)
@@ -118,7 +118,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None
         method = details.method.rsplit("/", 1)[-1]
         token = str(dict(details.invocation_metadata or ()).get(SESSION_KEY, ""))
-        # Every handler takes a stream of requests, since gRPC hands over single ones only when they are there.
+        # Every handler takes a request stream, since gRPC calls a unary handler only after the message has arrived.
         if handler.response_streaming:
             return grpc.stream_stream_rpc_method_handler(
                 self._stream(handler.unary_stream, method, token),
@@ -147,7 +147,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     @asynccontextmanager
     async def _authorised(self, method: str, token: str, context: Any) -> AsyncIterator[None]:
-        """Lets a call in, or ends it with a status; every failure inside becomes one too."""
+        """Admit a call, or end it with a status; every failure inside becomes a status too."""
         peer = context.peer()
         address = address_of(peer)
         self._on_call(peer)
@@ -163,10 +163,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     @contextmanager
     def _share(self, method: str, token: str, address: str) -> Any:
-        """Takes a call out of its caller's share.
+        """Apply the rate limit and call slots of a call's caller for the block.
 
         Raises:
-            GymError: ``BUSY``.
+            GymError: ``BUSY`` if the caller is over its limit.
         """
         account = self._known.get(token)
         if account is not None:
@@ -237,7 +237,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class Busy(GymError):
-    """A call beyond its caller's share."""
+    """Error for a call beyond its caller's limits."""
 
     def __init__(self, who: str, what: str, hint: str) -> None:
         super().__init__(ErrorCode.BUSY, f"{who} {what}", hint)
@@ -251,10 +251,10 @@ def _one_request(behaviour: Any) -> Any:
 
 
 async def _request(requests: Any) -> Any:
-    """The message of a call that has one.
+    """Return the single request message of a call.
 
     Raises:
-        GymError: ``DEADLINE_EXCEEDED`` when it does not come, ``USAGE`` when there is none.
+        GymError: ``DEADLINE_EXCEEDED`` if it does not arrive in time, ``USAGE`` if there is none.
     """
     try:
         return await _in_time(anext(aiter(requests)), REQUEST_SECONDS, "sent no request")
@@ -270,10 +270,10 @@ async def _in_time(work: Awaitable[Any], seconds: float, what: str) -> Any:
 
 
 class Refusals:
-    """What the log says of refused and failed calls: the first at once, the rest as a count a minute.
+    """Logs refused and failed calls: the first of each kind at once, the rest as a count per minute.
 
-    Nobody fills the disk by being refused: a minute has at most ``MAX_LINES`` lines of this kind, whatever comes in.
-    Counts are by caller, method and code. For the event loop's thread.
+    Refusals cannot fill the disk: at most ``MAX_LINES`` lines per minute are logged, whatever is received. Counts are
+    by caller, method and code. Not thread-safe: use it on the event loop's thread.
     """
 
     def __init__(self, minute_seconds: float = MINUTE_SECONDS) -> None:
@@ -282,19 +282,19 @@ class Refusals:
         self._timer: asyncio.TimerHandle | None = None
 
     def note(self, who: str, method: str, error: GymError, level: int = logging.INFO) -> None:
-        """A call was refused.
+        """Log or count a refused call.
 
         Args:
-            who: The account, or the address of who is not logged in.
-            method: That was called.
+            who: The account, or the address of a caller without a session.
+            method: Name of the called method.
             error: The refusal.
-            level: Of the log.
+            level: Log level.
         """
         if self._is_first((who, method, error.code.value)):
             log.log(level, "%s refused to %s: %s: %s", method, who, error.code.value, error.message)
 
     def failed(self, method: str, error: Exception) -> None:
-        """Handle a call that failed by a defect of the hub; the first of each kind is logged with its trace."""
+        """Log a call that failed because of a bug in the hub; the first of each kind has its traceback."""
         if self._is_first(("", method, type(error).__name__)):
             log.error("%s failed", method, exc_info=error)
 

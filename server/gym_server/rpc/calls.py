@@ -1,4 +1,4 @@
-"""The calls of `hub.proto` other than rounds: who the hub is, enrolment and login, the ledger, variants."""
+"""The calls of `hub.proto` outside rounds: hub status, enrolment and login, the ledger, variants."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LAST = 2**63 - 1
 
 
 class CallsBesideRounds:
-    """A part of the hub's service."""
+    """Mixin of the hub's service with the calls that do not belong to a round."""
 
     _state: HubState
     _live_config: LiveConfig
@@ -187,7 +187,7 @@ class CallsBesideRounds:
 
 
 def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.VariantInfo:
-    """A variant as the caller sees it: only its owner sees who else may read it."""
+    """Convert a variant for a caller; only its owner sees who else may read it."""
     is_owner = found.signed.manifest.owner == caller
     named = [name for name in found.readers if name != EVERYONE]
     return pb.VariantInfo(
@@ -203,12 +203,12 @@ def variant_message(found: HeldVariant, caller: str, with_names: bool) -> pb.Var
 
 
 def _position(number: int) -> int:
-    """A number of the wire that databases can look up; no ledger is so long."""
+    """Clamp a number from the wire to what databases can look up; no ledger is that long."""
     return min(number, _LAST)
 
 
 def entry_message(entry: Entry) -> pb.LedgerEntry:
-    """An entry as it is sent: its body as the text that was hashed."""
+    """Convert a ledger entry to a message; its body is the text that was hashed."""
     return pb.LedgerEntry(
         sequence=entry.sequence,
         kind=entry.kind,

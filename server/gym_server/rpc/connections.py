@@ -1,8 +1,8 @@
-"""The hub's TCP connections: a free port, and a bound on connections per address.
+"""The hub's TCP port: a check that it is free, and a limit on connections per address.
 
-gRPC accepts connections by itself and counts only their sum, so one address could take every place. The limiter
-looks at the process's own sockets and hangs up on what an address has beyond its share: connections that never made a
-call first, the oldest of them first. It reads ``/proc/self/fd``, so it works on Linux; elsewhere a firewall has to.
+gRPC accepts connections by itself and limits only their total, so one address could use all of them. The limiter looks
+at the process's own sockets and closes those beyond an address's limit: first connections that never made a call, the
+oldest first. It reads ``/proc/self/fd``, so it needs Linux; on other systems use a firewall.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ log = logging.getLogger("gym_server")
 _FILES = Path("/proc/self/fd")
 _PAUSE_SECONDS = 0.5
 _LARGEST_SHARE = 0.05
-"""Of one core, that looking may take."""
+"""Maximum share of one core's time that the limiter may use."""
 _MAX_CALLERS = 20_000
 
 
 def require_free(address: str) -> None:
-    """Whether nobody listens on an address, nor on one that includes it.
+    """Check that nobody listens on an address, nor on one that includes it.
 
     Args:
-        address: ``host:port``.
+        address: Address as ``host:port``.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE``, or ``CONFIG_INVALID`` for an address that this machine does not have.
+        GymError: ``ADDRESS_IN_USE``, or ``CONFIG_INVALID`` if this machine does not have the address.
     """
     host, _, port = address.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -55,10 +55,10 @@ def require_free(address: str) -> None:
             if family == socket.AF_INET6:
                 probe.setsockopt(
                     socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, where[0] != "::"
-                )  # that is IPv4 too
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of before may linger
+                )  # "::" accepts IPv4 connections too
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old ones may be in TIME_WAIT
             try:
-                probe.bind(where)  # refused where somebody listens
+                probe.bind(where)  # fails if somebody listens
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
                     raise GymError(
@@ -69,10 +69,10 @@ def require_free(address: str) -> None:
 
 
 class ConnectionLimiter:
-    """Hangs up on connections beyond an address's share, in a thread of its own.
+    """Closes connections beyond an address's limit, in its own thread.
 
     Args:
-        per_address: Connections of one address (of one /64 of IPv6).
+        per_address: Maximum number of connections per address (per /64 network for IPv6).
     """
 
     def __init__(self, per_address: int) -> None:
@@ -83,10 +83,10 @@ class ConnectionLimiter:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="connection-limiter", daemon=True)
         self.hung_up = 0
-        """Connections ended so far."""
+        """Number of connections closed since the start."""
 
     def start(self, port: int) -> None:
-        """Watch the port that the hub listens on; where the process cannot see its own sockets, the log says so."""
+        """Watch the hub's port; log a warning if the process cannot see its own sockets."""
         self._port = port
         if _FILES.is_dir():
             self._thread.start()
@@ -95,7 +95,7 @@ class ConnectionLimiter:
 
     @property
     def open(self) -> int | None:
-        """Connections at the last look; None where nobody looks."""
+        """Return the number of connections at the last check; None if the limiter is not running."""
         return len(self._since) if self._thread.is_alive() else None
 
     def stop(self) -> None:
@@ -104,10 +104,10 @@ class ConnectionLimiter:
             self._thread.join()
 
     def called(self, peer: str) -> None:
-        """Note that a call came over a connection.
+        """Record that a call came over a connection.
 
         Args:
-            peer: Its other end, as gRPC writes it.
+            peer: Remote address of the connection, in gRPC's notation.
         """
         host, _, port = unquote(peer).partition(":")[2].rpartition(":")
         with contextlib.suppress(ValueError):  # a UNIX socket has no port
@@ -119,7 +119,7 @@ class ConnectionLimiter:
                     self._callers.popitem(last=False)
 
     def look(self) -> int:
-        """Count connections by address and hang up on what is too much; returns how many that were."""
+        """Count connections by address and close those beyond the limit; return how many were closed."""
         now, by_address = time.monotonic(), dict[str, list[tuple[bool, float, tuple[str, int], int]]]()
         since: dict[tuple[str, int], float] = {}
         with self._lock:
@@ -146,12 +146,12 @@ class ConnectionLimiter:
             began = time.monotonic()
             try:
                 self.look()
-            except OSError as error:  # no files left, say: the next look may do better
+            except OSError as error:  # for example no free file descriptors: the next check may succeed
                 log.warning("looking at the connections failed: %s", error)
             pause = max(_PAUSE_SECONDS, (time.monotonic() - began) / _LARGEST_SHARE)
 
     def _connections(self) -> list[tuple[int, tuple[str, int]]]:
-        """File number and other end of every connection to the hub's port."""
+        """Return the file descriptor and remote address of every connection to the hub's port."""
         found = []
         for name in os.listdir(_FILES):
             with contextlib.suppress(OSError):
@@ -161,21 +161,21 @@ class ConnectionLimiter:
                 if connection.family in (socket.AF_INET, socket.AF_INET6) and (
                     connection.getsockname()[1] == self._port
                 ):
-                    host, port = connection.getpeername()[:2]  # OSError for anything that is not connected
+                    host, port = connection.getpeername()[:2]  # raises OSError if the socket is not connected
                     found.append((int(name), (_plain(host), port)))
         return found
 
 
 @contextlib.contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
-    """A socket of this process, under the number that it has. It is never copied and never closed here.
+    """Yield a socket of this process by its file descriptor, which is neither duplicated nor closed here.
 
-    Closing any handle of a file drops all POSIX locks that this process has on it. One of SQLite's files, copied and
-    closed, would cost the hub its locks: the next command to read the database would take itself for the only one, and
-    delete the log with what the hub has acknowledged.
+    Closing any descriptor of a file drops all POSIX locks that this process has on it. If one of SQLite's files were
+    duplicated and closed, the hub would lose its locks: the next command to read the database would assume that it is
+    the only user, and delete the write-ahead log with transactions that the hub has acknowledged.
 
     Raises:
-        OSError: For a file that is not a socket, or is closed by now.
+        OSError: If the descriptor is not a socket, or is closed by now.
     """
     connection = socket.socket(fileno=number)
     try:
@@ -185,7 +185,7 @@ def _borrowed(number: int) -> Iterator[socket.socket]:
 
 
 def _hang_up(number: int, end: tuple[str, int]) -> bool:
-    """End a connection if the file still is that connection; gRPC sees its end and closes the file."""
+    """Shut a connection down if the descriptor still belongs to it; gRPC notices and closes the descriptor."""
     try:
         with _borrowed(number) as connection:
             host, port = connection.getpeername()[:2]
@@ -194,9 +194,9 @@ def _hang_up(number: int, end: tuple[str, int]) -> bool:
             connection.shutdown(socket.SHUT_RDWR)
             return True
     except OSError:
-        return False  # it has gone meanwhile
+        return False  # the connection was closed in the meantime
 
 
 def _plain(host: str) -> str:
-    """An address as it is compared: IPv4 as IPv4, without brackets and scope."""
+    """Normalise an address for comparison: IPv4-mapped addresses as IPv4, without brackets and scope."""
     return host.strip("[]").partition("%")[0].removeprefix("::ffff:")

@@ -1,6 +1,6 @@
-"""The gRPC face of the hub: one method a call of `hub.proto`, each a few lines over the parts of the federation.
+"""The hub's gRPC service: one short method per call of `hub.proto`, which delegates to the parts of the federation.
 
-Database and file work runs on threads, so the event loop only moves bytes. What is acknowledged is on disk.
+Database and file work runs on threads, so the event loop only moves bytes. Data is on disk before it is acknowledged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger("gym_server")
 
 
 class Hub(CallsBesideRounds):
-    """The service. Refusals are raised as ``GymError``; the interceptor turns them into gRPC status and trailer."""
+    """The gRPC service. Refusals are raised as ``GymError``; the interceptor converts them to status and trailer."""
 
     def __init__(self, federation: Federation, wakeups: Wakeups) -> None:
         self._state, self._live_config = federation.state, federation.live_config
@@ -86,7 +86,7 @@ class Hub(CallsBesideRounds):
     # ---- work ----
 
     async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
-        """Tasks as they come; a node that reconnects is first given what it still holds."""
+        """Stream tasks to a node; after a reconnect the first one is the task that the node still holds."""
         session = current_session()
         async with self._streams.opened(session) as stream:
             held = await asyncio.to_thread(self._queue.held, session.node_id)
@@ -214,7 +214,7 @@ class Hub(CallsBesideRounds):
         return receipt.to_json()
 
     def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
-        """Refuse what nobody could read, before it is kept; the task stays with its node, which may answer better."""
+        """Refuse a reply that cannot be read, before it is stored; the node keeps the task and may answer again."""
 
         def size_of(sha256: str) -> int:
             self._transfers.check_sent(contributor, sha256)
@@ -242,7 +242,7 @@ class Hub(CallsBesideRounds):
             check_held(tx, message.message_id, message.node_id)
             require_stored(tx, {ref.sha256 for ref in references(request.content)})
             declined = request.error.code == ErrorCode.TERMS_CHANGED.exit_code
-            declined &= self._live_config.current.secure_aggregation is None  # its stages give no task twice
+            declined &= self._live_config.current.secure_aggregation is None  # its tasks are sent once
             given_back = declined and self._queue.give_back(tx, message)
             if not given_back:
                 record_reply(
@@ -254,7 +254,7 @@ class Hub(CallsBesideRounds):
         return receipt
 
     def _again(self, message: QueuedMessage, request: pb.SubmitRequest) -> str:
-        """The first receipt for the same reply; anything else comes too late."""
+        """Return the first receipt if the same reply is sent again; any other reply is too late."""
         with self._state.database.reading() as tx:
             row = tx.execute(
                 select(messages.c.receipt, messages.c.reply).where(

@@ -1,7 +1,6 @@
-"""Limits by key: how often an account or an address may call, how many calls at once, and how often one may enrol.
+"""Rate limits by account or address: calls per second, concurrent calls, and enrolments.
 
-Memory is bounded whatever comes in: who was not heard of for longest is forgotten first, and a forgotten one begins
-with a full bucket again.
+Memory is bounded: the key that was idle for longest is forgotten first, and starts with a full bucket when it returns.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from gym_fed.core.addresses import network_of
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_KEYS = 10_000
-"""How many keys are remembered; one takes about 200 bytes."""
+"""Maximum number of keys; each takes about 200 bytes."""
 BURST_MINUTES = 4
-"""An idle address may make this many minutes' attempts at once, as in a class room or a small office."""
+"""Burst of enrolment attempts per address, in minutes' worth: enough for a classroom or a small office."""
 ADDRESSES = 20
 """An open hub accepts at most as many new accounts as this many busy addresses can create."""
 
 
 class TokenBuckets:
-    """One token bucket a key: ``rate`` tokens come back every second, up to ``burst``. Safe from any thread.
+    """Token buckets by key: each gains ``rate`` tokens per second, up to ``burst``. Thread-safe.
 
     Args:
-        rate: Tokens a second.
-        burst: What a bucket holds at most, and at first.
-        max_keys: How many buckets are remembered.
-        clock: Seconds that never go back; tests bring their own.
+        rate: Tokens per second.
+        burst: Capacity of a bucket, and its initial content, in tokens.
+        max_keys: Maximum number of buckets in memory.
+        clock: Monotonic clock in seconds; tests pass their own.
     """
 
     def __init__(
@@ -44,14 +43,14 @@ class TokenBuckets:
         if rate <= 0 or burst < 1 or max_keys < 1:
             raise ValueError(f"rate {rate}, burst {burst} and max_keys {max_keys} must be above 0")
         self._rate, self._burst, self._max_keys, self._clock = rate, burst, max_keys, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # key: tokens, as of when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, time
         self._lock = threading.Lock()
 
     def take(self, key: str, tokens: float = 1.0) -> float:
-        """Take tokens out of a key's bucket, if it has them.
+        """Take tokens from a key's bucket, if it has enough.
 
         Returns:
-            0 when they were taken; else after how many seconds the bucket will have them.
+            0 if they were taken, else the seconds until the bucket has enough.
         """
         with self._lock:
             now = self._clock()
@@ -68,7 +67,7 @@ class TokenBuckets:
 
 
 class CallSlots:
-    """How many things of a key run at once: at most ``most``. For one thread, the event loop's."""
+    """Limits concurrent calls per key to ``most``. Not thread-safe: use it on the event loop's thread."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -76,7 +75,7 @@ class CallSlots:
 
     @contextmanager
     def taken(self, key: str) -> Iterator[bool]:
-        """Hold a slot while the block runs; gives False, and holds none, when all are taken."""
+        """Hold a slot during the block; yield False, without a slot, if all are taken."""
         if self._taken[key] >= self._most:
             yield False
             return
@@ -93,10 +92,12 @@ class CallSlots:
 
 
 def address_of(peer: str) -> str:
-    """Whom a connection is counted to: its IPv4 address, or the /64 of its IPv6 address, which one household has.
+    """Return the address that a connection counts towards: its IPv4 address, or its /64 network for IPv6.
+
+    A household usually has a whole /64 network.
 
     Args:
-        peer: As gRPC writes it: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).
+        peer: Peer in gRPC's notation: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).
     """
     kind, _, rest = unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
@@ -109,18 +110,18 @@ def address_of(peer: str) -> str:
 
 
 class EnrolmentLimits:
-    """How often one address may try to become a new contributor: guesses of invites, and accounts at an open hub.
+    """Limits enrolment attempts per address: guesses of invites, and new accounts at an open hub.
 
-    Only keys that the hub does not know are counted, so that the owner of an account is never kept out. A valid invite,
-    or a place on the allow-list, costs nothing; what is refused costs an attempt, and an address without attempts is
-    refused before its guess is looked up. At an open hub all addresses together have a share as well, against one that
-    has many; only who has signed and done the work takes of it, so that nobody uses it up for nothing. Nobody with an
-    invite is subject to it.
+    Only keys that the hub does not know count, so that account owners are never locked out. A valid invite, or a place
+    on the allow-list, costs nothing. A refused attempt costs a token, and an address without tokens is refused before
+    its guess is looked up. At an open hub all addresses also share one limit, against an attacker with many addresses.
+    Only a signed request with its proof of work counts towards it, so that using it up is expensive. It does not apply
+    to contributors with an invite.
 
     Args:
-        per_minute: Attempts of one address, ``limits.enrolments_per_minute``.
-        is_open: Whether everybody may enrol.
-        clock: Seconds that never go back; tests bring their own.
+        per_minute: Attempts per minute and address, ``limits.enrolments_per_minute``.
+        is_open: True if everybody may enrol.
+        clock: Monotonic clock in seconds; tests pass their own.
     """
 
     def __init__(self, per_minute: float, is_open: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,10 +132,9 @@ class EnrolmentLimits:
 
     @contextmanager
     def attempt(self, address: str) -> Iterator[Callable[[], None]]:
-        """Count the attempt in the block, which is what enrols.
+        """Count an enrolment attempt, which runs in the block.
 
-        The block is given what takes of the share of all addresses, to be called once nothing but that is left to
-        check; it raises ``BUSY`` too.
+        Yields a function that takes a token of the shared limit. Call it as the last check; it raises ``BUSY`` too.
 
         Raises:
             GymError: ``BUSY`` with the seconds to wait, before the block is entered.
@@ -144,7 +144,7 @@ class EnrolmentLimits:
         )
         yield self._admit
         if not self._is_open:
-            self._addresses.take(address, -1.0)  # it had an invite, or is on the list: given back
+            self._addresses.take(address, -1.0)  # enrolled by invite or allow-list: return the token
 
     def _admit(self) -> None:
         if self._is_open:

@@ -1,8 +1,8 @@
-"""Work streams: many contributors wait on open calls, and one task of the event loop looks after all of them.
+"""Work streams: many contributors wait on open calls, which one task of the event loop serves.
 
-A stream that waits costs no thread and no query. One sweep, after every push and every few seconds, notes all streams
-as connected, and wakes those that have something to do: a task in the queue, a key that was replaced, the end of all
-rounds. An account has a few streams; a newer one ends the oldest, so that who reconnects is never locked out.
+A waiting stream costs no thread and no query. A sweep, after every push and every few seconds, marks all streams as
+connected and wakes those with something to do: a task in the queue, a replaced key, the end of all rounds. An account
+may have a few streams. A newer one ends the oldest, so that a contributor can always reconnect.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ T = TypeVar("T")
 _DRAIN_POLL_SECONDS = 0.1
 _TOUCH_SECONDS = KEEPALIVE_SECONDS / 4
 _LEAST_PAUSE_SECONDS = 0.05
-"""Between two sweeps, however often there is news."""
+"""Minimum time between two sweeps, in seconds."""
 _ROWS_AT_ONCE = 500
-"""Values of one ``IN``; SQLite takes 32,766 parameters, older ones 999."""
+"""Values per SQL ``IN``; SQLite takes 32,766 parameters, older versions 999."""
 
 
 class Wakeups:
-    """Lets other threads wake what waits on the event loop when a task or notice is there."""
+    """Lets other threads wake coroutines of the event loop when there is a task or a notice."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,12 +55,12 @@ class Wakeups:
         self._events.discard(event)
 
     def notify(self) -> None:
-        """Wake everything; safe from any thread."""
+        """Wake all waiters. Thread-safe."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._set_all)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until every work stream has ended, and then ``seconds`` more; three times as long at most."""
+        """Wait until every work stream has ended, for twice ``seconds`` at most, and then for another ``seconds``."""
         for _ in range(int(2 * seconds / _DRAIN_POLL_SECONDS)):
             if not self._events:
                 break
@@ -74,30 +74,30 @@ class Wakeups:
 
 @dataclass(eq=False)
 class OpenStream:
-    """One open stream.
+    """An open work stream.
 
     Attributes:
-        session: Whose it is.
+        session: Session of the stream's caller.
         woken: Set when there is something to do.
-        ended: Why it has to end, once it has to.
+        ended: Error that the stream must end with; None while it may continue.
     """
 
     session: Session
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     ended: GymError | None = None
     notice: str = ""
-    """What was sent of a pause."""
+    """The last pause notice that was sent."""
 
 
 class WorkStreams:
-    """All open work streams of a hub. For the event loop's thread.
+    """All open work streams of a hub. Not thread-safe: use it on the event loop's thread.
 
     Args:
-        database: Has nodes, accounts and messages.
-        queue: Its leases are expired here.
-        wakeups: Signals news.
-        per_account: Streams of one account at once.
-        is_finished: Whether all rounds are done, so that every stream is woken.
+        database: Database with nodes, accounts and messages.
+        queue: The message queue, whose leases are expired here.
+        wakeups: Signals that there is something to do.
+        per_account: Maximum number of streams per account.
+        is_finished: Returns True once all rounds are done, so that every stream is woken.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class WorkStreams:
 
     @asynccontextmanager
     async def opened(self, session: Session) -> AsyncIterator[OpenStream]:
-        """A stream of the session's node, which counts as connected while the block runs.
+        """Open a stream for the session's node, which counts as connected during the block.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for a node that was forgotten since the session began.
+            GymError: ``UNAUTHENTICATED`` if the node was deleted after the session began.
         """
         stream = OpenStream(session)
         self._make_room(session)
@@ -137,7 +137,7 @@ class WorkStreams:
                 await asyncio.shield(asyncio.to_thread(self._touch, [session.node_id], self._queue.now()))
 
     def _make_room(self, session: Session) -> None:
-        """A node has one stream, an account a few; those that are in the way end, the oldest first."""
+        """End streams beyond the limits, oldest first: one per node and a few per account."""
         living = [
             s for s in self._streams if s.ended is None and s.session.contributor == session.contributor
         ]
@@ -153,7 +153,7 @@ class WorkStreams:
             stream.woken.set()
 
     async def _sweep(self) -> None:
-        """Looks after all streams until there are none."""
+        """Serve all streams until there are none left."""
         news = self._wakeups.subscribe()
         touched = 0.0
         try:
@@ -179,17 +179,17 @@ class WorkStreams:
             self._wakeups.unsubscribe(news)
 
     async def _tried(self, work: Awaitable[T]) -> T | None:
-        """A database that is away for a moment ends no stream."""
+        """Await database work; return None on failure, so that a short outage ends no stream."""
         try:
             return await work
-        except Exception:  # whatever the database raises; every stream is woken and sees for itself
+        except Exception:  # whatever the database raises; every stream is woken and checks for itself
             log.exception("looking after %d work streams failed; trying again", len(self._streams))
             return None
 
     # ---- on threads ----
 
     def _busy(self, streams: list[OpenStream]) -> set[OpenStream]:
-        """Streams for which there is something to do."""
+        """Return the streams that have something to do."""
         self._queue.expire()
         keys: dict[str, bytes] = {}
         with self._database.reading() as tx:
@@ -219,7 +219,7 @@ class WorkStreams:
             )
 
     def _touch(self, node_ids: list[int], until: float) -> int:
-        """Note until when nodes count as connected; returns how many there are."""
+        """Record until when nodes count as connected; return how many of them exist."""
         with self._database.transaction() as tx:
             return sum(
                 tx.execute(
@@ -230,7 +230,7 @@ class WorkStreams:
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
-    """Wait until an event is set, or some seconds; whether it is set."""
+    """Wait for an event, at most ``seconds``; return whether it is set."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

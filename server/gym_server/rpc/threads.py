@@ -1,4 +1,4 @@
-"""Threads for long work: reading and writing objects, judging updates. Short calls never wait for these."""
+"""A thread pool for long work: reading and writing objects, judging updates. Short calls never wait for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEAVY = ThreadPoolExecutor(4, "heavy")
 
 
 async def heavily(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As ``asyncio.to_thread``, on the threads for long work."""
+    """Run a function like ``asyncio.to_thread``, but on the pool for long work."""
     context = contextvars.copy_context()
     work = partial(context.run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_HEAVY, work)

@@ -1,7 +1,7 @@
-"""Uploads and downloads: declared first, resumed by offset, acknowledged when on disk.
+"""Uploads and downloads: declared first, resumable by offset, acknowledged when on disk.
 
-Memory holds a chunk of every upload and two of every download. A part never grows beyond what was declared, and a
-declaration never beyond the caps.
+Memory holds one chunk per upload and two per download. An upload never exceeds its declared size, and a declared size
+never exceeds the limits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gym_server.store.tables import objects, readers, uploads
 SYNC_BYTES = 16 << 20
 MAX_OPEN_UPLOADS = 4
 _SLOWEST_BYTES_PER_SECOND = 4 << 10
-"""An upload that is slower over its whole length is ended."""
+"""Minimum average rate of an upload; a slower one is ended."""
 
 
 class Transfers:
@@ -67,13 +67,14 @@ class Transfers:
         self._busy: set[tuple[str, str]] = set()
 
     def begin(self, contributor: str, sha256: str, size_bytes: int) -> pb.UploadState:
-        """Declare an object; answers how much of it the hub already holds.
+        """Declare an upload; return how many of its bytes the hub already has.
 
         Raises:
-            GymError: ``TOO_LARGE`` above the cap, for too many open uploads; ``DISK_FULL``; ``USAGE`` for a bad name
-                or another size than declared before; ``HASH_MISMATCH`` for an upload that was cut short at its end.
+            GymError: ``TOO_LARGE`` above the size limit, or for too many open uploads; ``DISK_FULL``; ``USAGE`` for an
+                invalid name, or another size than declared before; ``HASH_MISMATCH`` if the bytes of an upload that a
+                crash interrupted at its end are wrong.
         """
-        if self._may_know(contributor, sha256):  # nothing is granted: knowing a hash is not a right to read
+        if self._may_know(contributor, sha256):  # grants nothing: knowing a hash gives no right to read
             return pb.UploadState(offset=size_bytes, complete=True)
         if not 0 < size_bytes <= self._max_bytes:
             raise GymError(
@@ -110,7 +111,7 @@ class Transfers:
         part.touch(mode=0o600)
         offset = min(part.stat().st_size, size_bytes)
         if offset == size_bytes and (key := (contributor, sha256)) not in self._busy:
-            self._busy.add(key)  # a kill came between the last byte and what follows it
+            self._busy.add(key)  # the hub was killed between the last byte and the steps that follow it
             try:
                 self._finish(contributor, sha256, part)
             finally:
@@ -133,14 +134,14 @@ class Transfers:
     async def receive(
         self, contributor: str, chunks: AsyncIterator[pb.UploadChunk], check: Callable[[], None]
     ) -> pb.UploadState:
-        """Append the chunks of one call; returns when they are on disk.
+        """Append the chunks of one call; return once they are on disk.
 
-        ``check`` is called before every chunk but the first, and raises when the caller may not continue.
+        ``check`` is called before every chunk but the first, and raises if the caller may not continue.
 
         Raises:
-            GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for a byte more than declared,
-                ``USAGE`` for a gap, ``LEASE_LOST`` when another stream sends the same object, ``HASH_MISMATCH``,
-                ``DEADLINE_EXCEEDED`` when nothing comes, or too little.
+            GymError: ``NOT_FOUND`` for an undeclared object, ``TOO_LARGE`` for more bytes than declared, ``USAGE`` for
+                a gap, ``LEASE_LOST`` if another stream sends the same object, ``HASH_MISMATCH``, ``DEADLINE_EXCEEDED``
+                if chunks stop or the upload is too slow.
         """
         waiting = self._limits.idle_upload_seconds
         first = await _next(chunks, waiting)
@@ -179,14 +180,14 @@ class Transfers:
             self._busy.discard(key)
 
     def _may_know(self, contributor: str, sha256: str) -> bool:
-        """Whether the object is there, for those to whom the hub reports it."""
+        """Return True if the store has the object and the contributor may learn that."""
         return self._store.has(sha256) and (not self._private or self._may_read(contributor, sha256))
 
     def readable(self, contributor: str, sha256: str) -> Path:
-        """A local file of an object that the contributor may read.
+        """Return a local file of an object that the contributor may read.
 
         Raises:
-            GymError: ``NOT_FOUND`` also for what it may not read, so that nothing is given away.
+            GymError: ``NOT_FOUND``, also if reading is not permitted, so that the object's existence is not revealed.
         """
         if not self._may_read(contributor, sha256):
             raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256[:64]}")
@@ -197,12 +198,12 @@ class Transfers:
             return may_read(tx, contributor, sha256)
 
     def check_sent(self, contributor: str, sha256: str) -> None:
-        """Raises ``NOT_FOUND`` for an object of which the contributor may not know, as for one that is not there."""
+        """Raise ``NOT_FOUND`` if the object is missing, or if the contributor may not learn that it exists."""
         if not self._may_know(contributor, sha256):
             raise GymError(ErrorCode.NOT_FOUND, f"object {sha256} was not uploaded", "upload it first")
 
     def check_present(self, contributor: str, records: pb.Records) -> None:
-        """Raises ``NOT_FOUND`` unless every object that the records name has been uploaded."""
+        """Raise ``NOT_FOUND`` unless every object that the records name has been uploaded."""
         for ref in references(records):
             if not self._may_know(contributor, ref.sha256):
                 raise GymError(
@@ -249,7 +250,7 @@ class Transfers:
         with self._database.transaction() as tx:
             now = self._clock()
             insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=now)
-            # Bytes that come again are as young as new ones, so that gc leaves them until an update names them.
+            # Bytes uploaded again count as new, so that gc keeps them until an update names them.
             tx.execute(update(objects).where(objects.c.sha256 == sha256).values(created_at=now))
             insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
         self._forget(contributor, sha256)
@@ -285,7 +286,7 @@ def _declaration(contributor: str, sha256: str) -> ColumnElement[bool]:
 
 
 async def read_ahead(path: Path, offset: int) -> AsyncIterator[bytes]:
-    """A file in chunks from ``offset`` on, the next one read while one is sent; a reader that is slow holds no file."""
+    """Yield a file's chunks from ``offset``, reading one ahead; a slow reader keeps no file open."""
     following = _reading(path, offset)
     try:
         while data := await following:
@@ -313,7 +314,7 @@ def _sync(file: BinaryIO) -> None:
 
 async def _next(chunks: AsyncIterator[pb.UploadChunk], seconds: float) -> pb.UploadChunk | None:
     try:
-        # Python 3.11's wait_for drops a cancellation, as of the whole upload's limit, that comes with the chunk.
+        # Python 3.11's wait_for drops a cancellation (of the whole upload's limit) that arrives with the chunk.
         async with asyncio.timeout(seconds):
             return await anext(chunks, None)
     except TimeoutError:
