@@ -1,5 +1,5 @@
-"""What a round was worth to the network, and who is credited with it.
+"""Credits for contributors: the value of each update to the network, measured per round.
 
-``free_riders`` finds what nobody worked for, before the merge; ``scores`` measures what the rest gave, after it;
-``appraisal`` makes credits of that; ``reputations`` keeps scores and reputations, in the transaction of the round.
+``free_riders`` finds worthless or copied updates before the merge. ``scores`` measures the value of the others after
+it. ``appraisal`` converts scores to credits. ``reputations`` stores scores and reputations in the round's transaction.
 """

@@ -33,11 +33,11 @@ from gym_server.store.objects import ObjectStore
 
 @dataclass(frozen=True)
 class Appraisal:
-    """What a round comes to.
+    """The result of an appraisal.
 
     Attributes:
-        judgements: The final ones, with credits.
-        record: Writes scores and reputations; for the transaction that commits the round.
+        judgements: The final judgements, with credits.
+        record: Writes scores and reputations; call it in the transaction that commits the round.
     """
 
     judgements: list[Judgement]
@@ -59,26 +59,26 @@ def appraise(
     should_stop: Callable[[], bool],
     evals: Mapping[str, float] | None = None,
 ) -> Appraisal:
-    """Score what was merged, split the pool, and move the reputations.
+    """Score the merged updates, split the pool of credits, and update the reputations.
 
     Args:
         state: The hub's state.
         config: The hub's config.
         model: The model that the updates were made for.
-        server_round: The round.
-        rewards: The rewards, with the pay that the round's task announced.
-        judged: A row of ``updates`` and its judgement, for every update of the round, by id.
-        findings: Of the free-riders and duplicates among them.
-        similarity: How alike they are.
-        coefficients: What each merged update counts for in the aggregate, where the rule weighs whole updates.
-        weights: Of the merged updates, where reputations make them.
-        losses: Of the held-out rows before and after the soup; None without held-out rows.
-        should_stop: Whether the hub is to stop.
-        evals: What each merged update adds to the evaluations; None where credits do not depend on them.
+        server_round: Number of the round.
+        rewards: The rewards config, with the pay that the round's task announced.
+        judged: Rows of ``updates`` with their judgements, for every update of the round, ordered by id.
+        findings: Findings on free-riders and duplicates, by update.
+        similarity: Similarity of the round's updates.
+        coefficients: Coefficient of each merged update in the aggregate, if the rule weighs whole updates.
+        weights: Weights of the merged updates from reputations; None if the recipe sets them.
+        losses: Losses of the held-out rows before and after the soup; None without held-out rows.
+        should_stop: Returns True if the hub must stop.
+        evals: Contribution of each merged update to the evaluations; None if credits do not depend on them.
 
     Raises:
-        ScoringStopped: When it is.
-        GymError: As ``score_updates``.
+        ScoringStopped: If ``should_stop`` returned True.
+        GymError: See ``score_updates``.
     """
     merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
     measured = _measured(config, state.store, model, rewards, merged, coefficients, weights, should_stop)
@@ -159,7 +159,7 @@ def appraise(
 
 
 def joined(groups: Sequence[Collection[str]]) -> list[list[str]]:
-    """Groups of which those that share a member are one."""
+    """Merge groups that share a member."""
     found: list[set[str]] = []
     for group in groups:
         touching = [one for one in found if not one.isdisjoint(group)]
@@ -170,7 +170,7 @@ def joined(groups: Sequence[Collection[str]]) -> list[list[str]]:
 def reputation_weights(
     config: ServerConfig, database: Database, round_store: RoundStore, contributors: Sequence[str]
 ) -> list[float] | None:
-    """Weights of updates by their contributors' reputations; None where the recipe does not use them."""
+    """Return weights of updates from their contributors' reputations; None if the recipe does not use them."""
     floor = config.soup.reputation_floor
     if floor is None:
         return None
@@ -219,7 +219,7 @@ def _measured_round(
     who: Mapping[str, str],
     losses: tuple[RowLosses, RowLosses],
 ) -> MeasuredRound:
-    """The scores by contributor, next to what the rounds before came to."""
+    """Return the scores by contributor, with the running scores before the round."""
     before, after = losses
     gain = before.gain_to(after)
     nothing = 0.0 * gain

@@ -1,6 +1,7 @@
-"""Find zeros, merged work that is sent again, and updates of one round that are the same work.
+"""Find zeros, resent merged work, and updates of one round that are the same work.
 
-Found by the updates' norms and angles alone. Noise has the angles of honest work on unusual data; its score shows it.
+Only the norms and angles of updates are used. Noise cannot be found this way: its angles are those of honest work on
+unusual data. Its score reveals it.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from gym_server.store.tables import updates, versions
 log = logging.getLogger("gym_server")
 
 _IDENTICAL = 1.0 - 1e-6
-"""Similarity of an update with itself in another dress: scaled, or as its signs. Training again does not reach it."""
+"""Similarity of an update with a scaled or sign-only copy of itself. Training again does not reach it."""
 
 
 @dataclass(frozen=True)
 class FreeRiderFinding:
-    """Why an update free-rides, or is one of two that are the same work.
+    """The reason why an update free-rides, or is the same work as another.
 
     Attributes:
-        reason: In words for the contributor and the ledger.
-        cheating: True if it is proven, not only worthless.
-        blameless: True if honest work can look like that too: the update is rejected, and no reputation is lost.
-        leader: The update of the same round that it is the same work as; such an update is not rejected.
+        reason: Explanation for the contributor and the ledger.
+        cheating: True if cheating is proven; False if the update is only worthless.
+        blameless: True if honest work can look the same: the update is rejected without loss of reputation.
+        leader: The update of the same round that is the same work; a finding with a leader does not reject the update.
     """
 
     reason: str
@@ -64,7 +65,7 @@ class _Earlier:
     """A merged update, or the soup, of an earlier round."""
 
     what: str
-    contributors: frozenset[str]  # whose work it is
+    contributors: frozenset[str]  # its authors
     soup: bool
     sha256: str
     base_digest: str
@@ -75,10 +76,10 @@ class RoundSimilarity:
     """Similarity of the updates of a round that passed the screens.
 
     Attributes:
-        nearest: By update, the largest similarity to another of the round.
-        updates: The order of ``links``.
-        cosines: ``[n, n]`` of the whole updates.
-        torn: ``[n, n]`` pairs that look like one update cut in two.
+        nearest: Largest similarity to another update of the round, by update.
+        updates: Ids of the updates, in the order of the matrices.
+        cosines: ``[n, n]`` cosine similarities of the whole updates.
+        torn: ``[n, n]`` bool; True for pairs that look like one update split in two.
     """
 
     nearest: dict[str, float] = field(default_factory=dict)
@@ -91,8 +92,8 @@ class RoundSimilarity:
 
         Args:
             updates: The updates that earn credits.
-            threshold: From where on two are linked.
-            measured: Whether they do so by a score, so that there is no noise among them.
+            threshold: Similarity from which two updates are linked.
+            measured: True if the updates earn by score, so that there is no noise among them.
         """
         places = [i for i, update in enumerate(self.updates) if update in updates]
         among = np.ix_(places, places)
@@ -104,13 +105,13 @@ class RoundSimilarity:
 def free_riders(
     state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
 ) -> dict[str, FreeRiderFinding]:
-    """Find zeros and merged work that is sent again.
+    """Find zeros and resent merged work.
 
     Args:
         state: The hub's state.
         config: The hub's config.
-        rows: Rows of ``updates``, of updates that no screen has rejected so far.
-        server_round: The round.
+        rows: Rows of ``updates`` that no screen has rejected so far.
+        server_round: Number of the round.
 
     Returns:
         A finding for each update that free-rides.
@@ -136,10 +137,10 @@ def duplicates(
         config: The hub's config.
         base: The base model.
         store: The hub's objects.
-        rows: Rows of ``updates``, of updates that every other screen has passed.
+        rows: Rows of ``updates`` that every other screen has passed.
 
     Returns:
-        A finding for each update but the first of such a group; how alike the updates are.
+        A finding for each update but the first of each group, and the similarity of the updates.
     """
     rewards = config.rewards
     if config.hides_updates or len(rows) < 2:
@@ -155,7 +156,7 @@ def duplicates(
 def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRiderFinding]:
     if not config.min_norm_ratio or not norms:
         return {}
-    least = config.min_norm_ratio * statistics.median_low(norms.values())  # of two: the smaller
+    least = config.min_norm_ratio * statistics.median_low(norms.values())  # the smaller one of two
     return {
         update: FreeRiderFinding(
             f"its norm {norm:.3g} is nothing beside the round's median (rewards.min_norm_ratio)",
@@ -184,10 +185,10 @@ def _similarity(
 def _duplicates(
     rows: Sequence[Any], alike: Matrix | None, threshold: float | None
 ) -> dict[str, FreeRiderFinding]:
-    """Updates of one round that are the same work: all but the one of each group that was committed first.
+    """Find updates of one round that are the same work: all but the first committed one of each group.
 
-    Nobody can have seen another's update of the same round at the hub, and two people with the same rows send nearly
-    the same. So this is never cheating: the group weighs once, and shares its pay.
+    A contributor cannot get another's update of the same round from the hub, and two people with the same rows send
+    nearly the same. So this is never cheating: the group counts once, and shares its pay.
     """
     order = sorted(
         range(len(rows)), key=lambda i: (rows[i].committed_at or rows[i].received_at, rows[i].update_id)
@@ -211,9 +212,9 @@ def _duplicates(
 def _stale(
     state: HubState, config: ServerConfig, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
 ) -> dict[str, FreeRiderFinding]:
-    """Updates that are merged work of earlier rounds sent again.
+    """Find updates that resend merged work of earlier rounds.
 
-    Work that was rejected, or was of an aborted round, is not evidence: nobody was paid for it.
+    Rejected work, or work of an aborted round, is not evidence: nobody was paid for it.
     """
     found: dict[str, FreeRiderFinding] = {}
     threshold = config.rewards.stale_threshold
@@ -251,7 +252,7 @@ def _repeated_work(
     files: dict[str, DeltaFile],
     earlier: dict[int, list[_Earlier]],
 ) -> float:
-    """Measure how alike honest work on the same rows is: the largest similarity of one author's updates of two rounds.
+    """Measure how similar honest work on the same rows is: the maximum similarity of an author's updates of two rounds.
 
     The authors are the accounts that made ``old``, without the accused: otherwise a copier could raise the threshold by
     repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two.
@@ -271,7 +272,7 @@ def _repeated_work(
 def _earlier(
     config: ServerConfig, database: Database, round_store: RoundStore, server_round: int
 ) -> dict[int, list[_Earlier]]:
-    """Merged updates and soups of the rounds before, by round."""
+    """Return the merged updates and soups of earlier rounds, by round."""
     first = server_round - config.rewards.stale_rounds
     found: dict[int, list[_Earlier]] = {}
     with database.reading() as tx:

@@ -1,9 +1,9 @@
-"""Credits that change hands: requested now, settled when the hold period is over, cancelled when the key is revoked.
+"""Transfers of credits: requested, settled after the hold period, or cancelled when the key is revoked.
 
-A transfer settles when ``hold_seconds`` have passed since the request and since the sender's key last changed, so
-that the owner of a stolen key has that long to revoke it; a shorter period that comes later is not for it. Credits
-that came in less than that ago stay where they are.
-Whatever is due settles in the same transaction as the next round's commit, or when somebody looks; never twice.
+A transfer settles once ``hold_seconds`` have passed since the request and since the sender's key last changed, so that
+the owner of a stolen key has that long to revoke it. A hold period that is shortened later does not apply to it.
+Credits received within the hold period cannot be moved yet. Due transfers settle once, in the transaction of the next
+round's commit or of the next query.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Payouts:
     """The transfers of one hub.
 
     Args:
-        database: Where they are.
-        ledger: Gets an entry for every step.
+        database: The hub's database.
+        ledger: Ledger that records every step.
         server: Id of the hub.
-        tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
-        hold_seconds: The hold period.
-        per_hour: Transfers that one account may request.
-        clock: Unix seconds; tests bring their own.
+        tls: Fingerprint of the hub's TLS key, which statements name; ``PLAIN_TEXT`` if it has none.
+        hold_seconds: Hold period of new transfers, in seconds.
+        per_hour: Maximum number of transfers per account and hour.
+        clock: Clock, Unix seconds; tests pass their own.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Payouts:
 
     @rerun
     def request(self, caller: str, statement_json: str, signature: bytes) -> dict[str, Any]:
-        """Enter a transfer as pending; its amount is reserved from now on. The same order again gets the same answer.
+        """Record a pending transfer and reserve its amount. Repeating an order returns the same answer.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``STALE``, ``REPLAYED``; ``TRANSFER_REFUSED`` with the reason.
@@ -85,7 +85,7 @@ class Payouts:
             return self._transfer_of(tx, known)
 
     def settle(self, tx: Connection) -> int:
-        """Settle what is due, in the caller's transaction; returns how many."""
+        """Settle due transfers in the caller's transaction; return their number."""
         rows = tx.execute(self._due()).all()
         for row in rows:
             self._close(tx, row, SETTLED, {})
@@ -93,7 +93,7 @@ class Payouts:
 
     @rerun
     def settle_due(self) -> None:
-        """Settle what is due, in a transaction of its own; none is taken when nothing is."""
+        """Settle due transfers in a separate transaction, if there are any."""
         with self._database.reading() as tx:
             if tx.execute(self._due().limit(1)).first() is None:
                 return
@@ -101,7 +101,7 @@ class Payouts:
             self.settle(tx)
 
     def cancel(self, tx: Connection, contributor: str, reason: str) -> int:
-        """Give a contributor back what it has pending; returns how many transfers that were."""
+        """Cancel a contributor's pending transfers, which frees their credits; return their number."""
         rows = tx.execute(
             select(transfers).where(transfers.c.sender == contributor, transfers.c.status == PENDING)
         ).all()
@@ -110,7 +110,7 @@ class Payouts:
         return len(rows)
 
     def balance_and_transfers(self, contributor: str) -> dict[str, Any]:
-        """``balance``, of which ``available`` can be moved and ``held`` not yet; ``reserved``; and ``transfers``."""
+        """Return ``balance``, with its ``available`` (movable) and ``held`` parts, ``reserved`` and ``transfers``."""
         self.settle_due()
         with self._database.reading() as tx:
             rows = tx.execute(
@@ -125,7 +125,7 @@ class Payouts:
             }
 
     def balance_of(self, tx: Connection, contributor: str) -> dict[str, int]:
-        """What a contributor has: earned and received, less what was given away and what is reserved for that."""
+        """Return a contributor's balance: credits earned and received, without those sent or reserved for transfers."""
         young = self._clock() - self._hold
         mine = credits.c.contributor == contributor
         earned = select(func.sum(credits.c.amount)).where(mine)
@@ -151,7 +151,7 @@ class Payouts:
         }
 
     def balances(self, tx: Connection) -> dict[str, int]:
-        """The balance of everybody who has or had credits, as ``balance_of`` gives it."""
+        """Return the balance of everyone who has or had credits, as in ``balance_of``."""
         open_or_settled = transfers.c.status.in_((PENDING, SETTLED))
         parts = (
             (1, credits.c.contributor, credits.c.amount, None),
@@ -167,7 +167,7 @@ class Payouts:
         return found
 
     def _check_pace(self, tx: Connection, sender: str, now: float) -> None:
-        """Every transfer is two entries of everybody's ledger; what comes in is not the recipient's to answer for."""
+        """Limit a sender's transfers, each of which adds two ledger entries; received ones do not count."""
         mine = select(transfers.c.asked_at).where(transfers.c.sender == sender)
         earliest = tx.scalar(mine.order_by(transfers.c.asked_at.desc()).offset(self._per_hour - 1).limit(1))
         if earliest is not None and earliest + HOUR_SECONDS > now:

@@ -1,13 +1,13 @@
-"""Scores and reputations as they are kept: written in the round's transaction, shown to contributors and coordinator.
+"""Scores and reputations: written in the round's transaction, shown to contributors and the coordinator.
 
-``rewards_of`` is what ``AccountReply.rewards_json`` holds of this, newest first::
+``rewards_of`` returns the content of ``AccountReply.rewards_json``, newest round first::
 
     {"reputation": 0.488, "rounds": [{"server_round": 3, "update": "ab12...", "verdict": "merged", "reason": "",
       "method": "estimate", "score": 0.0123, "error": 0.002, "similarity": 0.41, "credit": 250,
       "reputation": 0.488}]}
 
-``score``, its standard ``error`` and ``similarity`` are null where they were not measured; ``method`` and
-``reputation`` (the one after the round) are null too for an update of a round that made no version.
+``score``, its standard ``error`` and ``similarity`` are null if they were not measured; ``method`` and ``reputation``
+(after the round) are also null for an update of a round without a version.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_ROUNDS = 100
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one update of a committed round came to."""
+    """The result of one update in a committed round."""
 
     update_id: str
     contributor: str
@@ -41,7 +41,7 @@ class Contribution:
     """The standard error of the score."""
     similarity: float | None = None
     share: float = 1.0
-    """Of what a positive round gives: those who are paid as one rise as one."""
+    """The update's share of a positive round's increase of reputation: those paid as one share one increase."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class RoundContributions:
     """A round's contributions and how they were measured.
 
     Attributes:
-        height: Of the version that the round made.
-        method: ``method``, ``options``, ``evaluations``, ``stopped``.
-        clusters: Updates that are copies of one, by that one.
-        together: Updates that were paid as one.
+        height: Height of the version that the round made.
+        method: Scoring method and its results: ``method``, ``options``, ``evaluations``, ``stopped``.
+        clusters: Copies of an update, by the id of that update.
+        together: Groups of updates that were paid as one.
         left: Credits that stay in the pool for later rounds.
     """
 
@@ -67,7 +67,7 @@ class RoundContributions:
 def reputations_before(
     tx: Connection, contributors: Iterable[str], height: int, config: ReputationConfig
 ) -> dict[str, float]:
-    """Reputations with which contributors enter the round that makes version ``height``."""
+    """Return contributors' reputations before the round that makes version ``height``."""
     wanted = set(contributors)
     rows = tx.execute(select(reputations).where(reputations.c.contributor.in_(wanted))).all()
     known = {row.contributor: Reputation(row.value, row.height) for row in rows}
@@ -77,7 +77,7 @@ def reputations_before(
 def record(
     tx: Connection, ledger: Ledger, server_round: int, account: RoundContributions, config: ReputationConfig
 ) -> None:
-    """Write a round's scores and reputations, and one entry of kind ``contribution`` that records them."""
+    """Write a round's scores and reputations, and record them in a ledger entry of kind ``contribution``."""
     moved = {
         c.contributor: after(
             c.reputation_before, c.outcome, c.share * config.up, config.rejected, config.cheating
@@ -121,7 +121,7 @@ def record(
 
 
 def rewards_of(tx: Connection, contributor: str, config: ReputationConfig) -> dict[str, Any]:
-    """A contributor's reputation and updates; the module's docstring has the shape."""
+    """Return a contributor's reputation and updates, in the format that the module's docstring shows."""
     next_height = int(tx.scalar(select(func.max(versions.c.height))) or 0) + 1
     rows = (
         tx.execute(

@@ -1,4 +1,4 @@
-"""Store running scores: what each contributor, and the run, has contributed on the current held-out rows.
+"""Store running scores: the contribution of each contributor, and of the whole run, on the current held-out rows.
 
 Each set of held-out rows has its own running scores, which start at zero. Every version adds a row for each of its
 contributors, so that a rollback discards the scores of the abandoned versions. Credits paid for them stay paid.
@@ -22,20 +22,20 @@ from gym_server.rounds.versions import heights_to
 from gym_server.store.tables import running_scores, versions
 
 RUN = ""
-"""In the place of a contributor: all rounds together."""
+"""Contributor name of the whole run's row."""
 
 _DIGITS = 12
-"""To which parts are rounded, in nats: far below the digits of scores, so that sums over rounds lose nothing."""
+"""Precision of stored parts, in nats: far finer than that of scores, so that rounding does not add up."""
 
 
 def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector) -> dict[str, RunningScore]:
-    """Read the running scores of everybody, and of the run under ``RUN``, as of one version.
+    """Read the running scores of all contributors, and of the run under ``RUN``, as of one version.
 
     Args:
-        tx: The transaction.
+        tx: A transaction.
         heldout: Digest of the held-out rows.
-        height: The version. Scores of versions that do not lead to it are left out.
-        nothing: ``[k]`` zeros, for contributors all of whose rounds were abandoned.
+        height: Height of the version. Scores of versions that do not lead to it are skipped.
+        nothing: ``[k]`` zeros, the parts of contributors whose rounds were all abandoned.
 
     Returns:
         The scores. ``earned`` includes abandoned rounds, so that the same gain is not paid for twice.
@@ -73,7 +73,7 @@ def write_running_scores(
 
 
 def recorded(found: Mapping[str, RunningScore], block_weights: Vector) -> dict[str, dict[str, Any]]:
-    """What the ledger records of running scores: nats, their error, credits, and a digest of the row."""
+    """Return the ledger's record of running scores: nats, their error, credits, and a digest of the row."""
     lines = {}
     for who, one in found.items():
         error = one.error(block_weights)
@@ -87,12 +87,12 @@ def recorded(found: Mapping[str, RunningScore], block_weights: Vector) -> dict[s
 
 
 def row_digest(parts: str, chance: float) -> str:
-    """The digest of a running score's parts and chance, as the table holds them."""
+    """Return the digest of a running score's parts and chance, as stored in the table."""
     return hashlib.sha256(f"{parts} {chance.hex()}".encode()).hexdigest()[:16]
 
 
 def carried_over(tx: Connection) -> int:
-    """Credits that the last round left in the pool."""
+    """Return the credits that the last round left in the pool."""
     row = newest_entry(tx, "contribution")
     return 0 if row is None else int(json.loads(row.body).get("left", 0))
 

@@ -22,16 +22,16 @@ from gym_server.store.objects import ObjectStore
 log = logging.getLogger("gym_server")
 
 DIGITS = 6
-"""Scores are rounded to a millionth of a nat; from there on everything is exact."""
+"""Scores are rounded to a millionth of a nat; arithmetic on them is exact from there on."""
 
 _LUCK = 2.0
-"""Standard deviations of blind chance that a score must be above to be a sign of work."""
+"""Minimum score that counts as a sign of work, in standard deviations of blind chance."""
 
 _LOG_SECONDS = 10.0
 
 
 class ScoringStopped(Exception):
-    """The hub is to stop; the round is scored when it runs again."""
+    """Raised if the hub must stop during scoring; the round is scored again after a restart."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class RoundScores:
     """The scores of a round.
 
     Attributes:
-        scores: Nats by update.
-        errors: The standard errors of the scores, by update, where they are known.
-        luck: What blind chance may give each, where the method knows.
-        chance: Standard deviation of what a blind direction of each update's size brings.
-        parts: ``[k]`` score of each update by block of held-out rows.
-        measurement: How it was measured, for the ledger.
+        scores: Score in nats, by update.
+        errors: Standard error of the score, by update, where known.
+        luck: Score that blind chance may give, by update, where the method estimates it.
+        chance: Standard deviation of the score of a random direction of the update's size, by update.
+        parts: ``[k]`` score by block of held-out rows, by update.
+        measurement: Method and settings of the measurement, for the ledger.
     """
 
     scores: dict[str, float]
@@ -73,10 +73,10 @@ def score_updates(
         store: The hub's objects.
         model: The model that the updates are for.
         rows: Rows of ``updates``.
-        coefficients: What each counts for in the aggregate, where the rule weighs whole updates; with 0 it had no part
-            in the soup, and scores 0. None: as in the weighted mean.
+        coefficients: Coefficient of each update in the aggregate, if the rule weighs whole updates. An update with 0
+            had no part in the soup, and scores 0. None: as in the weighted mean.
         weights: Weights of the updates from reputations; None if the recipe sets them.
-        should_stop: Called before every evaluation.
+        should_stop: Called before every evaluation; True stops the scoring.
         recipe: The recipe of the soup.
         method: The name of the scoring method.
         options: Keys of the method's ``Config``.
@@ -130,7 +130,7 @@ def _coefficients(
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
 ) -> list[float]:
-    """What each update counts for in the step that the soup is."""
+    """Return each update's coefficient in the step that the soup makes."""
     if coefficients is not None:
         return [recipe.server_learning_rate * c for c in coefficients]
     if weights is None:
@@ -145,7 +145,7 @@ def _luck(names: Sequence[str], found: Scores) -> dict[str, float]:
 
 
 def _watched(game: SoupGame, should_stop: Callable[[], bool]) -> Game:
-    """The game, which can be stopped and reports its progress."""
+    """Wrap a game so that it can be stopped and reports its progress."""
     began = last = time.monotonic()
 
     def on_evaluation(count: int) -> None:

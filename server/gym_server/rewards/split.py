@@ -1,4 +1,4 @@
-"""Split the credits of a round: by what updates brought, by what they added to evaluations, and for taking part."""
+"""Split a round's credits by score, by contribution to evaluations, and for participation."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from gym_fed.soup.credit import (
 )
 
 LEAST_WEIGHT = 0.1
-"""The least participation weight, as a share of the largest one: everybody who was merged gets something, and ten new
-keys no more than one contributor who is known."""
+"""Minimum participation weight, as a share of the largest one: every merged contributor gets something, but ten new
+accounts together get no more than one with a reputation."""
 
 
 @dataclass(frozen=True)
 class MeasuredRound:
-    """The scores of a round and what the rounds before it came to.
+    """The scores of a round and the running scores before it.
 
     Attributes:
-        parts: ``[k]`` score of each merged contributor by block of held-out rows.
-        luck: The score up to which each may be chance.
-        chance: Standard deviation of what a blind direction of each update's size brings.
+        parts: ``[k]`` score by block of held-out rows, by contributor of a merged update.
+        luck: Score that blind chance may give, by contributor.
+        chance: Standard deviation of the score of a random direction of the update's size, by contributor.
         gain: ``[k]`` gain of the round's soup.
         block_weights: ``[k]`` shares of the held-out tokens.
-        running_scores: Of everybody, before the round.
-        run: Of all rounds together, before the round.
+        running_scores: Running scores before the round, by contributor.
+        run: Running score of all rounds together, before the round.
     """
 
     parts: Mapping[str, Vector]
@@ -47,16 +47,16 @@ class MeasuredRound:
 
 @dataclass(frozen=True)
 class Split:
-    """Who gets what.
+    """The result of splitting a round's credits.
 
     Attributes:
         credits: Whole credits by contributor.
         earning: Contributors whose update counts as a positive contribution.
-        together: Those who were paid as one.
+        together: Groups of contributors that were paid as one.
         evals_pool: Credits that were split by evaluations.
         left: Credits that stay in the pool for later rounds.
-        running_scores: Of those who took part, after the round.
-        run: Of all rounds together, after the round; None where nothing is measured.
+        running_scores: Running scores after the round, by participating contributor.
+        run: Running score of all rounds together, after the round; None without measurements.
     """
 
     credits: dict[str, int]
@@ -77,16 +77,16 @@ def split(
     evals: Mapping[str, float] | None = None,
     carried: int = 0,
 ) -> Split:
-    """Split the pool over the contributors of merged updates and of duplicates, each of whom has one update.
+    """Split the pool between the contributors of merged updates and of duplicates, each of whom has one update.
 
     Args:
-        config: The shares.
-        reputations: For each contributor the reputation before the round.
-        measured: The scores; None where nothing is measured.
-        together: Given those who are compared, groups of them that are paid as one: by the mean of their scores, with
-            one part for taking part (by the sum of their reputations), divided equally.
-        duplicates: By contributor of a merged update, those who sent the same work: they share all that it gets.
-        evals: For each what the update adds to the evaluations; None where credits do not depend on them.
+        config: The rewards config, with the shares of the pool.
+        reputations: Reputation before the round, by contributor.
+        measured: The scores; None without measurements.
+        together: Returns, for the compared contributors, the groups that are paid as one: by the mean of their scores,
+            with one participation part (by the sum of their reputations), divided equally.
+        duplicates: Contributors who sent the same work, by contributor of the merged update: they share its pay.
+        evals: Contribution of each update to the evaluations, by contributor; None if credits do not depend on them.
         carried: Credits that earlier rounds left in the pool because no gain had earned them. Only a measured round
             pays from them; a round without measurements passes them on.
     """
@@ -144,9 +144,9 @@ def _by_score(
     same_work: Mapping[str, Collection[str]],
     pot: int,
 ) -> tuple[dict[str, int], dict[str, RunningScore], RunningScore]:
-    """Credits by score, and the running scores after them. A round that lowered no loss pays nothing."""
+    """Return credits by score, and the running scores after them. A round that lowered no loss pays nothing."""
     parts, chance = paid_as_one(measured.parts, groups), dict(measured.chance)
-    for group in groups:  # the members' parts are a share of their mean, and so is what may be chance in it
+    for group in groups:  # a member's parts are a share of the group's mean, and so is the chance in it
         mean = sum(measured.chance[who] for who in group) / len(group)
         chance |= dict.fromkeys(group, mean / len(group))
     for who, others in same_work.items():
@@ -171,7 +171,7 @@ def _by_score(
 def _participation(
     config: RewardsConfig, reputations: Mapping[str, float], units: Mapping[str, Collection[str]]
 ) -> dict[str, float]:
-    """Weights of the units; members of one rise by a part each, so that their sum is one contributor's."""
+    """Return the units' participation weights; members of a unit share one weight, from their summed reputation."""
     largest = max(reputations.values(), default=0.0)
     if not config.participation_ramp or largest == 0.0:
         return dict.fromkeys(units, 1.0)
@@ -180,13 +180,13 @@ def _participation(
 
 
 def _beyond_luck(measured: MeasuredRound) -> set[str]:
-    """Contributors whose score of this round is more than chance."""
+    """Return contributors whose score in this round exceeds chance."""
     scores = {who: float(parts.sum()) for who, parts in measured.parts.items()}
     return {who for who, score in scores.items() if score > max(0.0, measured.luck.get(who, 0.0))}
 
 
 def certainty(found: Split, block_weights: Vector) -> dict[str, float]:
-    """What the ledger records of the gain of all rounds: ``gained``, its ``error``, and what is ``certain``."""
+    """Return the ledger's record of the gain of all rounds: ``gained``, its ``error``, and the ``certain`` part."""
     if found.run is None:
         return {}
     error = found.run.error(block_weights)
