@@ -1,1 +1,1 @@
-"""Who may speak to the hub: enrolment, invites, keys, nodes, sessions."""
+"""Accounts of contributors: enrolment, invites, keys, nodes, sessions."""

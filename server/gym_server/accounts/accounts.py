@@ -1,9 +1,9 @@
-"""Enrolment, invites, sessions and nodes: who may speak to the hub, and as whom.
+"""Enrolment, invites, sessions and nodes of contributors.
 
-A session token is ``contributor.node.expiry.hmac``; the key of the HMAC is on disk, so sessions outlive restarts. The
-HMAC covers the hub's id, its TLS key, the account's public key and the time at which it enrolled, so that a session is
-good here only, and ends when the key is replaced or revoked, and when the account leaves, though it may come back. All
-sessions end when `keys/session.key` is removed and the hub started again.
+A session token is ``contributor.node.expiry.hmac``. The HMAC's key is on disk, so sessions survive restarts. The HMAC
+covers the hub's id, its TLS key, the account's public key and its time of enrolment. So a session is valid only at this
+hub, and ends when the key is replaced or revoked or the account leaves, even if it returns later. To end all sessions,
+delete `keys/session.key` and restart the hub.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, invites, nodes
 
 MAX_NAME = 80
-"""Characters of a contributor's name."""
+"""Maximum length of a contributor's name, in characters."""
 
 LEFT = "left"
-"""Status of an account that has withdrawn."""
+"""Status of an account that has left."""
 
 SESSION_SECONDS = 3600
 _LONGEST_CALL_SECONDS = 3000
-"""A call that began within its session may last that much longer."""
+"""How long a call that began within its session may continue after the session's end, in seconds."""
 _MAX_WORK_BYTES = 64
 
 
@@ -50,13 +50,13 @@ class Session:
     node_id: int
     public_key: bytes
     expires: float
-    """Unix seconds."""
+    """Expiry time, Unix seconds."""
     has_left: bool = False
-    """Of an account that has left: it may read its balance and move it, and nothing else."""
+    """True if the account has left: it may only read its balance and ledger entries, and transfer its credits."""
 
 
 class Accounts:
-    """The hub's register of contributors."""
+    """The hub's accounts."""
 
     def __init__(
         self,
@@ -71,19 +71,19 @@ class Accounts:
         nodes_per_account: int = LimitsConfig().nodes_per_account,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """What ``Federation`` opens.
+        """Create the accounts of an opened hub; ``Federation`` does so.
 
         Args:
-            database: Where the accounts are.
-            ledger: Enrolments and departures go there.
-            keys: The keys of the accounts over time.
-            policy: Who may enrol.
+            database: The hub's database.
+            ledger: Ledger that records enrolments and departures.
+            keys: The key history of the accounts.
+            policy: Enrolment policy.
             server: Id of the hub.
-            tls: Fingerprint of the hub's TLS key, which every claim names; ``PLAIN_TEXT`` where it has none.
-            session_key: Of the HMAC of sessions, 32 bytes.
-            work_bits: Proof of work that an enrolment under the policy ``open`` needs.
-            nodes_per_account: Installations of one account.
-            clock: The hub's, Unix seconds.
+            tls: Fingerprint of the hub's TLS key, which every claim names; ``PLAIN_TEXT`` if it has none.
+            session_key: The 32-byte HMAC key of session tokens.
+            work_bits: Bits of proof of work for an enrolment under the policy ``open``.
+            nodes_per_account: Maximum number of installations per account.
+            clock: The hub's clock, Unix seconds.
         """
         self._database = database
         self._ledger = ledger
@@ -98,7 +98,7 @@ class Accounts:
 
     @rerun
     def invite(self, note: str, valid_seconds: float) -> str:
-        """A new one-time token; only its hash is kept."""
+        """Create a one-time invite token; only its hash is stored."""
         token, now = new_token(), self._clock()
         with self._database.transaction() as tx:
             tx.execute(
@@ -117,12 +117,12 @@ class Accounts:
         work: bytes = b"",
         admit: Callable[[], None] = lambda: None,
     ) -> str:
-        """Register a key; the same key again is answered with the same id. What is refused writes nothing.
+        """Register a key; return the account's id. A known key returns its existing id. A refusal writes nothing.
 
-        ``admit`` is called once name, signature and work are good; what it raises refuses the key.
+        ``admit`` is called once name, signature and work are verified; an exception from it refuses the key.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy or for want of
+            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy or for missing
                 proof of work.
         """
         name = name.strip()
@@ -140,12 +140,12 @@ class Accounts:
         return self._register(public_key, name, invite)
 
     def is_new(self, public_key: bytes) -> bool:
-        """Whether no account has or had a key."""
+        """Return True if no account has or had this key."""
         with self._database.reading() as tx:
             return key_row(tx, public_key) is None
 
     def meet(self, public_key: bytes) -> str:
-        """Register a key that signed a reply on a stock Flower grid, where nobody enrols; invites cannot reach it.
+        """Register a key that signed a reply on a stock Flower grid, which has no enrolment and cannot carry invites.
 
         Raises:
             GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the policy.
@@ -202,13 +202,14 @@ class Accounts:
         signature: bytes,
         also_left: bool = False,
     ) -> tuple[str, float, int]:
-        """Exchange a signature for a session: token, expiry, node id.
+        """Exchange a signature for a session: token, expiry (Unix seconds), node id.
 
-        With ``also_left`` an account that has left gets one, too: without a node, for ``LEFT_METHODS`` of the guard.
+        With ``also_left``, an account that has left gets a session without a node, for the ``LEFT_METHODS`` of the
+        ``AuthInterceptor``.
 
         Raises:
             GymError: ``UNAUTHENTICATED`` for an unknown contributor; ``CLOCK_SKEWED``; ``SIGNATURE_INVALID``;
-                ``KEY_REVOKED`` for a key that was the account's and is no longer.
+                ``KEY_REVOKED`` for a former key of the account.
         """
         now = self._clock()
         require_fresh("the request", issued_at, now)
@@ -227,11 +228,11 @@ class Accounts:
         return self._token(row, node_id, expires), expires, node_id
 
     def session(self, token: str) -> Session:
-        """Who a token speaks for.
+        """Return the session of a token.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` when it is not ours, expired, of a key that was replaced since, or its account
-                is no longer active; ``KEY_REVOKED``.
+            GymError: ``UNAUTHENTICATED`` if the token is from another hub or has expired, if its key was replaced, or
+                if its account is not active; ``KEY_REVOKED``.
         """
         parts = token.split(".")
         row = self._row(parts[0])
@@ -245,11 +246,11 @@ class Accounts:
         raise GymError(ErrorCode.UNAUTHENTICATED, "this call needs a session", "enrol, then authenticate")
 
     def check(self, session: Session) -> None:
-        """Whether a session that was good still is; called while a call lasts.
+        """Check that a session is still valid; called during long calls.
 
         Raises:
-            GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` when the key was replaced, the account left, or the call has
-                gone on for long after the session's end.
+            GymError: ``KEY_REVOKED``; ``UNAUTHENTICATED`` if the key was replaced, the account left, or the call has
+                continued too long after the session's end.
         """
         self._check_age(session.expires + _LONGEST_CALL_SECONDS)
         row = self._row(session.contributor)
@@ -261,19 +262,19 @@ class Accounts:
             )
 
     def public_key(self, contributor: str) -> bytes:
-        """The active key of a contributor.
+        """Return the active key of a contributor.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` when there is none, ``KEY_REVOKED``.
+            GymError: ``UNAUTHENTICATED`` if there is none, ``KEY_REVOKED``.
         """
         return _active(self._row(contributor), contributor)
 
     @rerun
     def leave(self, contributor: str) -> None:
-        """Withdraw an account: its record stays, its open tasks are lost.
+        """Withdraw an account: its record is kept, its open tasks are lost.
 
         Raises:
-            GymError: ``KEY_REVOKED`` or ``UNAUTHENTICATED`` for an account that is not active any more.
+            GymError: ``KEY_REVOKED`` or ``UNAUTHENTICATED`` if the account is no longer active.
         """
         with self._database.transaction() as tx:
             account = accounts.c.contributor == contributor
@@ -284,7 +285,7 @@ class Accounts:
 
     @rerun
     def connected(self, node_id: int, until: float) -> None:
-        """Note until when a node counts as connected (0: it is gone)."""
+        """Record until when a node counts as connected (Unix seconds; 0 disconnects it)."""
         with self._database.transaction() as tx:
             tx.execute(update(nodes).where(nodes.c.node_id == node_id).values(connected_until=until))
 
@@ -346,7 +347,7 @@ class Accounts:
 
     @contextmanager
     def _signed_for_us(self) -> Iterator[None]:
-        """Names what may have caused a signature that does not fit."""
+        """Explain likely causes of an invalid signature in the error."""
         try:
             yield
         except GymError as error:
@@ -361,7 +362,7 @@ class Accounts:
 
 
 def _active(row: Any, contributor: str, also_left: bool = False) -> bytes:
-    """The key of an account's row."""
+    """Return the key of an account's row; raise if the account is not active."""
     if row is not None and row.status == "revoked":
         raise RevokedKey(contributor)
     if row is None or (row.status != "active" and not (also_left and row.status == LEFT)):

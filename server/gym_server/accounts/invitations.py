@@ -1,4 +1,4 @@
-"""Invites as the coordinator handles them: made, listed, cancelled. The hub keeps only their hashes."""
+"""Create, list and cancel invites for the coordinator. The hub stores only their hashes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gym_server.store.database import Database
 from gym_server.store.tables import invites
 
 MAX_NOTE = 200
-"""Characters of an invite's note."""
+"""Maximum length of an invite's note, in characters."""
 
 _ID_DIGITS = 12
 _CANCELLED = 0.0
-"""``expires_at`` of an invite that was taken back."""
+"""``expires_at`` of a cancelled invite."""
 
 
 def make_invites(
@@ -34,10 +34,10 @@ def make_invites(
     note: str,
     valid_seconds: float,
 ) -> list[dict[str, str]]:
-    """New invites, each for one contributor: its id here, and the text to hand out.
+    """Create invites, each for one contributor: its id on this hub, and the text to hand out.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where nobody could connect to the address that they would carry.
+        GymError: ``CONFIG_INVALID`` if nobody could connect to the address in the invites.
     """
     where, note = address_for_others(config, folder), plain(note, MAX_NOTE)
     made = []
@@ -49,10 +49,10 @@ def make_invites(
 
 
 def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:
-    """What invites carry: ``advertise``, else ``listen``.
+    """Return the address in invites: ``advertise``, else ``listen``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when that is not an address that others can connect to.
+        GymError: ``CONFIG_INVALID`` if others cannot connect to that address.
     """
     if config.advertise is not None:
         return Endpoint.parse(config.advertise)
@@ -69,13 +69,13 @@ def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:
 def invites_of(
     database: Database, clock: HubClock, offset: int = 0, most: int | None = None
 ) -> list[dict[str, Any]]:
-    """Invites, the newest first; ``state`` is open, used, expired or cancelled.
+    """Return invites, newest first; ``state`` is open, used, expired or cancelled.
 
     Args:
         database: The hub's database.
         clock: The hub's clock.
-        offset: How many of the newest to leave out.
-        most: How many at most; None: all.
+        offset: Number of the newest invites to skip.
+        most: Maximum number of invites; None returns all.
     """
     now = clock.now()
     newest = select(invites).order_by(invites.c.created_at.desc(), invites.c.token_hash)
@@ -95,10 +95,10 @@ def invites_of(
 
 
 def cancel_invites(database: Database, clock: HubClock, ids: list[str]) -> list[str]:
-    """Take back invites that nobody has used yet; all of them or none. Returns their ids.
+    """Cancel invites that nobody has used yet, either all or none; return their ids.
 
     Raises:
-        GymError: ``NOT_FOUND`` for an id that is not an open invite's.
+        GymError: ``NOT_FOUND`` if an id is not that of an open invite.
     """
     found = {one["id"]: one["state"] for one in invites_of(database, clock)}
     for one in ids:

@@ -1,6 +1,7 @@
-"""The keys of accounts over time: one key after the other, each rotation, revocation and rebinding in the ledger.
+"""The key history of accounts: each rotation, revocation and rebinding is in the ledger.
 
-An account keeps the id that its first key gave it. Exactly one of its keys is active, or none once that was revoked.
+An account keeps the id that is derived from its first key. Exactly one of its keys is active, or none after a
+revocation.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from gym_server.store.tables import account_keys, accounts, key_refusals, rounds
 
 ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 _CHANGES = ("enrolled", "rotated")
-"""Kinds of the ledger's entries that an account brings about as often as it is let."""
+"""Kinds of ledger entries that an account can create by itself, and whose rate is therefore limited."""
 _FORMER_KEYS_TRIED = 20
 """Maximum former keys, newest first, that an invalid signature is checked against; anybody may send one."""
 
 
 class RevokedKey(GymError):
-    """A key that was revoked, proven to be held by the caller."""
+    """Error for a revoked key whose holder is proven to be the caller."""
 
     def __init__(self, contributor: str) -> None:
         super().__init__(
@@ -46,14 +47,14 @@ class Keys:
     """The key history of one hub.
 
     Args:
-        database: The database of the accounts.
-        ledger: Gets an entry for every change.
+        database: The hub's database.
+        ledger: Ledger that records every change.
         server: Id of the hub.
-        tls: Fingerprint of its TLS key, which statements name; ``PLAIN_TEXT`` where it has none.
+        tls: Fingerprint of the hub's TLS key, which statements name; ``PLAIN_TEXT`` if it has none.
         payouts: Transfers that a revocation cancels.
-        hold_seconds: How long a replaced key can still revoke the account.
-        per_hour: How often an account may replace its key or come back.
-        clock: Unix seconds; tests bring their own.
+        hold_seconds: How long a replaced key can still revoke the account, in seconds.
+        per_hour: Maximum number of key changes and returns per account and hour.
+        clock: Clock, Unix seconds; tests pass their own.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class Keys:
     # ---- reading ----
 
     def owner(self, public_key: bytes) -> str:
-        """The account that has or had a key.
+        """Return the account that has or had a key.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` when none did.
+            GymError: ``UNAUTHENTICATED`` if there is none.
         """
         with self._database.reading() as tx:
             row = key_row(tx, public_key)
@@ -91,11 +92,11 @@ class Keys:
         return str(row.contributor)
 
     def history_of(self, contributor: str) -> list[dict[str, Any]]:
-        """An account's keys, the first one first."""
+        """Return an account's keys, oldest first."""
         return self.history(contributor).get(contributor, [])
 
     def history(self, contributor: str | None = None) -> dict[str, list[dict[str, Any]]]:
-        """Every account's keys, or those of one, the first one first."""
+        """Return the keys of every account, or of one, oldest first."""
         keys: dict[str, list[dict[str, Any]]] = {}
         query = select(account_keys).order_by(account_keys.c.valid_from)
         if contributor is not None:
@@ -113,7 +114,7 @@ class Keys:
         return keys
 
     def signed_by_revoked(self, rows: Sequence[Any]) -> set[str]:
-        """Of the given rows of ``updates``, the ids of those that a key signed which is revoked by now."""
+        """Return the ids of those of the ``updates`` rows whose signing key has been revoked."""
         found = set()
         with self._database.reading() as tx:
             for row in rows:
@@ -124,10 +125,10 @@ class Keys:
         return found
 
     def require_pace(self, tx: Connection, contributor: str) -> None:
-        """Whether an account may replace its key or come back: the ledger, and the history of its keys, stay short.
+        """Check that an account may change its key or return now; the limit keeps ledger and key history short.
 
         Raises:
-            GymError: ``BUSY``.
+            GymError: ``BUSY`` if it has done so too often in the last hour.
         """
         what = "replaced its key or came back"
         require_pace(tx, contributor, _CHANGES, self._per_hour, self._clock(), what)
@@ -135,7 +136,7 @@ class Keys:
     # ---- changes ----
 
     def first(self, tx: Connection, contributor: str, public_key: bytes) -> None:
-        """Note the key that an account enrols with."""
+        """Record the key that an account enrols with."""
         tx.execute(
             account_keys.insert().values(
                 public_key=public_key, contributor=contributor, status=ACTIVE, valid_from=self._clock()
@@ -146,13 +147,13 @@ class Keys:
     def rotate(
         self, statement_json: str, signature: bytes, new_key: bytes, new_signature: bytes
     ) -> dict[str, Any]:
-        """Replace an account's key; the same rotation again gets the same answer.
+        """Replace an account's key; repeating a rotation returns the same answer.
 
-        Sessions of the old key end; its open tasks continue, to be answered under the new one.
+        Sessions of the old key end. Open tasks stay open, and are answered under the new key.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``STALE``; ``KEY_REVOKED`` for a key that is no longer the account's;
-                ``USAGE`` for a new key that was used before.
+            GymError: ``SIGNATURE_INVALID``, ``STALE``; ``KEY_REVOKED`` if the old key is no longer the account's;
+                ``USAGE`` if the new key was used before.
         """
         statement = Rotation.parse(statement_json)
         if statement.new_key != new_key.hex():
@@ -183,10 +184,10 @@ class Keys:
     def revoke(
         self, contributor: str, signing_key: bytes, statement_json: str, signature: bytes
     ) -> dict[str, Any]:
-        """Revoke an account's key on the word of that key, or of one that it replaced within the hold period.
+        """Revoke an account's key, by a statement signed by it or by one that it replaced within the hold period.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``STALE``; ``PERMISSION_DENIED`` for a key that may not, or no longer.
+            GymError: ``SIGNATURE_INVALID``, ``STALE``; ``PERMISSION_DENIED`` if the signing key may not revoke it.
         """
         statement = Revocation.parse(statement_json)
         if (statement.revoke, statement.key) != (contributor, signing_key.hex()):
@@ -211,10 +212,10 @@ class Keys:
 
     @rerun
     def revoke_as_coordinator(self, contributor: str, reason: str) -> dict[str, Any]:
-        """Revoke an account's key on the coordinator's word.
+        """Revoke an account's key on behalf of the coordinator.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``KEY_REVOKED`` when it was revoked before.
+            GymError: ``NOT_FOUND``; ``KEY_REVOKED`` if it was revoked before.
         """
         with self._database.transaction() as tx:
             account = _account(tx, contributor)
@@ -229,10 +230,10 @@ class Keys:
 
     @rerun
     def rebind(self, contributor: str, public_key: bytes) -> dict[str, Any]:
-        """Give an account whose key was revoked another one.
+        """Give a new key to an account whose key was revoked.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``USAGE`` for an account whose key is good, or a key that was used before.
+            GymError: ``NOT_FOUND``; ``USAGE`` if the account's key is valid, or if the new key was used before.
         """
         if len(public_key) != PUBLIC_KEY_BYTES:
             raise GymError(
@@ -273,7 +274,7 @@ class Keys:
     # ---- helpers ----
 
     def _revoke(self, tx: Connection, account: Any, proof: dict[str, Any]) -> int:
-        """End everything that the account's key can do; returns how many transfers were cancelled."""
+        """Revoke the account's key and everything that it allows; return the number of cancelled transfers."""
         now, contributor = self._clock(), account.contributor
         self._payouts.settle(tx)
         keys = account_keys.c.contributor == contributor
@@ -309,7 +310,7 @@ class Keys:
             raise GymError(ErrorCode.USAGE, "the new key was used here before", "make a fresh one")
 
     def _check_signed_before(self, tx: Connection, statement: Rotation, signature: bytes) -> None:
-        """A rotation that took effect already, requested again: the key that it replaced must have signed it."""
+        """Check that the replaced key signed a repeated rotation that has already taken effect."""
         keys = (account_keys.c.contributor == statement.rotate) & (account_keys.c.status == ROTATED)
         newest = select(account_keys.c.public_key).where(keys).order_by(account_keys.c.valid_until.desc())
         statement.verify(bytes(tx.scalar(newest.limit(1)) or b""), signature)
@@ -319,15 +320,15 @@ class Keys:
 
 
 def key_row(tx: Connection, public_key: bytes) -> Any:
-    """The row of a key, or None."""
+    """Return the row of a key, or None."""
     return tx.execute(select(account_keys).where(account_keys.c.public_key == public_key)).first()
 
 
 def check_signer(tx: Connection, account: Any, signed: object, signature: bytes) -> None:
-    """Whether an account's current key signed, and is good.
+    """Check that an account's current key signed, and is valid.
 
     Raises:
-        GymError: ``KEY_REVOKED`` when a revoked or replaced key of the account signed; ``SIGNATURE_INVALID``.
+        GymError: ``KEY_REVOKED`` if a revoked or replaced key of the account signed; ``SIGNATURE_INVALID``.
     """
     try:
         verify_signature(account.public_key, signed, signature)
@@ -349,7 +350,7 @@ def check_signer(tx: Connection, account: Any, signed: object, signature: bytes)
 def signer_of(
     tx: Connection, contributor: str, signed: object, signature: bytes, most: int | None = None
 ) -> Any:
-    """The row of the account's former key that signed, or None; ``most`` keys are tried, the last ones first."""
+    """Return the row of the account's former key that signed, or None; at most the newest ``most`` keys are tried."""
     former = (account_keys.c.contributor == contributor) & (account_keys.c.status != ACTIVE)
     newest = select(account_keys).where(former).order_by(account_keys.c.valid_from.desc()).limit(most)
     for row in tx.execute(newest).all():
