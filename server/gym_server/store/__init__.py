@@ -1,1 +1,1 @@
-"""State on disk: one SQL database and one content-addressed object store."""
+"""The hub's state on disk: one SQL database and one content-addressed object store."""

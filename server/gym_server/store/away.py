@@ -1,4 +1,4 @@
-"""The error of a database or object store that cannot be reached for a while."""
+"""The error for a database or object store that is temporarily unreachable."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 class StoreAway(Exception):
-    """Nothing of the call is known to be stored; calling again is safe.
+    """Raised if a store is unreachable: no part of the call is known to be stored, and retrying is safe.
 
-    No ``GymError``, so that no code that turns a contributor's ``GymError`` into a verdict can refuse work because a
-    disk was away. The strategy waits, and continues from the stored round.
+    Not a ``GymError``, so that code that turns a contributor's ``GymError`` into a verdict cannot refuse work because
+    of an unreachable store. The strategy waits, and resumes from the stored round.
 
     Args:
-        refusal: For the coordinator: ``UNAVAILABLE``, ``BUSY``, ``DISK_FULL`` or ``NOT_WRITABLE``, with the place.
+        refusal: Error for the coordinator: ``UNAVAILABLE``, ``BUSY``, ``DISK_FULL`` or ``NOT_WRITABLE``, with the
+            location.
     """
 
     def __init__(self, refusal: GymError) -> None:
@@ -21,7 +22,7 @@ class StoreAway(Exception):
 
     @property
     def outside(self) -> GymError:
-        """For contributors: they learn nothing of the place."""
+        """Return the error for contributors, which does not reveal the location."""
         what = "the hub cannot do this now: its database or its object store is away, or full"
         return GymError(
             self.refusal.code, what, "try again later; if it stays so, report it to the coordinator"
@@ -29,7 +30,7 @@ class StoreAway(Exception):
 
 
 class WriteConflict(StoreAway):
-    """The database undid a transaction because of another one; nothing of it is stored. ``BUSY`` if it stays so."""
+    """The database rolled a transaction back because of another one. ``BUSY`` if all retries fail."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(

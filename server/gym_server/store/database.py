@@ -1,9 +1,9 @@
-"""The SQL side of the hub: SQLite in WAL mode with full synchronisation, or PostgreSQL.
+"""The hub's SQL database: SQLite in WAL mode with full synchronisation, or PostgreSQL.
 
-Write transactions come one after the other on both: SQLite's ``BEGIN IMMEDIATE`` takes its lock before it reads, and
-on PostgreSQL an advisory lock is taken before the transaction begins, so that its snapshot holds what the one before it
-wrote. They are SERIALIZABLE besides: should something that does not know of the lock write to the database, the
-transaction is undone, and run again by ``rerun``.
+Write transactions are serialised on both. SQLite's ``BEGIN IMMEDIATE`` takes its lock before it reads. On PostgreSQL an
+advisory lock is taken before the transaction begins, so that its snapshot includes the writes of the previous one. The
+transactions are also SERIALIZABLE: if a program that ignores the lock writes to the database, the transaction is rolled
+back, and ``rerun`` runs it again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from gym_server.store.schema import check_version, create_tables
 from gym_server.store.tables import settings
 
 LOCK_SECONDS = 30
-"""How long a write transaction waits for the one before it."""
+"""How long a write transaction waits for the previous one, in seconds."""
 WRITERS, HUBS = 0x67796D01, 0x67796D02
-"""Names of the advisory locks: of write transactions, and of the hub that runs on the database."""
+"""Ids of the advisory locks: of write transactions, and of the hub that runs on the database."""
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
 
@@ -39,9 +39,10 @@ T = TypeVar("T")
 
 
 def rerun(method: Callable[P, T]) -> Callable[P, T]:
-    """For what is one write transaction: run it again, a few times, when the database undid it.
+    """Decorate a method that is one write transaction: retry it a few times if the database rolled it back.
 
-    Nothing was acknowledged to anybody by then. After the last attempt the ``WriteConflict`` (``BUSY``) is raised.
+    Nothing has been acknowledged to anybody by then. If the last attempt fails, its ``WriteConflict`` (``BUSY``) is
+    raised.
     """
 
     @functools.wraps(method)
@@ -56,11 +57,11 @@ def rerun(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class Database:
-    """Transactions over one engine. A write transaction is durable when its block ends.
+    """Transactions over one SQLAlchemy engine. A write transaction is durable when its block ends.
 
     Args:
-        url: Of SQLAlchemy.
-        read_only: For those who only look: there are no write transactions, and settings keep their defaults.
+        url: SQLAlchemy URL.
+        read_only: Allow no write transactions; settings keep their defaults.
     """
 
     def __init__(self, url: str, read_only: bool = False) -> None:
@@ -69,19 +70,19 @@ class Database:
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self.engine = _sqlite(self._url, read_only) if self._is_sqlite else _postgresql(self._url)
         self.at_begin: list[Callable[[Connection], object]] = []
-        """Called at the start of every write transaction, inside it; what they raise ends it."""
+        """Called at the start of every write transaction, inside it; an exception aborts the transaction."""
         self.before_commit: list[Callable[[Connection], object]] = []
         """Called at the end of every write transaction, inside it."""
         self.after_commit: list[Callable[[Connection], object]] = []
-        """Called when a write transaction is durable."""
+        """Called once a write transaction is durable."""
 
     @classmethod
     def open(cls, url: str, folder: Path, read_only: bool = False) -> Database:
         """Open an existing or new database; a relative SQLite path is inside ``folder``.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for a URL that cannot be used, ``STATE_CORRUPT`` when the file is no database
-                or one of another version; ``UNAVAILABLE`` when the server does not answer.
+            GymError: ``CONFIG_INVALID`` for an unusable URL, ``STATE_CORRUPT`` if the file is not a database or has
+                another version; ``UNAVAILABLE`` if the server does not answer.
         """
         prefix = "sqlite:///"
         if url.startswith(prefix) and not url.startswith(prefix + "/"):
@@ -109,26 +110,26 @@ class Database:
 
     @property
     def shown(self) -> str:
-        """The URL as it may be printed: without a password."""
+        """Return the URL for messages, without a password."""
         return shown(self._url)
 
     @property
     def url(self) -> str:
-        """With the password: for a program that connects, never for a message."""
+        """Return the URL with the password, to connect; never put it into a message."""
         return self._url.render_as_string(hide_password=False)
 
     @property
     def sqlite_path(self) -> Path | None:
-        """The file of a SQLite database; None for another one, or for one in memory."""
+        """Return the file of a SQLite database; None for other databases, or one in memory."""
         return Path(self._url.database) if self._is_sqlite and self._url.database else None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One write transaction: commits at the end, rolls back on any exception.
+        """Run one write transaction: commit at the end of the block, roll back on any exception.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` where it was opened for reading alone.
-            StoreAway: The database cannot be reached; whether a commit that was under way is stored is not known.
+            GymError: ``PERMISSION_DENIED`` if the database was opened read-only.
+            StoreAway: If the database is unreachable; whether a running commit was stored is then unknown.
         """
         if self.read_only:
             raise GymError(
@@ -148,7 +149,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Reads that all see one state of the database, without the write lock."""
+        """Run reads that all see one state of the database, without the write lock."""
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}  # see _begin
         if not self._is_sqlite:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -157,9 +158,9 @@ class Database:
 
     @contextmanager
     def change_counter(self) -> Iterator[Callable[[], int | None]]:
-        """A function for one thread: its value is another one once anything was committed; None: nobody can say.
+        """Yield a function for use by one thread, whose value changes after each commit; None if that is unknown.
 
-        SQLite says to a connection (``PRAGMA data_version``) what others have written, so one is kept.
+        SQLite reports changes by others per connection (``PRAGMA data_version``), so one connection stays open.
         """
         if not self._is_sqlite:
             yield lambda: None
@@ -171,7 +172,7 @@ class Database:
             connection.close()
 
     def setting(self, key: str, default: str) -> str:
-        """The stored value of ``key``, stored as ``default`` on first use."""
+        """Return the stored value of ``key``; store ``default`` on first use."""
         with self.reading() if self.read_only else self.transaction() as tx:
             value = tx.scalar(select(settings.c.value).where(settings.c.key == key))
             if value is None and not self.read_only:
@@ -179,7 +180,7 @@ class Database:
         return default if value is None else str(value)
 
     def set(self, key: str, value: str) -> None:
-        """Store a setting, in a transaction of its own."""
+        """Store a setting in a separate transaction."""
         with self.transaction() as tx:
             put_setting(tx, key, value)
 
@@ -188,10 +189,10 @@ class Database:
 
     @contextmanager
     def _alone(self, connection: Connection) -> Iterator[None]:
-        """Holds the lock of writers around a transaction of PostgreSQL.
+        """Hold the write lock around a PostgreSQL transaction.
 
-        It is a lock of the session, taken before the transaction begins: a lock that the transaction itself takes by a
-        query comes after its snapshot, which then lacks what the writer before it wrote.
+        The lock belongs to the session and is taken before the transaction begins. A lock that the transaction itself
+        takes by a query comes after its snapshot, which then lacks the previous writer's changes.
         """
         if self._is_sqlite:
             yield
@@ -204,24 +205,24 @@ class Database:
                 try:
                     _outside(connection, f"SELECT pg_advisory_unlock({WRITERS})")
                 except BaseException:
-                    connection.invalidate()  # its end releases the lock
+                    connection.invalidate()  # closing the session releases the lock
                     raise
 
 
 def insert_if_absent(tx: Connection, table: Table, **values: Any) -> None:
-    """Insert a row unless one with its key is there."""
+    """Insert a row unless a row with its key exists."""
     dialect = import_module(f"sqlalchemy.dialects.{tx.dialect.name}")
     tx.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
 
 
 def put_setting(tx: Connection, key: str, value: str) -> None:
-    """Store a setting, in place of the one that is there."""
+    """Store a setting, replacing its current value."""
     tx.execute(settings.delete().where(settings.c.key == key))
     tx.execute(settings.insert().values(key=key, value=value))
 
 
 def _outside(connection: Connection, statement: str) -> None:
-    """Execute outside of any transaction."""
+    """Execute a statement outside of any transaction."""
     connection.execution_options(isolation_level="AUTOCOMMIT")
     connection.execute(text(statement))
     connection.commit()
@@ -238,7 +239,7 @@ def _postgresql(url: URL) -> Engine:
     engine = create_engine(
         url,
         isolation_level="SERIALIZABLE",
-        pool_pre_ping=True,  # a server that was restarted meanwhile is not a failure
+        pool_pre_ping=True,  # a server restart in the meantime is not an error
         pool_size=8,
         max_overflow=32,
         hide_parameters=True,
@@ -248,13 +249,13 @@ def _postgresql(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _session(connection: Any, _: Any) -> None:
         with connection.cursor() as cursor:
-            # A commit that was acknowledged is on disk, whatever the server's default is.
+            # An acknowledged commit must be on disk, whatever the server's default is.
             cursor.execute(
                 "SELECT set_config('synchronous_commit', 'on', false) "
                 "WHERE current_setting('synchronous_commit') = 'off'"
             )
             cursor.execute(f"SET lock_timeout = '{LOCK_SECONDS}s'")
-            # The locks of a machine that is gone without a word are free within half a minute.
+            # Locks of a machine that vanished are released within half a minute.
             for name, seconds in (("idle", 10), ("interval", 5), ("count", 3)):
                 cursor.execute(f"SET tcp_keepalives_{name} = {seconds}")
         connection.commit()
@@ -276,7 +277,7 @@ def _sqlite(url: URL, read_only: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # What only reads sees one state from its first select on, and takes no lock that a writer waits for.
+        # A read-only transaction sees one state from its first select, and takes no lock that a writer waits for.
         only_reads = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
         connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 

@@ -1,4 +1,4 @@
-"""Errors of the database, each with its code and its remedy. No text holds the database's password."""
+"""Database errors, mapped to error codes with hints. No text contains the database's password."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CODES = {
 
 
 def parse_url(text: str) -> URL:
-    """A database's URL; what cannot be read is not repeated, since a password may be in it.
+    """Parse a database URL; an invalid one is not quoted, since it may contain a password.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -52,19 +52,19 @@ def parse_url(text: str) -> URL:
 
 
 def shown(url: URL) -> str:
-    """The URL without its password, wherever in it the password is."""
+    """Return the URL without its password, wherever the password is in it."""
     secret = {name: "***" for name in url.query if name not in ("host", "port", "user", "sslmode")}
     return url.update_query_dict(secret).render_as_string(hide_password=True)
 
 
 @contextmanager
 def mapped_errors(url: URL) -> Iterator[None]:
-    """Failures of the database inside the block are raised as what they mean.
+    """Convert database errors inside the block to the project's errors.
 
     Raises:
-        StoreAway: The database cannot be reached, is too busy, full or read-only, or undid the transaction
+        StoreAway: If the database is unreachable, too busy, full or read-only, or rolled the transaction back
             (``WriteConflict``).
-        GymError: ``USAGE`` for text that it cannot hold.
+        GymError: ``USAGE`` for text that the database cannot store.
     """
     try:
         yield
@@ -103,11 +103,11 @@ def _away(name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "t
 
 
 def _never_connected(error: DBAPIError, state: str) -> bool:
-    """PostgreSQL's drivers raise an operational error without a state when no connection comes about."""
+    """Return True if no connection was established: PostgreSQL's drivers then raise an error without a state."""
     return not state and type(error).__name__ == "OperationalError" and hasattr(error.orig, "sqlstate")
 
 
 def _text(url: URL, error: DBAPIError) -> str:
-    """The driver's own words, on one line."""
+    """Return the driver's message on one line."""
     text = " ".join(str(error.orig).split())
     return text.replace(url.password, "***") if url.password else text

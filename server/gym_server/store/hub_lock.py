@@ -1,8 +1,8 @@
-"""One hub a database: a lock that is held while `gym-server run` lives, wherever its folder and its machine are.
+"""One hub per database: a lock that `gym-server run` holds, across folders and machines.
 
-On PostgreSQL it is an advisory lock of a session of its own. A hub that has lost that session, by a restart of the
-server or a cable, may be followed by another one: each hub writes a token into the database when it begins, and every
-write transaction of it looks whether the token is still there. So there is no moment at which two write.
+On PostgreSQL it is an advisory lock of a separate session. A hub may lose that session, by a restart of the server or a
+network failure, and another hub may take over. So each hub writes a token into the database at its start, and each of
+its write transactions checks that the token is still there. Two hubs can never both write.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _GHOST_SECONDS = 2.0
 
 
 class HubLock:
-    """The right to run the rounds of a database, from the making of this until ``release``.
+    """The exclusive right to run the rounds of a database, from construction until ``release``.
 
     Raises:
-        GymError: ``STATE_LOCKED`` when another hub runs on it.
-        StoreAway: The database cannot be reached.
+        GymError: ``STATE_LOCKED`` if another hub runs on it.
+        StoreAway: If the database is unreachable.
     """
 
     def __init__(self, database: Database) -> None:
@@ -43,7 +43,7 @@ class HubLock:
             self._file = None if path is None else locked_file(Path(f"{path}.lock"), _locked(database))
             return
         end = time.monotonic() + _GHOST_SECONDS
-        while (session := self._take()) is None:  # a hub that was killed just now is gone in a moment
+        while (session := self._take()) is None:  # the lock of a killed hub is released in a moment
             if time.monotonic() > end:
                 raise _locked(database)
             time.sleep(0.1)
@@ -53,10 +53,10 @@ class HubLock:
         database.at_begin.append(self._check)
 
     def keep(self) -> None:
-        """Look after the lock: call it every few seconds.
+        """Check and renew the lock; call it every few seconds.
 
         Raises:
-            GymError: ``STATE_LOCKED`` when another hub took the database over; ``StoreAway`` while it is away.
+            GymError: ``STATE_LOCKED`` if another hub took the database over; ``StoreAway`` while it is unreachable.
         """
         if self._file is not None:
             return
@@ -74,7 +74,7 @@ class HubLock:
             raise StoreAway(GymError(ErrorCode.BUSY, what))
 
     def release(self) -> None:
-        """Let another hub begin."""
+        """Release the lock, so that another hub can start."""
         if self._file is not None:
             self._file.close()
         self._drop()
@@ -82,13 +82,13 @@ class HubLock:
             self._database.at_begin.remove(self._check)
 
     def _take(self) -> Connection | None:
-        """A session that has the lock; None while another one has it."""
+        """Return a session that holds the lock; None if another session holds it."""
         from gym_server.store.failures import mapped_errors
 
         with mapped_errors(self._database.engine.url):
             session = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             try:
-                session.detach()  # never another's in the pool
+                session.detach()  # must not return to the pool
                 taken = session.scalar(text(f"SELECT pg_try_advisory_lock({HUBS})"))
             except BaseException:
                 session.close()
@@ -101,7 +101,7 @@ class HubLock:
     def _drop(self) -> None:
         session, self._session = self._session, None
         if session is not None:
-            with suppress(DBAPIError):  # it is gone already
+            with suppress(DBAPIError):  # already closed
                 session.close()
 
     def _check(self, tx: Connection) -> None:
@@ -110,10 +110,10 @@ class HubLock:
 
 
 def locked_file(path: Path, refusal: GymError) -> IO[str]:
-    """A file that nobody else has while it is open; the kernel releases it whatever becomes of the process.
+    """Open a file that no other process can lock while it is open; the kernel unlocks it if the process ends.
 
     Raises:
-        GymError: ``refusal``, when another process has it.
+        GymError: ``refusal``, if another process has locked it.
     """
     file = open(path, "a")  # noqa: SIM115 (held by the caller)
     try:

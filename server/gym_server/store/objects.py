@@ -1,7 +1,7 @@
-"""Content-addressed objects: bytes named by their sha256, staged on local disk, kept behind fsspec.
+"""Content-addressed objects: bytes named by their sha256, staged on local disk, stored with fsspec.
 
-An upload grows as ``uploads/<owner>-<sha256>.part``; what is acknowledged has been fsynced. A finished object is
-verified, renamed into place and only then known to the database, so a crash leaves a resumable part or a whole object.
+An upload grows as ``uploads/<owner>-<sha256>.part``; acknowledged bytes have been fsynced. A finished object is
+verified and renamed before the database records it, so a crash leaves a resumable part or a whole object.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from gym_server.store.remote import RemoteObjects
 
 @dataclass(frozen=True)
 class StoredObject:
-    """What the store says of an object: its size, and when it was written (Unix seconds)."""
+    """The size of a stored object, and its modification time in Unix seconds."""
 
     size_bytes: int
     modified_at: float
 
 
 class ObjectStore:
-    """A folder, S3, or an fsspec URL with one file per object.
+    """An object store with one file per object: a local folder, S3, or another fsspec URL.
 
     Args:
-        url: Where objects live; a plain path is a local folder.
+        url: Location of the objects; a plain path is a local folder.
         staging: Local folder for parts, and for copies of remote objects that are being mapped.
-        max_copy_bytes: What these copies may have together.
-        read_only: For those who only look: no folder is made.
+        max_copy_bytes: Limit on the total size of these copies, in bytes.
+        read_only: Create no folders.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ObjectStore:
         if url.startswith("file://") or "://" not in url:
             self._root = str(Path(url.removeprefix("file://")).resolve())
             if not read_only:
-                make_folder(Path(self._root), 0o700)  # nobody's but the hub's
+                make_folder(Path(self._root), 0o700)  # only the hub may read it
         else:
             self._remote = RemoteObjects(url, self.staging, max_copy_bytes)
             self._fs, self._root = self._remote.fs, self._remote.root
@@ -65,24 +65,24 @@ class ObjectStore:
 
     @property
     def place(self) -> str:
-        """Where objects are, for messages."""
+        """Return the location of the objects, for messages."""
         return self._root
 
     def has(self, sha256: str) -> bool:
-        """Whether the store holds an object.
+        """Return True if the store has an object.
 
         Raises:
-            StoreAway: A remote store does not answer.
+            StoreAway: If a remote store does not answer.
         """
         path = self._path(sha256)
         return Path(path).exists() if self._remote is None else self._remote.has(path)
 
     def local_path(self, sha256: str) -> Path:
-        """A local file with the object's bytes, to be mapped; a remote object is copied once.
+        """Return a local file with the object's bytes, to map; a remote object is copied once.
 
         Raises:
-            GymError: ``NOT_FOUND`` when the store does not hold it.
-            StoreAway: A remote store does not answer, or gives other bytes.
+            GymError: ``NOT_FOUND`` if the store does not have it.
+            StoreAway: If a remote store does not answer, or returns other bytes.
         """
         path = self._path(sha256)
         try:
@@ -95,7 +95,7 @@ class ObjectStore:
         return Path(path)
 
     def listed(self) -> dict[str, StoredObject]:
-        """Every object that is there, by its sha256."""
+        """Return every stored object by its sha256."""
         with nullcontext() if self._remote is None else self._remote.mapped_errors():
             paths = self._fs.find(self._root, detail=True)
             return {
@@ -106,7 +106,7 @@ class ObjectStore:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders in which an upload needs free space; they may be on two disks."""
+        """Return the folders in which an upload needs free space; they may be on two disks."""
         return [self.staging, Path(self._root)] if self._remote is None else [self.staging]
 
     def partial_copies(self) -> list[Path]:
@@ -120,25 +120,25 @@ class ObjectStore:
         (self.staging / f"{sha256}.copy").unlink(missing_ok=True)
 
     def size(self, sha256: str) -> int:
-        """Bytes of an object.
+        """Return the size of an object in bytes.
 
         Raises:
-            GymError: ``NOT_FOUND`` when the store does not hold it.
+            GymError: ``NOT_FOUND`` if the store does not have it.
         """
         if not self.has(sha256):
             raise GymError(ErrorCode.NOT_FOUND, f"no object {sha256}")
         return int(self._fs.size(self._path(sha256)))
 
     def part_path(self, owner: str, sha256: str) -> Path:
-        """Where an unfinished upload of ``owner`` grows. Parts are never shared between owners."""
+        """Return the path of an unfinished upload of ``owner``. Parts are never shared between owners."""
         return self.staging / f"{owner}-{sha256}.part"
 
     def adopt(self, part: Path, sha256: str) -> int:
-        """Verify a finished file and move it into the store; returns its size in bytes.
+        """Verify a finished file and move it into the store; return its size in bytes.
 
         Raises:
-            GymError: ``HASH_MISMATCH``; the file is removed, since no continuation can fix it.
-            StoreAway: A remote store does not take it; the file is still there.
+            GymError: ``HASH_MISMATCH``; the file is deleted, since resuming the upload cannot fix it.
+            StoreAway: If a remote store does not accept it; the file is still there.
         """
         found = file_sha256(part)
         if found != sha256:
@@ -151,7 +151,7 @@ class ObjectStore:
         return self._place(part, sha256)
 
     def put_bytes(self, data: bytes) -> str:
-        """Store small bytes; returns their sha256."""
+        """Store bytes; return their sha256."""
         sha256 = hashlib.sha256(data).hexdigest()
         if not self.has(sha256):
             part = self._own_part(sha256)
@@ -166,7 +166,7 @@ class ObjectStore:
         return sha256
 
     def put_file(self, path: Path) -> str:
-        """Store a copy of a local file; returns its sha256."""
+        """Store a copy of a local file; return its sha256."""
         part = self._own_part("copy")
         try:
             with open(path, "rb") as source, open(part, "xb+") as target, HashedFile(target) as copy:
@@ -179,7 +179,7 @@ class ObjectStore:
         return sha256
 
     def _place(self, part: Path, sha256: str) -> int:
-        """Move a file whose bytes have this sha256 into the store; returns its size in bytes."""
+        """Move a file whose bytes have this sha256 into the store; return its size in bytes."""
         size = part.stat().st_size
         if self.has(sha256):
             part.unlink()
@@ -194,11 +194,11 @@ class ObjectStore:
         return size
 
     def _own_part(self, what: str) -> Path:
-        """Where the hub writes an object of its own: two threads may put the same at once."""
+        """Return a new path for an object that the hub writes itself: two threads may store the same one at once."""
         return self.part_path(f"hub-{secrets.token_hex(8)}", what)
 
     def _modified(self, path: str, details: dict[str, Any]) -> float:
-        """When a file was written, by what fsspec's implementations call it; now where none says so."""
+        """Return a file's modification time by the various names in fsspec's implementations; now if unknown."""
         for key in ("mtime", "LastModified", "last_modified", "created"):
             value = details.get(key)
             if isinstance(value, datetime):
@@ -206,7 +206,7 @@ class ObjectStore:
             if isinstance(value, (int, float)):
                 return float(value)
         try:
-            return float(self._fs.modified(path).timestamp())  # obstore's lists do not say
+            return float(self._fs.modified(path).timestamp())  # obstore's listings lack it
         except (NotImplementedError, FileNotFoundError):
             return time.time()
 

@@ -1,7 +1,7 @@
-"""Remote object stores: S3 by obstore, or any other by fsspec, with local copies up to a bound.
+"""Remote object stores: S3 with obstore, or others with fsspec, with a bounded cache of local copies.
 
-Whatever comes from there is hashed before it is used. Temporary names are nobody else's, so that two fetches of one
-object do not write into each other. Credentials come from the environment, and are in no message.
+Downloaded bytes are hashed before they are used. Temporary names are unique, so that two downloads of one object do not
+write to the same file. Credentials come from the environment, and never appear in messages.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ log = logging.getLogger("gym_server")
 
 _RETRIES, _RETRY_SECONDS, _CALL_SECONDS = 5, 20, 300
 _LOOKS, _FIRST_LOOK_SECONDS = 4, 0.1
-"""How often an object that is known to be there is looked for: some stores show what was put only after a while."""
+"""Number of attempts to find an object that must be there: some stores are only eventually consistent."""
 GRACE_SECONDS = 300.0
-"""A copy that was requested this lately is not removed: it is opened in a moment."""
+"""A copy requested within this many seconds is not removed, since it is about to be opened."""
 _LEFT_SECONDS = 3600.0
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN")
 
 
 class RemoteObjects:
-    """One URL's objects, and their copies on this machine.
+    """The objects under one URL, and their copies on this machine.
 
     Args:
-        url: ``s3://bucket/prefix``, or any URL of fsspec.
+        url: ``s3://bucket/prefix``, or any fsspec URL.
         copies: Local folder of the copies.
-        max_copy_bytes: What the copies may have together; those that were not used for longest go first. What a merge
-            has open at once is kept even beyond it.
+        max_copy_bytes: Limit on the total size of the copies, in bytes; least recently used ones are removed first.
+            Files that a merge has open are kept even beyond it.
     """
 
     def __init__(self, url: str, copies: Path, max_copy_bytes: int) -> None:
@@ -51,13 +51,13 @@ class RemoteObjects:
         self._copies = copies
         self._max_copy_bytes = max_copy_bytes
         now = time.time()
-        for left in copies.glob("*.fetch"):  # of a process that was killed
+        for left in copies.glob("*.fetch"):  # from a killed process
             with suppress(FileNotFoundError):
                 if left.stat().st_mtime < now - _LEFT_SECONDS:
                     left.unlink()
 
     def has(self, path: str) -> bool:
-        """Raises ``StoreAway`` when the store does not answer."""
+        """Return True if the store has the object; raise ``StoreAway`` if the store does not answer."""
         try:
             with self.mapped_errors():
                 self.fs.info(path)
@@ -66,15 +66,15 @@ class RemoteObjects:
         return True
 
     def copy(self, path: str, sha256: str) -> Path:
-        """A local file with an object's bytes; an object that is known to be there is looked for more than once.
+        """Return a local file with the bytes of an object that must exist; looking for it is retried.
 
         Raises:
-            FileNotFoundError: The store does not hold it.
-            StoreAway: It does not answer, or gives other bytes than those that were put.
+            FileNotFoundError: If the store does not have it.
+            StoreAway: If the store does not answer, or returns other bytes than were stored.
         """
         copy = self._copies / f"{sha256}.copy"
         with suppress(FileNotFoundError):
-            os.utime(copy)  # the clock of what goes first
+            os.utime(copy)  # marks it as recently used
             return copy
         part = self._copies / f"{sha256}-{secrets.token_hex(8)}.fetch"
         try:
@@ -89,10 +89,10 @@ class RemoteObjects:
         return copy
 
     def put(self, part: Path, path: str, sha256: str) -> None:
-        """Store a file whose sha256 was checked; it becomes the local copy.
+        """Store a file whose sha256 was verified; it becomes the local copy.
 
         Raises:
-            StoreAway: The store did not take it, or does not show it; the file is still there.
+            StoreAway: If the store does not accept it, or does not list it afterwards; the file is still there.
         """
         size = part.stat().st_size
         try:
@@ -109,7 +109,7 @@ class RemoteObjects:
         self.evict()
 
     def evict(self) -> None:
-        """Remove the copies that were not used for longest, until the others are within the bound."""
+        """Remove the least recently used copies until the others are within the limit."""
         found = []
         for copy in self._copies.glob("*.copy"):
             with suppress(FileNotFoundError):
@@ -128,19 +128,19 @@ class RemoteObjects:
 
     @contextmanager
     def mapped_errors(self) -> Iterator[None]:
-        """Failures of the store inside the block are raised as ``StoreAway``; that something is missing stays so."""
+        """Convert failures of the store inside the block to ``StoreAway``, except for missing files."""
         try:
             yield
         except (FileNotFoundError, GymError, StoreAway):
             raise
-        except Exception as error:  # noqa: BLE001 (each implementation has failures of its own)
+        except Exception as error:  # noqa: BLE001 (each implementation raises its own exceptions)
             what = f"{self.shown}: {_first_line(error)}"
             hint = "look at the object store, and at the credentials in the environment"
             raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, hint)) from None
 
     def _fetch(self, path: str, part: Path) -> str:
         with self.mapped_errors():
-            self.fs.info(path)  # obstore's file complains on stderr when there is none
+            self.fs.info(path)  # raises first, since obstore prints to stderr if a file is missing
         with self.mapped_errors(), self.fs.open(path, "rb") as source, open(part, "wb") as file:
             sha256, _ = copy_hashed(source, file)
             file.flush()
@@ -162,7 +162,7 @@ def _looked_for(look: Any) -> Any:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
+    """Return the file system of a URL, and the path in it."""
     if not url.startswith("s3://"):
         try:
             fs, root = fsspec.core.url_to_fs(url)
@@ -191,7 +191,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     make: Any = FsspecStore
     fs = make(
         "s3",
-        config={"checksum_algorithm": "SHA256"},  # the store checks what arrives
+        config={"checksum_algorithm": "SHA256"},  # the store verifies uploads
         client_options={
             "allow_http": plain,
             "connect_timeout": timedelta(seconds=10),
@@ -209,7 +209,7 @@ def _without_password(url: str) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """What happened, without the request's answer (which may hold a key's name) and without any secret."""
+    """Return the error's first line without the response (which may contain a key's name) and without secrets."""
     lines = str(error).splitlines() or [type(error).__name__]
     text = re.sub(r"<.*", "", lines[0])[:300].rstrip(" :")
     for name in _SECRETS:
@@ -219,8 +219,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _mapped_files() -> set[str]:
-    """Files that this process has mapped or open. Elsewhere than on Linux none is known, and what is open stays
-    readable after its name is gone."""
+    """Return the files that this process has mapped or open; empty except on Linux. Elsewhere an open file stays
+    readable after it is deleted."""
     found: set[str] = set()
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         found |= {parts[5].rstrip("\n") for line in maps if len(parts := line.split(maxsplit=5)) == 6}

@@ -1,8 +1,8 @@
-"""Who may read an object, and how many bytes count against an account's quota.
+"""Rights to read objects, and the bytes that count against an account's quota.
 
-Readers are its senders, those whom a task or version names it to, and a variant's readers.
-The right to read that an upload gives (``readers``) is the record of who brought an object. ``FORMERLY`` marks who gave
-the right up again, as for the file of a variant that was replaced, and is charged for it until the file is deleted.
+An object's readers are its uploaders, the accounts for which a task or version names it, and a variant's readers. A row
+in ``readers`` also records who uploaded an object. The prefix ``FORMERLY`` marks an uploader who gave up the right to
+read it, as for the file of a replaced variant; the object counts against its quota until it is deleted.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from gym_server.store.tables import (
 )
 
 FORMERLY = "~"
-"""Put before a contributor's id in ``readers``: brought the object, and may not read it any more."""
+"""Prefix of a contributor's id in ``readers``: it uploaded the object, and may no longer read it."""
 
 _EVERYONE = "*"
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes that count against the quota: of finished objects, and of declared uploads that are not finished."""
+    """Bytes that count against the quota: of finished objects, and of declared but unfinished uploads."""
 
     finished: int
     declared: int
 
     @property
     def total(self) -> int:
-        """Both, in bytes."""
+        """Return the sum, in bytes."""
         return self.finished + self.declared
 
 
@@ -63,7 +63,7 @@ def usage_of(tx: Connection, contributor: str) -> Usage:
 
 
 def give_up(tx: Connection, contributor: str, sha256: str) -> None:
-    """Take a contributor's right to read an object that it brought; the object still counts as brought by it."""
+    """Revoke a contributor's right to read an object that it uploaded; the upload still counts as its own."""
     of = readers.c.sha256 == sha256
     if tx.execute(delete(readers).where(of, readers.c.contributor == contributor)).rowcount:
         tx.execute(delete(readers).where(of, readers.c.contributor == FORMERLY + contributor))
@@ -82,7 +82,7 @@ _KEPT = (
 
 
 def _in_plain_replies(tx: Connection, contributor: str) -> set[str]:
-    """What an account's replies to the tasks of other strategies than ours name, which no update does."""
+    """Return the objects that an account's replies name, except updates: replies to other strategies' tasks."""
     replies = select(messages.c.reply).where(
         messages.c.node_id.in_(select(nodes.c.node_id).where(nodes.c.contributor == contributor)),
         messages.c.reply.is_not(None),
@@ -108,7 +108,7 @@ def require_stored(tx: Connection, names: Collection[str]) -> None:
 
 
 def may_read(tx: Connection, contributor: str, sha256: str) -> bool:
-    """Whether a contributor may read an object."""
+    """Return True if a contributor may read an object."""
     allowed = readers.c.contributor.in_((contributor, "*"))
     if tx.scalar(select(readers.c.sha256).where(readers.c.sha256 == sha256, allowed)) is not None:
         return True
@@ -117,7 +117,7 @@ def may_read(tx: Connection, contributor: str, sha256: str) -> bool:
 
 
 def readable(contributor: str) -> ColumnElement[bool]:
-    """The rows of ``variants`` that are there, and are the contributor's or may be read by it."""
+    """Return the condition for rows of ``variants`` that exist and that the contributor owns or may read."""
     shared = (
         select(variant_readers.c.reader)
         .where(

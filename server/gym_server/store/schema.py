@@ -11,7 +11,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.store.tables import metadata, settings
 
 SCHEMA_VERSION = 3
-"""The schema of ``tables.py``; 1 and 2 were those of release 0.1."""
+"""Version of the schema in ``tables.py``; 1 and 2 belonged to release 0.1."""
 _KEY = "schema_version"
 
 

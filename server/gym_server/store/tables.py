@@ -23,11 +23,11 @@ from sqlalchemy.schema import SchemaItem
 metadata = MetaData()
 
 Int64 = BigInteger().with_variant(Integer(), "sqlite")
-"""SQLite's integers have 64 bits, and only a column that is called INTEGER numbers its rows itself."""
+"""Integer column for 64-bit row ids: SQLite numbers rows by itself only if the column type is INTEGER."""
 
 
 class UInt64(TypeDecorator[int]):
-    """An unsigned 64-bit number in a signed column (two's complement): a stock SuperLink's node ids use every bit."""
+    """An unsigned 64-bit integer in a signed column (two's complement): node ids of a stock SuperLink use all bits."""
 
     impl = BigInteger
     cache_ok = True
@@ -40,7 +40,7 @@ class UInt64(TypeDecorator[int]):
 
 
 def _the_one_before(row: DefaultExecutionContext) -> int:
-    """The parent of a version where nothing says another."""
+    """Return the default parent of a version: the height below its own."""
     return int(row.get_current_parameters()["height"]) - 1  # type: ignore[no-untyped-call]
 
 
@@ -92,7 +92,7 @@ uploads = _table(
     Column("created_at", Float, nullable=False),
 )
 
-# When an account first declared an object: before the first byte of it came.
+# When an account first declared an object, before its first byte arrived.
 commitments = _table(
     "commitments",
     Column("contributor", String, primary_key=True),
@@ -100,7 +100,7 @@ commitments = _table(
     Column("committed_at", Float, nullable=False),
 )
 
-# Who may read an object: its uploader, and everyone once a task or a version names it.
+# Accounts that may read an object: its uploader, and everyone once a task or a version names it.
 readers = _table(
     "readers",
     Column("sha256", String, primary_key=True),
@@ -129,7 +129,7 @@ rounds = _table(
     "rounds",
     Column("server_round", Integer, primary_key=True),
     Column("state", String, nullable=False),
-    Column("spec", Text),  # TaskSpec, from collecting on
+    Column("spec", Text),  # TaskSpec, from state collecting on
     Column("base_height", Integer, nullable=False),
     Column("opened_at", Float, nullable=False),
     Column("deadline", Float),
@@ -162,11 +162,9 @@ updates = _table(
     Column("code", String, nullable=False, default=""),
     Column("reason", Text, nullable=False, default=""),
     Column("heldout_change", Float),
-    Column("ledger_sequence", Integer, nullable=False),  # of the verdict at admission
+    Column("ledger_sequence", Integer, nullable=False),  # entry of the verdict at admission
     Column("received_at", Float, nullable=False),
-    Column(
-        "committed_at", Float
-    ),  # when its digest was declared; null for an update without such a declaration
+    Column("committed_at", Float),  # when its digest was declared; null if it was not declared
     UniqueConstraint("contributor", "nonce"),
     Index("ix_updates_contributor", "contributor", "server_round"),
 )
@@ -178,7 +176,7 @@ versions = _table(
     Column("server_round", Integer, nullable=False, unique=True),
     Column("soup_sha256", String, nullable=False),
     Column("soup_bytes", BigInteger, nullable=False),
-    Column("residual", String),  # file of the server's error feedback, when the soup's codec loses something
+    Column("residual", String),  # file of the server's error feedback, if the soup's codec is lossy
     Column("heldout_before", Float),
     Column("heldout_after", Float),
     Column("num_updates", Integer, nullable=False),
@@ -194,7 +192,7 @@ credits = _table(
     Index("ix_credits_contributor", "contributor", "amount"),
 )
 
-# What an update of a committed round came to, in the eyes of the rewards.
+# Result of each update of a committed round, for scores and reputations.
 contributions = _table(
     "contributions",
     Column("update_id", String, primary_key=True),
@@ -215,23 +213,23 @@ running_scores = _table(
     Column("heldout", String, primary_key=True),  # digest of the held-out rows
     Column("height", Integer, primary_key=True, autoincrement=False),
     Column("parts", Text, nullable=False),  # JSON list: nats by block of held-out rows
-    Column("chance", Float, nullable=False),  # variance of what blind directions bring
+    Column("chance", Float, nullable=False),  # variance of the score of random directions
     Column("earned", BigInteger, nullable=False),  # credits that were paid for it
 )
 
 reputations = _table(
     "reputations",
     Column("contributor", String, primary_key=True),
-    Column("value", Float, nullable=False),  # as it was when version `height` was made
+    Column("value", Float, nullable=False),  # when version `height` was made
     Column("height", Integer, nullable=False),
 )
 
-# Secure aggregation: the stages of a round, and what was said in all but training.
+# Secure aggregation: the stages of a round, and the replies to all of them except training.
 secure_stages = _table(
     "secure_stages",
     Column("server_round", Integer, primary_key=True),
     Column("stage", String, primary_key=True),  # advertise | share | train | confirm | unmask
-    Column("members", Text),  # JSON list of node ids; null for all that are connected
+    Column("members", Text),  # JSON list of node ids; null for all connected nodes
     Column("started_at", Float, nullable=False),
 )
 
@@ -264,14 +262,14 @@ ledger_heads = _table(
     Column("frontier", Text, nullable=False),
 )
 
-# Who is named in an entry: an index over the ledger, made from it and checked against it.
+# Accounts named in each entry: an index over the ledger, built from it and checked against it.
 ledger_subjects = _table(
     "ledger_subjects",
     Column("sequence", Integer, primary_key=True),
     Column("contributor", String, primary_key=True, index=True),
 )
 
-# Credits for the use of versions, one row a contributor of a usage report.
+# Credits for the use of versions, one row per contributor and usage report.
 royalties = _table(
     "royalties",
     Column("usage", String, primary_key=True),
@@ -305,29 +303,29 @@ transfers = _table(
     Column("amount", Int64, nullable=False),
     Column("nonce", String, nullable=False),
     Column("status", String, nullable=False, index=True),  # pending | settled | cancelled
-    Column("hold_seconds", Float, nullable=False),  # as it was at the request
+    Column("hold_seconds", Float, nullable=False),  # hold period at the time of the request
     Column("asked_at", Float, nullable=False),
     Column("closed_at", Float),
     UniqueConstraint("sender", "nonce"),
 )
 
-# Seeds of the noise, for the operator alone: one for each list of updates that a merge began with.
+# Seeds of the noise, visible only to the operator: one per list of updates that a merge began with.
 privacy_seeds = _table(
     "privacy_seeds",
     Column("server_round", Integer, primary_key=True),
-    Column("merging", String, primary_key=True),  # digest of the list and of what it is merged by
+    Column("merging", String, primary_key=True),  # digest of the list and of the merge settings
     Column("seed", LargeBinary, nullable=False),
     Column("seed_sha256", String, nullable=False, unique=True),
 )
 
-# Seeds that draw the rows which a round's soup is evaluated on, for the operator alone until the round is over.
+# Seeds that select the rows on which a round's soup is evaluated; secret until the round is over.
 evaluation_seeds = _table(
     "evaluation_seeds",
     Column("server_round", Integer, primary_key=True),
     Column("seed", LargeBinary, nullable=False),
 )
 
-# What every round whose noised sum was looked at cost each of its contributors.
+# Privacy budget that each round whose noised sum was revealed cost each of its contributors.
 privacy_spending = _table(
     "privacy_spending",
     Column("server_round", Integer, primary_key=True),
@@ -337,19 +335,19 @@ privacy_spending = _table(
     Index("ix_privacy_spending_contributor", "contributor", "mechanism", "noise_multiplier"),
 )
 
-# Variants that the hub keeps for their owners. A removed one stays as a row without its document, so that what was
-# signed before cannot come back.
+# Variants that the hub keeps for their owners. The row of a removed one stays, without its document, so that documents
+# signed earlier cannot be replayed.
 variants = _table(
     "variants",
     Column("owner", String, primary_key=True),
     Column("name", String, primary_key=True),
     Column(
         "slot", String, nullable=False, unique=True
-    ),  # names it in the ledger, which does not hold its name
+    ),  # id of the variant in the ledger, which does not contain its name
     Column("revision", BigInteger, nullable=False),
-    Column("document", Text),  # what the owner signed; null when it was removed
+    Column("document", Text),  # document signed by the owner; null after removal
     Column("document_sha256", String, nullable=False),
-    Column("public_key", LargeBinary, nullable=False),  # that signed
+    Column("public_key", LargeBinary, nullable=False),  # key that signed the document
     Column("delta_sha256", String, nullable=False, index=True),
     Column("size_bytes", BigInteger, nullable=False),
     Column("base_digest", String, nullable=False),
@@ -364,7 +362,7 @@ variant_readers = _table(
     Column("reader", String, primary_key=True, index=True),  # "*" is everyone enrolled
 )
 
-# What the coordinator took down: its owner puts it neither under this name nor as these bytes, until it is allowed.
+# Variants that the coordinator took down: the owner cannot upload this name or these bytes until that is lifted.
 variant_takedowns = _table(
     "variant_takedowns",
     Column("owner", String, primary_key=True),
@@ -373,7 +371,7 @@ variant_takedowns = _table(
     Column("reason", Text, nullable=False),
 )
 
-# Digests of the tensors of versions that were written as model folders: variants can be made on such a folder.
+# Digests of the tensors of exported versions, so that variants trained on such a model folder are recognised.
 published = _table(
     "published", Column("digest", String, primary_key=True), Column("height", Integer, nullable=False)
 )
