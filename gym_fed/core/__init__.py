@@ -1,1 +1,1 @@
-"""The common ground of every package: errors, files, processes, text, the terminal and the registries."""
+"""Shared infrastructure: errors, files, processes, text, the terminal and the registries."""

@@ -1,4 +1,4 @@
-"""Addresses: listening at one, which are this machine's, and which network a caller belongs to."""
+"""Helpers for network addresses: listening sockets, loopback checks and the network of a caller."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 
 def listening_socket(host: str, port: int, hint: str) -> socket.socket:
-    """A listening socket, whose connections send small messages at once.
+    """Open a listening socket with Nagle's algorithm disabled on its connections.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``; both with ``hint``.
+        GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE`` for an invalid address. ``hint`` is
+            the
     """
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # The protocol too: asyncio turns Nagle's algorithm off (40 ms an answer) only where it is said to be TCP.
+        # asyncio disables Nagle's algorithm (up to 40 ms per reply) only if the protocol is explicitly TCP.
         listener = socket.socket(*address[:3])
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,12 +38,12 @@ def listening_socket(host: str, port: int, hint: str) -> socket.socket:
 
 
 def host_port(host: str, port: int) -> str:
-    """``host:port``, an IPv6 address in brackets."""
+    """Format ``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def url_of(listener: socket.socket, scheme: str = "http") -> str:
-    """``http://host:port`` of a listening socket."""
+    """Return the ``http://host:port`` URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://{host_port(host, port)}"
 
@@ -62,10 +63,12 @@ def is_loopback(url: str) -> bool:
 
 
 def network_of(host: str) -> str:
-    """The IPv4 address itself, also of one that is written as IPv6; of an IPv6 one its /64, which one household has.
+    """Return the network of an IP address: an IPv4 address itself, or the /64 prefix of an IPv6 address.
+
+    IPv4-mapped IPv6 addresses count as IPv4. A household usually gets a whole /64.
 
     Raises:
-        ValueError: For anything that is not an address.
+        ValueError: If ``host`` is not an IP address.
     """
     address = ipaddress.ip_address(host)
     if isinstance(address, ipaddress.IPv6Address):

@@ -1,7 +1,7 @@
-"""Looks up names of other platforms in the module that the entry point group ``gym_fed.aliases`` names.
+"""Look up names used by other tools in the module of the entry point group ``gym_fed.aliases``.
 
-The core knows none of these names. It calls this module just before it refuses a key, a name or a value; the table is
-imported then, and not before. Without an entry point every lookup finds nothing.
+The core knows none of these names. It imports this module only before it rejects an unknown key, name or value.
+Without an entry point no lookup finds anything.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _said: set[str] = set()
 
 
 class OtherWordNote(UserWarning):
-    """A word of another platform was used; the message gives ours. The commands print it as one line."""
+    """Warns that a name of another tool was used, and gives ours. Commands print it as one line."""
 
 
 @dataclass
 class Reading:
-    """Values in our words.
+    """Config values after translation to gym-fed's names.
 
     Attributes:
-        values: Ready to be validated.
-        origins: Where a value that has moved stood before, by where it stands now.
-        notes: What is called otherwise here: where it stood, the word and our own.
+        values: Values to validate.
+        origins: Original location of each moved value, by its new location.
+        notes: Renamed keys and values: location, the original name and ours.
     """
 
     values: dict[str, Any]
@@ -48,56 +48,56 @@ class Reading:
 
 @functools.cache
 def _table() -> Any | None:
-    """Return the module of the group's first entry point that can be imported; None if there is none."""
+    """Return the module of the group's first importable entry point; None if there is none."""
     return next(iter(load_installed(_GROUP)), None)
 
 
 def read(
     schema: str, values: Mapping[str, Any], place: Callable[[Place], str] | None = None
 ) -> Reading | None:
-    """Values of a config that was refused, in our words; None where none of theirs is in it.
+    """Translate the values of a rejected config; None if it has no names of other tools.
 
     Args:
         schema: Name of the schema's class.
-        values: As they came.
-        place: Gives the place of a key, where the values are a file's: there, some words are near misses only.
+        values: The config's values, not validated.
+        place: Formats the location of a key in a file. Some names are only suggested, not translated, in files.
 
     Raises:
-        GymError: For a word that has no counterpart; the error names what to write instead.
+        GymError: If a name has no counterpart; the error names the replacement.
     """
     reading: Reading | None = table.read(schema, values, place) if (table := _table()) else None
     return reading
 
 
 def nearest(schema: str, key: str, value: Any = None) -> str:
-    """Our key for one of theirs, or a sentence on what to write; empty where nothing is known."""
+    """Return our key for another tool's key, or a sentence on what to write; empty if unknown."""
     return str(table.nearest(schema, key, value)) if (table := _table()) else ""
 
 
 def nearest_member(kind: str, name: str) -> str:
-    """Return our names of another platform's ``name`` among the members of a kind; empty if unknown."""
+    """Return our names for another tool's ``name`` in a registry; empty if unknown."""
     return str(table.nearest_member(kind, name)) if (table := _table()) else ""
 
 
 def member(kind: str, name: str) -> str | None:
-    """Our name of a member of a kind that other platforms call ``name``; None where nothing is known.
+    """Return our name for a registry member of another tool; None if unknown.
 
     Raises:
-        GymError: For one that has no counterpart; the error names what to write instead.
+        GymError: If the member has no counterpart; the error names the replacement.
     """
     alias: str | None = table.member(kind, name) if (table := _table()) else None
     return alias
 
 
 def attribute(owner: str, name: str) -> Any:
-    """Return an attribute that other tools' users expect of a module or class; ``MISSING`` if there is none."""
+    """Return an attribute that users of other tools expect on a module or class; ``MISSING`` if there is none."""
     return table.attribute(owner, name) if (table := _table()) else MISSING
 
 
 class ExpectedElsewhere:
-    """A class whose methods other platforms call by names of their own."""
+    """Base class that resolves method names of other tools."""
 
-    if not TYPE_CHECKING:  # a type checker knows our names alone
+    if not TYPE_CHECKING:  # type checkers see only our names
 
         def __getattr__(self, name: str) -> Any:
             value = MISSING if name.startswith("_") else attribute(type(self).__name__, name)
@@ -107,7 +107,7 @@ class ExpectedElsewhere:
 
 
 def with_other_arguments(method: FunctionT) -> FunctionT:
-    """A method that other platforms call with other arguments: those that it does not take are looked up."""
+    """Decorate a method to translate unknown keyword arguments of other tools."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -125,7 +125,7 @@ def with_other_arguments(method: FunctionT) -> FunctionT:
 
 
 class on_class_too(Generic[SelfT, ArgumentsT, ResultT]):
-    """A method that other platforms call on the class itself; there, it is what they know by that name."""
+    """Descriptor for a method that users of other tools call on the class."""
 
     def __init__(self, method: Callable[Concatenate[SelfT, ArgumentsT], ResultT]) -> None:
         self._method = method
@@ -141,7 +141,7 @@ class on_class_too(Generic[SelfT, ArgumentsT, ResultT]):
 
 
 def note(theirs: str, ours: str, place: str = "") -> None:
-    """Say once, in one line, what is called otherwise here."""
+    """Warn once about a renamed key or value."""
     if theirs in _said:
         return
     _said.add(theirs)
@@ -150,7 +150,7 @@ def note(theirs: str, ours: str, place: str = "") -> None:
 
 
 def _callers() -> int:
-    """Return the stack level of the first caller outside gym-fed and pydantic: the line with the word."""
+    """Return the stack level of the first caller outside gym-fed and pydantic, where the name was used."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_WITHIN):
         frame, level = frame.f_back, level + 1

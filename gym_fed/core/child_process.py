@@ -1,4 +1,4 @@
-"""Child processes: how they are started, that they end with their parent, and that some are in nobody's way."""
+"""Helpers to start child processes, end them with their parent and lower their priority."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _NEEDED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "SYSTEMROO
 
 
 def module_command(module: str, *words: object) -> list[str]:
-    """The command line that runs one of our modules in its own process.
+    """Return the command line that runs one of our modules in its own process.
 
-    ``python -m`` puts the working folder before the installed packages, so that a ``yaml.py`` next to somebody's data
-    would be executed; ``-P`` leaves it out.
+    ``python -m`` puts the working directory before the installed packages, so a ``yaml.py`` next to the user's data
+    would be executed; ``-P`` prevents that.
     """
     return [sys.executable, "-P", "-m", module, *map(str, words)]
 
 
 def shut_out_working_folder() -> None:
-    """Keep the working folder off the path of all child processes, also of those that libraries start (torchrun)."""
+    """Keep the working directory off the import path of all child processes, including those of libraries."""
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def leave_at_eof() -> None:
-    """End this process when its standard input ends: its parent, however that ended, has closed the other end."""
+    """Exit when standard input is closed, which happens when the parent process ends for any reason."""
     threading.Thread(target=_wait_for_eof, name="until-eof", daemon=True).start()
 
 
 def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
-    """This process's environment for a child that computes with one thread, on no GPU, and downloads nothing.
+    """Return an environment for a child process with one thread, no GPU and no downloads.
 
     Args:
-        without: Variables that the child must not see.
+        without: Names of environment variables to remove.
     """
     environment = {name: value for name, value in os.environ.items() if name not in without}
     return {**environment, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -53,10 +53,10 @@ def minimal_environment() -> dict[str, str]:
 
 
 def put_last(pid: int) -> None:
-    """Let every other process compute first, and be kept when memory runs out; to be called right after its start."""
-    with suppress(OSError, AttributeError):  # Windows has no such call
+    """Lower a new process's CPU priority, and make it the last candidate of the OOM killer."""
+    with suppress(OSError, AttributeError):  # missing on Windows
         os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
-    with suppress(OSError):  # where there is no /proc
+    with suppress(OSError):  # no /proc
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(_GOES_FIRST), encoding="ascii")
 
 

@@ -1,7 +1,7 @@
-"""The console of all three programs, with their error reports and JSON output.
+"""Console output of all commands: text, tables, JSON and error reports.
 
-Results go to standard output, errors and everything else to standard error, so that output can be piped. Strings are
-text, never markup, and no control character that is in them reaches the terminal (``gym_fed.core.text``).
+Results go to standard output and everything else to standard error, so that output can be piped. Strings are plain
+text: markup and control characters in them are not interpreted (``gym_fed.core.text``).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _LEAST_WRAPPED = 16
 
 
 class TextConsole(Console):
-    """A console to which strings are text: markup only with ``markup=True``, control characters never.
+    """Console that treats strings as plain text; markup only with ``markup=True``, never control characters.
 
-    What rich itself makes (styles, the movements of a progress bar) passes; what is in the text does not.
+    Control codes from rich itself (styles, cursor movements of a progress bar) are kept.
     """
 
     def __init__(self, stderr: bool = False) -> None:
@@ -64,11 +64,11 @@ class TextConsole(Console):
         super().print(*objects, **options)
 
     def fitted(self, text: str) -> str:
-        """A console that wraps prose on a terminal and keeps lines whole otherwise; used for standard error."""
+        """Return a console for standard error that wraps prose on a terminal and keeps lines whole elsewhere."""
         return wrapped(text, self.width) if self.is_terminal else text
 
     def render_str(self, text: str, **options: Any) -> Text:
-        # Before rich drops some control characters without a trace.
+        # Escape control characters before rich silently drops some of them.
         return super().render_str(harmless(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -82,12 +82,12 @@ err = TextConsole(stderr=True)
 
 
 def print_table(table: Table, width: int | None = None) -> None:
-    """A table as wide as the terminal, or as ``width``; whole where nobody looks at that: in a pipe or a file."""
+    """Print a table as wide as the terminal or ``width``; in a pipe or a file, rows are never cut."""
     console = out
     if not out.is_terminal:
-        table.box = None  # lines of nothing but words, for `grep` and `awk`
+        table.box = None  # no borders, so that `grep` and `awk` work
     if width is not None or not out.is_terminal:
-        console = TextConsole()  # rich never prints wider than its console is
+        console = TextConsole()  # rich never prints wider than its console
         console.width = (width if out.is_terminal else None) or PIPE_COLUMNS
     console.print(table)
 
@@ -100,12 +100,12 @@ def print_columns(
     wrapped: bool = False,
     to: TextConsole | None = None,
 ) -> None:
-    """Print rows of cells in columns as wide as they need; those whose number is in ``right`` end at the right.
+    """Print rows in columns as wide as their content; columns with an index in ``right`` are right-aligned.
 
-    The terminal wraps what is too long, and pipes get whole lines. With ``wrapped`` the last column goes on below
-    itself, or stands below its row where a terminal leaves it no room. ``to`` is standard output, unless it is given.
+    Long lines are wrapped by the terminal and stay whole in pipes. With ``wrapped``, the last column wraps within
+    itself, or below its row if the terminal is too narrow. ``to`` defaults to standard output.
     """
-    to = to or out  # that of now: a default is that of the import
+    to = to or out  # not a default value, which would be bound at import
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [
@@ -122,7 +122,7 @@ def print_columns(
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
     sys.stdout.flush()
 
@@ -135,7 +135,7 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print a line of JSON 
 
 
 def print_event(event: dict[str, Any]) -> None:
-    """One line of JSON, at once, for a program that follows one that runs."""
+    """Print one line of JSON and flush, for programs that follow a running command."""
     typer.echo(json.dumps(event, sort_keys=True))
     sys.stdout.flush()
 
@@ -143,9 +143,10 @@ def print_event(event: dict[str, Any]) -> None:
 def print_result(
     as_json: bool, document: Any, *text: RenderableType | Callable[[], object], note: str = ""
 ) -> None:
-    """The result of a command: ``document`` under ``--json``, otherwise ``text``, or what prints it.
+    """Print a command's result: ``document`` with ``--json``, otherwise ``text`` (a string or a function that
+    prints).
 
-    ``note`` goes to standard error, behind the text.
+    ``note`` is printed to standard error after the text.
     """
     if as_json:
         print_json(document)
@@ -176,7 +177,7 @@ VersionOption = Annotated[
 
 
 def _keep_help_of_arguments() -> None:
-    """Click 8.5 sets the help of an argument to None after typer 0.20 has set it; here typer's stays."""
+    """Work around Click 8.5, which resets the help of arguments that typer 0.20 has set."""
     made = TyperArgument.__init__
 
     @functools.wraps(made)
@@ -195,22 +196,23 @@ def run_app(app: typer.Typer) -> NoReturn:
     shut_out_working_folder()
     bound_spinning()
     warnings.showwarning = _readable_warnings(warnings.showwarning)
-    # Torch and transformers make a million objects that stay; Python's own threshold goes through them seven times.
+    # Torch and transformers create a million long-lived objects; the default threshold would scan them seven times.
     gc.set_threshold(5_000, 10, 10)
-    atexit.register(gc.freeze)  # nor need they be gone through once more at the end, which takes seconds
+    atexit.register(gc.freeze)  # skip the final collection, which takes seconds
     try:
         status = app(standalone_mode=False)
     except GymError as error:
         fail(error)
     except click.exceptions.Abort:
         status = ErrorCode.INTERRUPTED.exit_code
-    except click.exceptions.NoArgsIsHelpError as help_text:  # a group of commands without a command
+    except click.exceptions.NoArgsIsHelpError as help_text:  # a command group without a command
         help_text.show()
         sys.exit(help_text.exit_code)
     except click.ClickException as error:
         fail(_usage_error(error, app))
     except BrokenPipeError:
-        # The reader left, as `| head` does; what is still buffered must not raise again at exit.
+        # The reader has closed the pipe (`
+        # head`); flushing at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ErrorCode.INTERNAL.exit_code)
     except Exception as error:
@@ -219,15 +221,15 @@ def run_app(app: typer.Typer) -> NoReturn:
             raise
         logging.getLogger("gym_fed").debug("failed", exc_info=error)
         fail(refused)
-    if status == ErrorCode.INTERRUPTED.exit_code:  # typer's own answer to Ctrl-C
+    if status == ErrorCode.INTERRUPTED.exit_code:  # typer's exit status for Ctrl-C
         fail(GymError(ErrorCode.INTERRUPTED, "interrupted"))
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
-    """Click's error of an unknown option, a missing argument and the like, in the form of all other errors."""
+    """Convert a Click usage error (unknown option, missing argument) to a ``GymError``."""
     near: list[str] = getattr(error, "possibilities", None) or []
-    # Typer puts its own suggestion into the message, click another one behind it.
+    # Typer adds its own suggestion to the message, and Click appends another.
     message = (error.message.partition(" Did you mean")[0] if near else error.format_message()).rstrip(".")
     if near:
         message += f" (did you mean {' or '.join(map(repr, near))}?)"
@@ -243,7 +245,7 @@ def _usage_error(error: click.ClickException, app: typer.Typer) -> GymError:
 
 
 def _owner(context: click.Context | None, option: str, words: Sequence[str]) -> str | None:
-    """The subcommand that takes ``option``: the one among ``words``, or the first one if none is named."""
+    """Return the subcommand that has ``option``: the one named in ``words``, else the first."""
     commands = getattr(context.command, "commands", {}) if context is not None else {}
     named = [word for word in words if word in commands]
     for name in named or commands:
@@ -253,7 +255,7 @@ def _owner(context: click.Context | None, option: str, words: Sequence[str]) -> 
 
 
 def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
-    """The command that ``words`` name. Click gives no context to the error of an option without its value."""
+    """Return the command path in ``words``; Click has no context in the error for an option without a value."""
     names, command = [os.path.basename(words[0])], typer.main.get_command(app)
     for word in words[1:]:
         following = getattr(command, "commands", {}).get(word)
@@ -267,8 +269,8 @@ def _command_of(app: typer.Typer, words: Sequence[str]) -> str:
 def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:
     """Build a ``warnings.showwarning`` for the commands.
 
-    Notes on names are printed as one line. Warnings of libraries are addressed to programmers: they go to the log, and
-    to ``before`` where Python was asked for warnings (``-W``, ``PYTHONWARNINGS``).
+    Notes on names are printed as one line. Warnings of libraries go to the log, and to ``before`` if Python warnings
+    were enabled (``-W``, ``PYTHONWARNINGS``).
     """
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -283,18 +285,18 @@ def _readable_warnings(before: Callable[..., None]) -> Callable[..., None]:
 
 
 def wants_json() -> bool:
-    """True if this command was called with ``--json``."""
+    """Return True if the command was called with ``--json``."""
     return "--json" in sys.argv
 
 
 def fail(error: GymError) -> NoReturn:
-    """Report on standard error, as one line of JSON with ``--json``, and leave with the error's exit code."""
+    """Report an error on standard error (JSON with ``--json``) and exit with its exit code."""
     report_error(error)
     sys.exit(error.exit_code)
 
 
 def report_error(error: GymError) -> None:
-    """Report on standard error, as one line of JSON with ``--json``."""
+    """Report an error on standard error; one line of JSON with ``--json``."""
     if wants_json():
         typer.echo(error.to_json_line(), err=True)
     else:
@@ -303,7 +305,7 @@ def report_error(error: GymError) -> None:
 
 
 def _print_error(error: GymError) -> None:
-    """An error as all commands report it on standard error without ``--json``."""
+    """Print an error to standard error as text."""
     from rich.text import Text
 
     line = Text(err.fitted(harmless(f"error ({error.code.value}): {error.message[:MAX_ERROR]}")))
@@ -314,12 +316,12 @@ def _print_error(error: GymError) -> None:
 
 
 class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
-    """``typer.Option("--format", click_type=MemberName(FORMATS, ("auto",)))``; no member is imported.
+    """Parameter type for registry members, as in ``click_type=MemberName(FORMATS, ("auto",))``; imports no member.
 
     Args:
         kind: The registry.
-        also: Further words that the option takes.
-        checked: Whether another word is refused here; False leaves it to the config that the option sets.
+        also: Additional accepted values.
+        checked: Reject other values here. If False, the config that the option sets validates them.
     """
 
     def __init__(self, kind: Registry[Any], also: tuple[str, ...] = (), *, checked: bool = True) -> None:
@@ -327,7 +329,7 @@ class MemberName(click.ParamType):  # type: ignore[type-arg]  # generic since cl
         self._kind, self._also, self._checked = kind, also, checked
 
     def words(self) -> tuple[str, ...]:
-        """Everything that the option takes."""
+        """Return all accepted values."""
         return (*self._also, *self._kind.names())
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:

@@ -1,4 +1,4 @@
-"""Begins a command: Ctrl-C while its modules are still being imported ends it as it does later, without a trace."""
+"""Entry point of commands: handles Ctrl-C during imports without a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gym_fed.core.errors import ErrorCode
 
 
 def run(module: str) -> NoReturn:
-    """Import ``module``, and call its ``main``, which leaves the process."""
+    """Import ``module`` and call its ``main``, which exits the process."""
     try:
         importlib.import_module(module).main()
     except KeyboardInterrupt:

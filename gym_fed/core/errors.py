@@ -1,8 +1,7 @@
-"""One error family for every role: a code, a message that names the thing, and a hint with the remedy.
+"""The error class of all packages: a code, a message and a hint.
 
-Exit codes, gRPC status and HTTP status all derive from the code, so a refusal reads the same wherever it is
-met. Codes have ranges: 10 config, 20 data, 30 models, 40 deltas, 50 network, 60 identity, 70 hub, 80
-installation, 90 state. This module imports nothing heavy.
+Exit codes, gRPC status and HTTP status are derived from the code. Codes have ranges: 10 config, 20 data, 30 models,
+40 deltas, 50 network, 60 identity, 70 hub, 80 installation, 90 state. This module has no heavy imports.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Any
 
 
 class ErrorCode(Enum):
-    """The codes of all errors. The value is sent over the wire.
+    """Error codes. The value is sent over the wire.
 
     Attributes:
         exit_code: Exit status of a command that ends with this error.
-        grpc_status: Name of the ``grpc.StatusCode`` (a string, so that this module needs no grpc).
-        http_status: Of an HTTP answer.
-        help: One sentence on what the code means, as the documentation prints it.
+        grpc_status: Name of the ``grpc.StatusCode`` (a string, so that this module does not import grpc).
+        http_status: HTTP status code.
+        help: One sentence that explains the code, printed in the documentation.
     """
 
     _value_: str
@@ -158,15 +157,13 @@ class GymError(Exception):
     """An expected failure, shown to the user without a traceback.
 
     Args:
-        code: Which kind of refusal this is.
+        code: The error code.
         message: What is wrong and where, with the offending value.
-        hint: What the reader can do about it; empty when there is nothing to say.
+        hint: What the user can do about it; may be empty.
     """
 
     def __init__(self, code: ErrorCode, message: str, hint: str = "") -> None:
-        super().__init__(
-            code, message, hint
-        )  # all three, so that the error survives a copy between processes
+        super().__init__(code, message, hint)  # pass all three, so that the error can be pickled
         self.code = code
         self.message = message
         self.hint = hint
@@ -176,12 +173,12 @@ class GymError(Exception):
         return self.code.exit_code
 
     def to_dict(self) -> dict[str, str]:
-        """The form used by ``--json`` output, gRPC trailers and HTTP bodies."""
+        """Return the dict for ``--json`` output, gRPC trailers and HTTP bodies."""
         return {"code": self.code.value, "message": self.message, "hint": self.hint}
 
     @classmethod
     def from_dict(cls, data: dict[str, str]) -> GymError:
-        """Rebuild an error that crossed the wire; a code unknown to this version becomes ``INTERNAL``."""
+        """Rebuild an error from its dict; a code unknown to this version becomes ``INTERNAL``."""
         try:
             code = ErrorCode(data.get("code", ""))
         except ValueError:
@@ -194,9 +191,9 @@ class GymError(Exception):
 
     @classmethod
     def last_in(cls, text: str) -> GymError | None:
-        """The last error in what a command with ``--json`` printed on standard error; None: there is none.
+        """Return the last error in the standard error of a command run with ``--json``; None if there is none.
 
-        Warnings and the logs of libraries may stand before it.
+        The text may also contain warnings and log lines of libraries.
         """
         for line in reversed(text.splitlines()):
             try:

@@ -1,6 +1,6 @@
-"""Places where a test can kill the process, to the line: ``GYM_FAILPOINTS=before-commit`` ends it there with SIGKILL.
+"""Failpoints for tests: ``GYM_FAILPOINTS=before-commit`` kills the process at that point with SIGKILL.
 
-Without the variable a failpoint is one dictionary look-up. ``name:3`` kills at the third passage.
+``name:3`` kills at the third call. Without the variable, a failpoint costs one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _armed = {
 
 
 def failpoint(name: str) -> None:
-    """Kill this process here if the environment says so; nothing is flushed, closed or rolled back."""
+    """Kill this process if the environment requests it; nothing is flushed, closed or rolled back."""
     if name not in _armed:
         return
     _armed[name] -= 1

@@ -65,7 +65,8 @@ def unlock(file: int | IO[bytes] | IO[str]) -> None:
 
 @contextmanager
 def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
-    """Open a descriptor to lock a folder by: its own, or a file's next to it if folders cannot be opened.
+    """Open a file descriptor to lock a folder: the folder's own, or that of an adjacent file if folders cannot be
+    opened.
 
     Args:
         folder: An existing folder.
@@ -95,7 +96,7 @@ def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
 
 
 def is_still_there(descriptor: int, folder: Path) -> bool:
-    """True if a locked folder still has its name, which an earlier holder of the lock may have removed."""
+    """Return True if the path still refers to the locked folder, which an earlier lock holder may have removed."""
     if not os.path.lexists(folder):
         return False
     return not opens_folders() or os.path.samestat(os.fstat(descriptor), os.lstat(folder))

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written under a temporary name, synced and renamed, and its folder is synced."""
+"""Atomic file operations: write to a temporary name, sync, rename, and sync the folder."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _BLOCK_BYTES = 1 << 20
 
 @contextmanager
 def atomic_file(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A binary file, readable too, that takes ``path``'s place if the block ends well, else is removed.
+    """Open a binary file for reading and writing that replaces ``path`` if the block succeeds.
 
-    ``mode`` holds from the first byte on, so that a secret is never readable by others, even while it is written.
+    The file has ``mode`` from the start, so that a secret is never readable by others, even while it is written.
 
     Raises:
-        GymError: ``DISK_FULL`` when nothing more fits; ``path`` is as it was.
+        GymError: ``DISK_FULL`` if the disk is full; ``path`` is unchanged.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
@@ -76,14 +76,14 @@ def whole_or_not_at_all(path: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``path`` if the block succeeds, and removed otherwise.
 
     Raises:
-        GymError: ``FILE_EXISTS`` when something else took the name meanwhile.
+        GymError: ``FILE_EXISTS`` if something else was created at ``path`` in the meantime.
     """
     with _room_beside(path) as room:
         part = room / path.name
         part.mkdir()
         yield part
         try:
-            part.rename(path)  # an empty folder would be replaced, and nothing else
+            part.rename(path)  # replaces at most an empty folder
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise _name_taken(path) from error
@@ -93,10 +93,10 @@ def whole_or_not_at_all(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file_or_none(path: Path) -> Iterator[Path]:
-    """The path of a file that the block writes, which becomes ``path`` if the block ends well.
+    """Yield the path of a temporary file that is renamed to ``path`` if the block succeeds.
 
     Raises:
-        GymError: ``FILE_EXISTS`` when something else took the name meanwhile.
+        GymError: ``FILE_EXISTS`` if something else was created at ``path`` in the meantime.
     """
     with _room_beside(path) as room:
         part = room / path.name
@@ -105,7 +105,7 @@ def whole_file_or_none(path: Path) -> Iterator[Path]:
             os.link(part, path)
         except FileExistsError as error:
             raise _name_taken(path) from error
-        except OSError as error:  # a disk without hard links
+        except OSError as error:  # file system without hard links
             if os.path.lexists(path):
                 raise _name_taken(path) from error
             part.rename(path)
@@ -114,7 +114,7 @@ def whole_file_or_none(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_file_in_place(path: Path) -> Iterator[Path]:
-    """The path of a file that the block writes, which takes ``path``'s place if the block ends well."""
+    """Yield the path of a temporary file that replaces ``path`` if the block succeeds."""
     with _room_beside(path) as room:
         part = room / path.name
         yield part
@@ -123,9 +123,9 @@ def whole_file_in_place(path: Path) -> Iterator[Path]:
 
 
 def remove_left_parts(folder: Path, name: str = "*") -> None:
-    """Remove what killed processes left of a file or folder, or of all in ``folder``, that they wrote as a whole.
+    """Remove temporary files and folders that killed processes left for ``name`` in ``folder``.
 
-    A lock distinguishes it: it ends with its process, however that ends.
+    Files in use are recognised by their lock, which ends with the process.
     """
     for left in folder.glob(f".{name}.*.part"):
         with _lock(left) as is_left:
@@ -135,12 +135,12 @@ def remove_left_parts(folder: Path, name: str = "*") -> None:
 
 @contextmanager
 def _room_beside(path: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk for this block alone; those of processes that were killed are removed first."""
+    """Create a hidden temporary folder on the same disk for the block, and remove those of killed processes."""
     make_folder(path.parent)
     remove_left_parts(path.parent, glob.escape(path.name))
     with ExitStack() as stack:
         is_own = False
-        while not is_own:  # another process may take a new room for one that was left
+        while not is_own:  # another process may remove the folder before it is locked
             room = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
             is_own = stack.enter_context(_lock(room, without=True))
         try:
@@ -151,7 +151,7 @@ def _room_beside(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
-    """Hold the lock of a folder, if it is there and no one has it; ``without``: also on a disk without locks."""
+    """Hold the lock of a folder if it exists and is free; with ``without``, also on a disk without locks."""
     with ExitStack() as stack:
         try:
             descriptor = stack.enter_context(lockable_folder(folder))
@@ -163,7 +163,7 @@ def _lock(folder: Path, *, without: bool = False) -> Iterator[bool]:
             is_held = is_still_there(descriptor, folder)
         except LockHeldError:
             is_held = False
-        except OSError:  # no locks here, or the folder has just gone
+        except OSError:  # no lock support, or the folder was just removed
             is_held = without and folder.is_dir()
         yield is_held
 
@@ -177,16 +177,15 @@ def _name_taken(path: Path) -> GymError:
 
 
 def real_path(path: Path) -> Path:
-    """Follow every link of a path, whether or not something is there.
+    """Resolve all links of a path, which does not have to exist.
 
-    ``Path.resolve`` raises ``RuntimeError`` for a circle of links before Python 3.13 and gives a path from then on;
-    this gives a path on every version.
+    Before Python 3.13 ``Path.resolve`` raises ``RuntimeError`` for a symlink loop; this function never does.
     """
     return Path(os.path.realpath(path))
 
 
 def lies_in(file: Path, folder: Path) -> bool:
-    """True if a file is inside ``folder`` and no link out of it; the Hub's cache keeps its files in ``blobs``."""
+    """Return True if a file is inside ``folder`` and not a link to outside (the Hub cache links to ``blobs``)."""
     target, own = real_path(file), real_path(folder)
     blobs = own.parent.parent / "blobs"
     return target.is_file() and (
@@ -201,7 +200,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Add lines to a file of its folder, each with its line end; they are on the disk when this returns."""
+    """Append lines to a file and sync it."""
     is_new = not path.exists() or not path.stat().st_size
     with path.open("ab") as file:
         file.writelines(line.encode("utf-8") + b"\n" for line in lines)
@@ -212,7 +211,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """Lower-case hex sha256 of a file's bytes."""
+    """Return the lower-case hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -220,10 +219,10 @@ def file_sha256(path: Path) -> str:
 def copy_hashed(
     source: IO[bytes], target: IO[bytes] | None = None, max_bytes: int | None = None
 ) -> tuple[str, int]:
-    """Read a stream in blocks to its end, or to the block that exceeds ``max_bytes``; copy it to ``target`` if given.
+    """Read a stream until its end, or until it exceeds ``max_bytes``, and copy it to ``target`` if given.
 
     Returns:
-        The sha256 and the number of the bytes that were read.
+        The sha256 and the number of bytes read.
     """
     digest, size = hashlib.sha256(), 0
     while (max_bytes is None or size <= max_bytes) and (block := source.read(_BLOCK_BYTES)):
@@ -235,24 +234,24 @@ def copy_hashed(
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those above it, so that they survive a power cut; one that is there stays as it is.
+    """Create a folder and its parents durably; an existing folder is unchanged.
 
-    What is synced inside a folder is lost with it while its own name is not on the disk. The home, which holds keys,
-    is made with mode 0700 whatever is written into it first.
+    Synced files in a folder are lost in a power failure if the folder's own name was not synced. The home folder
+    contains keys and always gets mode 0700.
     """
     if folder.is_dir():
         return
     make_folder(folder.parent)
     try:
         is_home = folder.absolute() == default_home().absolute()
-    except RuntimeError:  # this user has no home, as in a container with an arbitrary uid
+    except RuntimeError:  # no home directory, as in a container with an arbitrary uid
         is_home = False
     folder.mkdir(0o700 if is_home else mode, exist_ok=True)
     fsync_folder(folder.parent)
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make renames in ``folder`` survive a power cut; Windows has nothing to be called for that."""
+    """Sync a folder, so that renames in it survive a power failure; does nothing on Windows."""
     if not opens_folders():
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -263,13 +262,13 @@ def fsync_folder(folder: Path) -> None:
 
 
 def fsync_tree(path: Path) -> None:
-    """Make a file, or a folder with everything in it, survive a power cut; its name in the folder above may not."""
+    """Sync a file, or a folder with all its content; its entry in the parent folder is not synced."""
     entries = [*path.rglob("*"), path] if path.is_dir() else [path]
     for entry in entries:
         if entry.is_dir():
             fsync_folder(entry)
         elif entry.is_file():
-            # Windows syncs only what was opened for writing.
+            # Windows can sync only files that are open for writing.
             descriptor = os.open(entry, (os.O_RDONLY if opens_folders() else os.O_RDWR) | O_BINARY)
             try:
                 os.fsync(descriptor)
@@ -279,10 +278,10 @@ def fsync_tree(path: Path) -> None:
 
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
-    """Name the file that a full disk, or a used-up quota, has no room for.
+    """Convert errors for a full disk or an exhausted quota to a ``GymError`` with the file's name.
 
     Raises:
-        GymError: ``DISK_FULL`` in place of the error of the system, or of a library that passes it on as text.
+        GymError: ``DISK_FULL``, instead of the system's error or a library's error with its text.
     """
     try:
         yield
@@ -293,7 +292,7 @@ def full_disk_named(path: Path) -> Iterator[None]:
 
 
 def disk_full(path: Path) -> GymError:
-    """Return the error that a file could not be written; no earlier content is lost."""
+    """Return the error for a full disk; earlier content of the file is not lost."""
     return GymError(
         ErrorCode.DISK_FULL,
         f"no space is left for {path}; nothing was changed",
@@ -302,7 +301,7 @@ def disk_full(path: Path) -> GymError:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off what follows the last line end, which a kill left half written, so that lines may be appended again."""
+    """Truncate a file after its last newline, so that lines can be appended after a crash."""
     if not path.exists():
         return
     with path.open("r+b") as file:

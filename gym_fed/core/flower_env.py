@@ -1,7 +1,7 @@
-"""Flower's environment, set before its first import: no telemetry, no update check, no installs at run time.
+"""Environment of Flower, set before its first import: no telemetry, update check or installs at run time.
 
-``gym_fed`` imports this first, and every other package of ours imports ``gym_fed`` first; with the three variables
-unset every Flower process resolves outside hosts.
+``gym_fed`` imports this module first, and all our other packages import ``gym_fed`` first. Without the three
+variables every Flower process contacts external hosts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Writes a file in blocks: each is hashed once, and a thread writes and syncs it while the next ones come.
+"""Write a file in blocks while hashing it; a thread writes and syncs the blocks.
 
     with HashedFile(file) as written:
         for block in blocks:
             written.write(block)
         sha256 = written.finish()   # every byte is on the disk now
 
-Memory holds a few blocks. ``hashlib`` and the system calls release the interpreter's lock, so all of it runs beside
-whatever brings the bytes.
+Only a few blocks are kept in memory. ``hashlib`` and the system calls release the GIL, so writing overlaps with
+receiving the data.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SYNC_BYTES = 16 << 20
 
 
 class HashedFile:
-    """Appends to a file that is open for reading and writing; what it has already is hashed first.
+    """Append to a file opened for reading and writing; existing content is hashed first.
 
     Args:
-        file: At its end or not: what is there counts, and further bytes follow it.
+        file: A binary file at any position; blocks are appended to its end.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -41,20 +41,20 @@ class HashedFile:
         self._thread.start()
 
     def write(self, block: bytes) -> None:
-        """Hand over the next bytes; waits while a few blocks are still to be written.
+        """Queue the next block; waits while several blocks are pending.
 
         Raises:
-            OSError: Of an earlier block that could not be written.
+            OSError: If an earlier block could not be written.
         """
         if self._failure is not None:
             raise self._failure
         self._blocks.put(block)
 
     def finish(self) -> str:
-        """Wait until all of it is on the disk; lower-case hex sha256 of the whole file.
+        """Wait until everything is synced, and return the lower-case hex sha256 of the whole file.
 
         Raises:
-            OSError: When that failed.
+            OSError: If a block could not be written or synced.
         """
         self.close()
         if self._failure is not None:
@@ -62,7 +62,7 @@ class HashedFile:
         return self._digest.hexdigest()
 
     def close(self) -> None:
-        """Write what was handed over, and end the thread. May be called again."""
+        """Write the queued blocks and end the thread. May be called repeatedly."""
         if self._thread.is_alive():
             self._blocks.put(None)
         self._thread.join()
@@ -92,7 +92,7 @@ class HashedFile:
             self._sync()
         except BaseException as error:  # noqa: BLE001 (the caller's thread raises it)
             self._failure = error
-            while block is not None:  # a caller that hands over more does not wait forever
+            while block is not None:  # unblocks a writer that waits for the queue
                 block = self._blocks.get()
 
     def _sync(self) -> None:

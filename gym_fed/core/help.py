@@ -22,10 +22,10 @@ class Command(TyperCommand):
     """A command whose help lists arguments and options once each, in two columns."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write nothing: ``format_options`` writes the arguments."""
+        """Write nothing, since ``format_options`` writes the arguments."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write arguments, then options in the order of their declaration."""
+        """Write arguments, then options in order of declaration."""
         params = self.get_params(ctx)
         for title, is_argument in (("Arguments", True), ("Options", False)):
             records = [
@@ -43,17 +43,16 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """A group of commands. With ``activities`` its help shows them by activity, a line each.
+    """A command group whose help lists commands by activity if ``activities`` is set, one per line.
 
     Attributes:
-        activities: Summary by command, by activity. A command without a summary is listed by its name only, on one
-            line with the others of its activity.
+        activities: Maps each activity to its commands and their summaries. Commands without a summary share one line.
     """
 
     activities: ClassVar[Mapping[str, Mapping[str, str]]] = {}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands by activity, if there are activities; else the usual help."""
+        """Write the commands by activity; without activities, write the usual help."""
         if not self.activities:
             super().format_help(ctx, formatter)
             return
@@ -87,7 +86,7 @@ class CommandGroup(TyperGroup):
 
 
 class App(typer.Typer):
-    """A Typer app with this module's help."""
+    """A Typer app with compact help."""
 
     def __init__(self, *, cls: type[TyperGroup] = CommandGroup, **options: Any) -> None:
         super().__init__(cls=cls, rich_markup_mode=None, **options)
@@ -105,7 +104,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _plain_record(record: tuple[str, str]) -> tuple[str, str]:
-    """Shorten a help record: NUMBER for numbers, no bounds, no long list of choices, no markup of rich."""
+    """Shorten a help record: NUMBER for numbers, no bounds, no long list of choices, no rich markup."""
     names = re.sub(r" (?:INTEGER|FLOAT)(?: RANGE)?$", " NUMBER", record[0])
     text = record[1].replace("\\[", "[")
     if len(names) > _LONGEST_CHOICES and (choices := re.search(r"\[(.*)\]", names)):

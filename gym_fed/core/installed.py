@@ -1,4 +1,4 @@
-"""Load the objects that installed packages name in an entry point group."""
+"""Load objects from the entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ log = logging.getLogger("gym_fed")
 
 
 def load_installed(group: str) -> tuple[Any, ...]:
-    """Return what the group's entry points name, sorted by their names.
+    """Return the objects of the group's entry points, sorted by name.
 
-    One that cannot be imported is left out with a warning, since these groups are looked up for every config.
+    Entry points that cannot be imported are skipped with a warning, since these groups are loaded for every config.
     """
     loaded = []
     for point in sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name):

@@ -1,7 +1,7 @@
-"""Reading of untrusted JSON files, bounded in bytes and depth; errors name file, reason and remedy.
+"""Read untrusted JSON files with limits on size and depth.
 
-What reads such values later (copies of a config, ``repr``, pydantic) calls itself once or more a level, so depth is
-bounded far below what Python's own reader takes.
+Code that processes such values later (``copy``, ``repr``, pydantic) recurses at least once per level, so the depth
+limit is far below that of Python's parser.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ MAX_REQUEST_DEPTH = 128
 def read_object(
     file: Path, code: ErrorCode = ErrorCode.MODEL_INVALID, hint: str = "restore it, or give another one"
 ) -> dict[str, Any]:
-    """The one object that a JSON file holds; a byte order mark is left out.
+    """Read the JSON object in a file, ignoring a byte order mark.
 
     Args:
-        file: Its path.
-        code: Of the error.
-        hint: Of the error.
+        file: Path of the file.
+        code: Code of the raised error.
+        hint: Hint of the raised error.
 
     Raises:
-        GymError: With ``code``, for what is no ordinary file, for more than ``MAX_BYTES``, for what is no JSON object,
-            and for one that is nested more than ``MAX_DEPTH`` deep.
-        OSError: When there is no such file, or it cannot be read.
+        GymError: With ``code`` if the path is not a regular file, exceeds ``MAX_BYTES``, does not contain a JSON
+            object, or is nested more than ``MAX_DEPTH`` deep.
+        OSError: If the file does not exist or cannot be read.
     """
     with open(file, "rb", opener=_without_waiting) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
@@ -49,7 +49,7 @@ def read_object(
         raise GymError(code, f"{file}: cannot be read: not valid JSON: {error}", hint) from error
     except UnicodeDecodeError as error:
         raise GymError(code, f"{file}: cannot be read: not UTF-8 at byte {error.start}", hint) from error
-    except ValueError as error:  # such as a number of 5,000 digits
+    except ValueError as error:  # such as an integer with 5,000 digits
         raise GymError(code, f"{file}: cannot be read: {error}", hint) from error
     except RecursionError as error:
         raise GymError(code, f"{file}: cannot be read: nested too deeply", hint) from error
@@ -61,12 +61,12 @@ def read_object(
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """The opening of a named pipe would wait for somebody to write to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # not of ``portable``, which imports asyncio
+    """Open a file without blocking on a named pipe that has no writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # not from ``portable``, which imports asyncio
 
 
 def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build an object (``object_pairs_hook``), and refuse duplicate names, since one value would be ignored."""
+    """Build an object (``object_pairs_hook``), rejecting duplicate keys, of which one would be ignored."""
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
@@ -76,12 +76,12 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_constant(word: str) -> NoReturn:
-    """Refuse ``NaN`` and the infinities (``parse_constant``), which Python's reader accepts and JSON lacks."""
+    """Reject ``NaN`` and infinities (``parse_constant``), which Python accepts but JSON does not allow."""
     raise ValueError(f"{word} is not a number in JSON")
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """True if ``value`` nests more than ``most`` lists and mappings."""
+    """Return True if lists and mappings in ``value`` are nested more than ``most`` deep."""
     level = [value]
     for _ in range(most):
         level = [inner for item in level if isinstance(item, dict | list) for inner in _parts(item)]
@@ -93,10 +93,10 @@ def _parts(container: dict[Any, Any] | list[Any]) -> list[Any]:
 
 
 def strict_json(data: bytes | bytearray) -> Any:
-    """Parse JSON of a request: repeated names, ``NaN`` and nesting beyond ``MAX_REQUEST_DEPTH`` are refused.
+    """Parse the JSON of a request; rejects duplicate keys, ``NaN`` and nesting beyond ``MAX_REQUEST_DEPTH``.
 
     Raises:
-        ValueError: With the reason.
+        ValueError: If the JSON is invalid.
     """
     try:
         value = json.loads(data, parse_constant=no_constant, object_pairs_hook=each_once)

@@ -1,4 +1,4 @@
-"""Names and modules that are imported on first use, so that a command that needs no torch never loads it."""
+"""Import names and modules on first use, so that commands that do not need torch never load it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gym_fed.core.aliases import MISSING, attribute
 
 
 def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
-    """``__all__`` and ``__getattr__`` (PEP 562) of a package: the names that it imports for type checkers.
+    """Return ``__all__`` and ``__getattr__`` (PEP 562) of a package, from its imports for type checkers.
 
-    So each name stands once, under ``if TYPE_CHECKING:``, as ``from module import name as name``.
+    Each name is written once, under ``if TYPE_CHECKING:``, as ``from module import name as name``.
     """
     spec = importlib.util.find_spec(package)
     source = spec.loader.get_source(package)  # type: ignore[union-attr]
@@ -38,16 +38,16 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any]]:
 
 
 class _LazyModule(ModuleType):
-    """A module that is imported when an attribute of it is first read."""
+    """Module that is imported on first attribute access."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
 
 def lazy_module(name: str) -> Any:
-    """Stands for a module, and imports it when an attribute of it is first read.
+    """Return a placeholder that imports a module on first attribute access.
 
     Args:
-        name: The whole dotted name. The module that is in ``sys.modules`` under it is always the real one.
+        name: Full dotted name. ``sys.modules`` always contains the real module, never the placeholder.
     """
     return _LazyModule(name)

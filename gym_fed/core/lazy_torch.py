@@ -1,7 +1,8 @@
-"""Torch and the native kernels, imported when something is first computed with them.
+"""Torch and the native kernels, imported on first use.
 
-What is true of a rule is an attribute of its class, and a config is checked by it. A command that merges nothing, such
-as `gym-server rewards`, then has not to load torch, which takes seconds. A rule of another package may import torch.
+Properties of a rule are attributes of its class, so a config can be validated without torch. Commands that merge
+nothing, such as `gym-server rewards`, then avoid its import, which takes seconds. Rules of other packages may import
+torch directly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Training libraries, hushed before their first import: nothing on standard output, no advice to their callers.
+"""Environment of training libraries: silences their output; applied before their first import.
 
-Optional libraries are imported by others whenever they are installed. DeepSpeed then announces on standard output which
-accelerator it found, and others report kernels that they could not load. A run that needs one reports it itself.
+Optional libraries are imported whenever they are installed. DeepSpeed then prints the detected accelerator to
+standard output, and others report kernels that they could not load. A run that needs one reports this itself.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 
 _NO_NEWS = (
     "Setting accelerator to CPU",
-    "Token indices sequence length is longer",  # rows are cut to max_length after they are encoded
+    "Token indices sequence length is longer",  # rows are truncated to max_length after tokenization
 )
 _OLD_NAME = r"`(is_)?gradient_checkpointing\w*` is deprecated"
 
 
 def settle() -> None:
-    """Calling again changes nothing."""
+    """Apply the settings; repeated calls have no effect."""
     for name in ("bitsandbytes", "torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    # A filter, for DeepSpeed sets its logger's level itself.
+    # A filter, because DeepSpeed sets its logger's level itself.
     logging.getLogger("DeepSpeed").addFilter(_is_news)
     logging.getLogger("transformers.tokenization_utils_base").addFilter(_is_news)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # its versions are pinned here
-    # PEFT, TRL and transformers itself use names that transformers has given up.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the version of TRL is pinned
+    # PEFT, TRL and transformers use names that are deprecated in transformers.
     warnings.filterwarnings("ignore", _OLD_NAME, FutureWarning)
-    # PEFT imports it wherever it is installed, and it imports torch's compiler: some seconds of a core at every start.
+    # PEFT imports it if it is installed, and it imports torch's compiler, which takes seconds at every start.
     import_late("bitsandbytes")
 
 
@@ -49,7 +49,7 @@ def bound_spinning() -> None:
 
 
 def import_late(name: str) -> None:
-    """Have ``import name`` run the package only when something of it is asked for; one that is absent stays absent."""
+    """Defer the execution of a package to its first attribute access; a missing package stays missing."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
@@ -57,14 +57,14 @@ def import_late(name: str) -> None:
         return
     module = _Late(name)
     module.__spec__, module.__loader__, module.__package__ = spec, spec.loader, name
-    module.__file__ = spec.origin  # ``inspect`` reads it of every module
+    module.__file__ = spec.origin  # ``inspect`` reads it for every module
     sys.modules[name] = module
 
 
 class _Late(ModuleType):
-    """A package that is executed at the first look-up of a name in it, its ``__path__`` among them.
+    """A package that is executed on first attribute access, including ``__path__``.
 
-    Python's own ``LazyLoader`` executes it for ``__spec__`` too, by which libraries ask whether it is installed.
+    Python's ``LazyLoader`` also executes it for ``__spec__``, which libraries read to check if it is installed.
     """
 
     def __getattr__(self, attribute: str) -> Any:
@@ -87,7 +87,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Silence transformers' progress bars and advice while a model is read; errors still raise."""
+    """Silence transformers' progress bars and advice while a model is loaded; errors still raise."""
     from transformers.utils import logging as library
 
     level, bars = library.get_verbosity(), library.is_progress_bar_enabled()

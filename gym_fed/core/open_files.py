@@ -1,4 +1,4 @@
-"""The limit on open files, and so on connections, of this process."""
+"""Raise the limit of open files, which also limits connections."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ _SPARE_FILES = 256
 
 
 def raise_file_limit(connections: int, log: logging.Logger) -> int:
-    """Raise the process's limit of open files as far as it may be raised.
+    """Raise the limit of open files as far as the hard limit allows.
 
     Args:
-        connections: That are to fit.
-        log: Gets a warning when they do not.
+        connections: Number of connections needed.
+        log: Logger for a warning if the limit is too low.
 
     Returns:
-        How many connections fit: ``connections``, or fewer where the hard limit is low.
+        The possible number of connections: ``connections``, or fewer if the hard limit is too low.
     """
     try:
         import resource
-    except ImportError:  # Windows has no such limit
+    except ImportError:  # not available on Windows
         return connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_files = connections + _SPARE_FILES

@@ -1,4 +1,4 @@
-"""Options that several commands have: one name, one metavar and one help for one thing, in all three commands."""
+"""Options shared by several commands, with one name, metavar and help text each."""
 
 from __future__ import annotations
 

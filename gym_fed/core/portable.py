@@ -1,4 +1,4 @@
-"""Differences between operating systems: file flags and reads, the user of a process, signals, and clocks."""
+"""Platform differences: file flags and reads, users, signals and clocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
 
 
 def opens_folders() -> bool:
-    """True if folders can be opened, and so locked and synced; False on Windows."""
+    """Return True if folders can be opened, and so locked and synced; False on Windows."""
     return hasattr(os, "O_DIRECTORY")
 
 
@@ -45,7 +45,7 @@ def _steady_clock() -> int | None:
 
 
 def read_at(descriptor: int, num_bytes: int, place: int) -> bytes:
-    """Bytes of an open file, from ``place`` on."""
+    """Read bytes of an open file at offset ``place``."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, num_bytes, place)
     os.lseek(descriptor, place, os.SEEK_SET)
@@ -53,18 +53,18 @@ def read_at(descriptor: int, num_bytes: int, place: int) -> bytes:
 
 
 def own_user() -> int | None:
-    """Number of the user of this process, as files have it; None on Windows, which has none."""
+    """Return the uid of this process; None on Windows."""
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
 def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:
-    """Have SIGINT and SIGTERM call a function in the running loop, which is the main thread's.
+    """Call a function on SIGINT and SIGTERM in the running loop, which must be in the main thread.
 
     Args:
-        call: Gets the number of the signal.
+        call: Called with the signal number.
 
     Returns:
-        What gives the signals back.
+        A function that restores the previous signal handlers.
     """
     loop = asyncio.get_running_loop()
     undo: list[Callable[[], object]] = []
@@ -85,7 +85,7 @@ def on_stop_signals(call: Callable[[int], object]) -> Callable[[], None]:
 
 @contextmanager
 def memory_given_back() -> Iterator[None]:
-    """Call ``give_back_memory`` at the end of the block, or of the function that this decorates."""
+    """Call ``give_back_memory`` at the end of the block or the decorated function."""
     try:
         yield
     finally:
@@ -93,7 +93,7 @@ def memory_given_back() -> Iterator[None]:
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system; after training a model of 135M weights glibc keeps 0.8 GB."""
+    """Return freed memory to the system; after training a 135M model, glibc keeps 0.8 GB."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -17,13 +17,13 @@ Unit = Literal["items", "bytes"]
 
 
 class Update(Protocol):
-    """Show how much is done.
+    """Report progress.
 
     Args:
-        done: Finished items or bytes.
-        total: All of them; None or 0: unknown, or as before.
-        note: Text behind the bar, such as a loss.
-        description: Name of the next stage of the work, which starts a new count; None: the same stage.
+        done: Number of finished items or bytes.
+        total: Total number; None or 0 if unknown or unchanged.
+        note: Text after the bar, such as a loss.
+        description: Name of a new stage, which restarts the count; None for the same stage.
     """
 
     def __call__(
@@ -46,10 +46,10 @@ def progress_bar(
     Args:
         description: Name of the work, such as ``downloading``; "" if the first update names a stage.
         total: Number of items or bytes, if known.
-        unit: What is counted.
-        shown: False shows nothing.
-        lines: Print lines where there is no terminal.
-        keep: Leave the bar on the screen at the end. Such a bar has no clock; its notes show the time.
+        unit: Unit of the count.
+        shown: Show the progress.
+        lines: Print lines if there is no terminal.
+        keep: Keep the bar on the screen at the end. Such a bar has no clock; its notes show the time.
     """
     if not shown or not (lines or err.is_terminal):
         yield _show_nothing
@@ -102,7 +102,7 @@ def _show_nothing(
 
 
 class _Lines:
-    """Prints a line for each new stage, and one every few seconds while it lasts."""
+    """Print a line for each new stage, and then one every few seconds."""
 
     def __init__(self, stage: str, total: int | None, unit: Unit) -> None:
         self._stage, self._total, self._unit = stage, total, unit

@@ -1,4 +1,4 @@
-"""Refusals of a config as rows of a table: a condition, the reason and the remedy."""
+"""Config checks as table rows: a condition, the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Refusal = tuple[object, str, str | Callable[[], str]]
 
 
 def refuse_first(*refusals: Refusal) -> None:
-    """Raise the first refusal that applies. All conditions and reasons are evaluated before.
+    """Raise the first refusal whose condition is true. All conditions and reasons are evaluated first.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with its reason and remedy.
+        GymError: ``CONFIG_INVALID`` with the refusal's reason and remedy.
     """
     for applies, reason, remedy in refusals:
         if applies:

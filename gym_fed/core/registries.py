@@ -1,9 +1,9 @@
-"""Everything that comes in kinds: what its members are called, where ours stand, and how a package adds its own.
+"""Registries of algorithms, formats and other members, which packages can extend.
 
-    AGGREGATORS.names()             # for a schema, an enum, --help; imports no member
-    AGGREGATORS.type_of("krum")     # the class; what is true of a member is an attribute of it
+    AGGREGATORS.names()             # for a schema, an enum or --help; imports no member
+    AGGREGATORS.type_of("krum")     # the class; properties of a member are attributes of its class
 
-Bases are named by text, so that a schema in a low layer can refer to members of a high one.
+Base classes are named by strings, so that a schema in a low layer can refer to members of a higher layer.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ __all__ = ["ALL", "CODECS", "LINEARS", "Kind"]
 
 
 class UnusableMember(GymError):
-    """A member of another package that cannot be used; ``MISSING_DEPENDENCY``."""
+    """The error for a member of another package that cannot be used; ``MISSING_DEPENDENCY``."""
 
     kind = name = ""
 
     @classmethod
     def of(cls, kind: str, name: str, message: str, hint: str) -> UnusableMember:
-        """With what it is about, which a config's reader finds the place by."""
+        """Create the error with its registry and member, from which a config error derives the location."""
         made = cls(ErrorCode.MISSING_DEPENDENCY, message, hint)
         made.kind, made.name = kind, name
         return made
 
 
 class Kind(Registry[T]):
-    """A registry that refuses with ``GymError``: ``CONFIG_INVALID`` for an unknown member, ``MISSING_DEPENDENCY`` for
-    one of another package that cannot be used."""
+    """A registry that raises ``GymError``: ``CONFIG_INVALID`` for an unknown member, ``MISSING_DEPENDENCY`` for an
+    unusable member of another package.
+    """
 
     def unknown(self, name: str) -> Exception:
         return GymError(
@@ -51,14 +52,14 @@ class Kind(Registry[T]):
         return UnusableMember.of(self.kind, name, message, hint)
 
     def new(self, name: str) -> T:
-        """A member, for a kind whose members take no settings when they are made; see ``type_of`` for the errors."""
+        """Create a member without settings; raises as ``type_of``."""
         return self.type_of(name)()
 
     def usable(self, needed: Callable[[str], object] | None = None) -> tuple[str, ...]:
-        """Return the usable members, sorted. Imports all; warns of each unusable one of another package.
+        """Return the names of usable members, sorted. Imports all, and warns about unusable ones of other packages.
 
         Args:
-            needed: Gets what is needed of a member, by its name, and raises as ``type_of`` does; absent: ``type_of``.
+            needed: Called with a member's name, and raises as ``type_of`` if it is unusable; defaults to ``type_of``.
         """
         names = self.own()
         for name in (name for name in self.names() if name not in self.own()):
@@ -72,10 +73,10 @@ class Kind(Registry[T]):
 
 
 class TabledKind(Kind[T]):
-    """A kind some of whose members are lines of a table instead of files, each an object that is ready for use.
+    """A registry in which some members are ready-made objects from a table instead of classes in files.
 
     Args:
-        table: ``module:NAME`` of the table, a mapping of names to members; importing it imports nothing heavy.
+        table: ``module:NAME`` of a mapping of names to members; its import must be cheap.
     """
 
     def __init__(self, kind: str, package: str, base: str, group: str, table: str) -> None:
@@ -86,7 +87,7 @@ class TabledKind(Kind[T]):
         return tuple(sorted({*super().own(), *self._lines()}))
 
     def type_of(self, name: str) -> type[T]:
-        """The class of ``name``; of a line of the table, what it is an object of. ``new`` gives the object."""
+        """Return the class of ``name``; for a table entry, the class of its object. ``new`` returns the object."""
         lines = self._lines()
         return type(lines[name]) if name in lines else super().type_of(name)
 

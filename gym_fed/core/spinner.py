@@ -1,4 +1,4 @@
-"""A spinner on standard error: the activity with its seconds and count on a terminal, else lines."""
+"""A spinner on standard error with elapsed seconds and a count; lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TICK_SECONDS = 0.25
 
 
 class Activity:
-    """The current work, and how much of it is done.
+    """The current work and its progress.
 
     Args:
-        name: Such as ``loading gym-nano``.
+        name: Name of the work, such as ``loading gym-nano``.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Activity:
         self._done += count
 
     def describe(self, seconds: float) -> str:
-        """``loading gym-nano (3 s)``, or ``measuring: 12 of 88 (3 s)`` if the number of parts is known."""
+        """Return ``loading gym-nano (3 s)``, or ``measuring: 12 of 88 (3 s)`` if the number of parts is known."""
         count = f": {self._done:,} of {self._total:,}" if self._total else ""
         return f"{self._name}{count} ({seconds:.0f} s)"
 
@@ -45,14 +45,14 @@ class Activity:
 def spinner(name: str, hint: str = "") -> Iterator[Activity]:
     """Show ``name`` while the block runs; without a terminal, print lines after 1 s, 2 s, 4 s and so on.
 
-    With ``--json`` no lines are printed, since standard error then holds only errors, each a document.
+    With ``--json`` no lines are printed, since standard error then contains only JSON errors.
 
     Args:
-        name: Such as ``loading gym-nano``.
-        hint: How to avoid the work; shown by the first line, and throughout on a terminal.
+        name: Name of the work, such as ``loading gym-nano``.
+        hint: How to avoid the work; shown in the first line, and permanently on a terminal.
 
     Yields:
-        The activity, for work that counts its parts.
+        The activity, to report progress.
     """
     over, activity = threading.Event(), Activity(name)
     if wants_json() and not err.is_terminal:

@@ -1,7 +1,7 @@
-"""Errors of the operating system and the database, mapped by errno to messages with a remedy.
+"""Errors of the operating system and the database, mapped to messages with a remedy.
 
-A full disk, a read-only folder, too many open files: commands end with two lines, and a call to the hub with a status,
-whichever part of the program met it first.
+A full disk, a read-only folder or too many open files end a command with two lines, and a call to the hub with a
+status, wherever they occur.
 """
 
 from __future__ import annotations
@@ -118,14 +118,13 @@ _NO_THREADS = _Refusal(
 
 
 def system_error(error: BaseException, *, with_place: bool = True) -> GymError | None:
-    """The error that a failure of the system stands for; None for what is no such failure.
+    """Convert a system failure to a ``GymError``; None if it is not one.
 
     Args:
-        error: Anything that was raised: an OSError, an error of SQLite (bare, or as SQLAlchemy wraps it), an error of a
-            library that names an errno in its text, a failed write or allocation of torch, a thread that did not
-            start; or a codec of another package that cannot
-            be used.
-        with_place: Name the file. False for what goes over the wire: paths are nobody's business there.
+        error: Any exception: an OSError, an SQLite error (bare or wrapped by SQLAlchemy), a library's error that
+            quotes an errno, a failed write or allocation of torch, a thread that did not start, or an unusable codec
+            of another package.
+        with_place: Include the file's path. False for errors sent over the wire, which must not reveal local paths.
     """
     if isinstance(error, GymError):
         return error
@@ -145,12 +144,12 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
 
 
 def is_panic(error: BaseException) -> bool:
-    """True if a Rust library (tokenizers) panicked, which raises no ``Exception``."""
+    """Return True if a Rust library (tokenizers) panicked, which is not an ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """True if a disk or a quota is full."""
+    """Return True if a disk or a quota is full."""
     refusal = _refusal(error)
     return refusal is not None and refusal.code is ErrorCode.DISK_FULL
 

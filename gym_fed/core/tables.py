@@ -1,4 +1,4 @@
-"""Tables in which every cell, heading and title is text: nothing that is shown in one is ever read as markup."""
+"""Rich tables in which cells, headings and titles are plain text, never markup."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SHORT_ID = 9
 
 
 class TextTable(Table):
-    """A rich table for what others named and wrote.
+    """A rich table for untrusted text.
 
     Args:
-        columns: Headings, or columns.
-        title: A line above the table.
-        options: Those of ``rich.table.Table``.
+        columns: Headings or columns.
+        title: Line above the table.
+        options: Keyword arguments of ``rich.table.Table``.
     """
 
     def __init__(self, *columns: str | Column, title: str = "", **options: object) -> None:
@@ -32,13 +32,13 @@ class TextTable(Table):
             self.title = Text(plain(title, 1000))
 
     def add_row(self, *cells: RenderableType | None, style: object = None, end_section: bool = False) -> None:
-        """A row; strings are shown as they are, on one line, and bounded."""
+        """Add a row; strings are shown literally, on one line, and truncated."""
         shown = [Text(plain(cell, MAX_CELL)) if isinstance(cell, str) else cell for cell in cells]
         super().add_row(*shown, style=style, end_section=end_section)  # type: ignore[arg-type]
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Ids by their shortest beginnings, all of one length, that no two of them share."""
+    """Map ids to their shortest distinct prefixes, all of the same length."""
     unique = set(ids)
     length = _SHORT_ID
     while len({identifier[:length] for identifier in unique}) < len(unique):

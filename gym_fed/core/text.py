@@ -1,7 +1,7 @@
-"""Text that came from somewhere else: made harmless here, before a terminal, a log or a table shows it.
+"""Sanitise untrusted text before it is shown in a terminal, a log or a table.
 
-A terminal obeys control characters, and a reader believes what bidirectional overrides and zero-width characters make
-of a line. Both are written out as escapes, so that one sees what was sent.
+Terminals obey control characters, and bidirectional overrides and zero-width characters mislead readers. Both are
+shown as escape sequences.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export
 
 
 def plain(text: object, limit: int = MAX_TEXT) -> str:
-    """One line of at most ``limit`` characters in which everything is visible.
+    """Return one line of at most ``limit`` characters in which everything is visible.
 
-    Whatever is not printable (control characters, line ends, bidirectional and zero-width ones, surrogates) is written
-    as ``\\x1b`` or ``\\u202e``; what is cut off is marked by ``...``.
+    Unprintable characters (control characters, line ends, bidirectional and zero-width ones, surrogates) are escaped
+    as ``\\x1b`` or ``\\u202e``; truncated text ends with ``...``.
     """
     shown: list[str] = []
     room = limit
@@ -50,25 +50,27 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
 
 
 def without_folders(text: str) -> str:
-    """``text`` with every absolute path cut down to its last name: what is published says nothing of this machine."""
+    """Replace absolute paths in ``text`` by their file names, to keep local paths out of published text."""
     return _PATH.sub(lambda match: match[2], _FILE_URL.sub("", text).replace(str(Path.home()), "~"))
 
 
 def harmless(text: str) -> str:
-    """``text`` with its lines, without what drives a terminal: control characters and changes of direction."""
+    """Remove control characters and bidirectional overrides from ``text``, but keep its lines."""
     if text.isprintable() and text.isascii():
         return text
     return "".join(c if c in "\n\t" or not _drives(c) else _escaped(c) for c in text)
 
 
 def is_visible(character: str) -> bool:
-    """True if a character is visible and unambiguous."""
+    """Return True if a character is visible and unambiguous."""
     return character.isprintable() and character not in _INVISIBLE
 
 
 def is_name(text: str, limit: int) -> bool:
-    """Whether ``text`` may name somebody: 1 to ``limit`` visible characters, no space at its ends, no mark before any
-    letter."""
+    """Return True if ``text`` is a valid name.
+
+    A name has 1 to ``limit`` visible characters, no space at its ends and no combining mark before any letter.
+    """
     return (
         1 <= len(text) <= limit
         and text == text.strip()
@@ -78,9 +80,9 @@ def is_name(text: str, limit: int) -> bool:
 
 
 def require_utf8(what: str, text: object, hint: str) -> None:
-    """Raise ``USAGE`` for a name that is not UTF-8, as file systems and command lines can have it.
+    """Raise ``USAGE`` for a name that is not UTF-8; file systems and command lines allow such names.
 
-    It could neither be signed nor sent; Python holds its bytes as lone surrogates.
+    Such names cannot be signed or sent; Python represents their bytes as lone surrogates.
     """
     try:
         str(text).encode("utf-8")
@@ -89,12 +91,12 @@ def require_utf8(what: str, text: object, hint: str) -> None:
 
 
 def whole_number(text: str, max_digits: int = 19) -> int | None:
-    """The number that ASCII digits stand for; None for any other text, and for one that is too long to be meant."""
+    """Parse ASCII digits; None for any other text or more than ``max_digits`` digits."""
     return int(text) if len(text) <= max_digits and text.isascii() and text.isdecimal() else None
 
 
 def readable_seconds(seconds: float) -> str:
-    """``12 s``, ``3 min``, ``2 h 5 min``, ``40 days``."""
+    """Format a duration as ``12 s``, ``3 min``, ``2 h 5 min`` or ``40 days``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -115,10 +117,10 @@ def _escaped(character: str) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Prose in lines of at most ``width`` characters, broken between words; a line's indent is that of its parts.
+    """Wrap prose to lines of at most ``width`` characters, keeping each line's indent.
 
-    A command stays on one line, so that it can be copied: nothing is broken behind ``gym`` and its kin, and on neither
-    side of an option. Where a part is longer than a line, the terminal breaks it.
+    Commands stay on one line, so that they can be copied: there are no breaks after ``gym`` and similar commands, or
+    next to an option. Parts longer than a line are broken by the terminal.
     """
     return "\n".join(line if len(line) <= width else _broken(line, width) for line in text.split("\n"))
 
@@ -144,7 +146,7 @@ def _broken(line: str, width: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 update``, ``2 updates``, ``2 entries``."""
+    """Format a count as ``1 update``, ``2 updates`` or ``2 entries``."""
     if number == 1:
         return f"{number:,} {noun}"
     is_y = noun.endswith("y") and noun[-2:-1] not in ("a", "e", "i", "o", "u")
@@ -152,7 +154,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def readable_bytes(num_bytes: float) -> str:
-    """``1.5 MB``; powers of ten, as networks count."""
+    """Format a size as ``1.5 MB``, with powers of ten."""
     for unit in ("B", "kB", "MB"):
         if num_bytes < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
@@ -161,5 +163,5 @@ def readable_bytes(num_bytes: float) -> str:
 
 
 def with_error(value: float, error: float | None) -> str:
-    """A signed figure with its standard error, as in "+0.0042 +- 0.0103"; alone where no error is known."""
+    """Format a signed value with its standard error, such as "+0.0042 +- 0.0103"; without it if unknown."""
     return f"{value:+.4f}" if error is None else f"{value:+.4f} +- {error:.4f}"

@@ -1,6 +1,6 @@
-"""Panics of the tokenizers library as errors: they are not an ``Exception``, and would end the thread that meets one.
+"""Convert panics of the tokenizers library, which are not an ``Exception``, to errors.
 
-A pattern of tokenizer.json may need more steps than its library takes, for some texts and not for others.
+A pattern in tokenizer.json may exceed the library's step limit for some texts only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gym_fed.core.system_errors import is_panic
 
 @contextmanager
 def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
-    """Around what a tokenizer computes.
+    """Convert errors of a tokenizer in the block.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a panic, and for exceptions of the tokenizers library.
+        GymError: ``MODEL_INVALID`` for panics and other exceptions of the tokenizers library.
     """
     try:
         yield
@@ -30,7 +30,7 @@ def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
 
 
 def _failed(tokenizer: Any, error: BaseException) -> GymError:
-    """The error for a panic."""
+    """Return the error for a panic."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     reason = (str(error).splitlines() or ["no reason given"])[0]
     return GymError(

@@ -1,4 +1,4 @@
-"""The child's side of ``gym_fed.core.bounded.chat``: calls transformers' own functions for chat templates."""
+"""Functions of the child process that call transformers to render chat templates."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def render(
     """Return the text of one conversation, and the spans of its ``{% generation %}`` blocks.
 
     Args:
-        conversation: Messages.
-        template_moment: The present time for templates that print it; None for the real one.
-        arguments: Of transformers' function.
+        conversation: Messages in the format of transformers.
+        template_moment: The time to use as the current time, in ISO format; None for the real time.
+        arguments: Keyword arguments of transformers' ``render_jinja_template``.
     """
     if template_moment is not None:
         with present_time_set(template_moment):
@@ -32,7 +32,7 @@ def render(
 
 
 def present_time() -> str | None:
-    """Return the time that templates of this process get, in ISO format, if it was set."""
+    """Return the fixed current time for templates in ISO format; None if it is not set."""
     from transformers.utils import chat_template_utils as theirs
 
     return None if theirs.datetime is datetime else theirs.datetime.now().isoformat()
@@ -40,14 +40,14 @@ def present_time() -> str | None:
 
 @contextmanager
 def present_time_set(moment: str) -> Iterator[None]:
-    """Inside the block, templates that call for the present time get ``moment``, in ISO format and local time."""
+    """Fix the current time that templates see inside the block; ``moment`` is ISO local time."""
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
     before, fixed = module.datetime, datetime.fromisoformat(moment)
 
     class Then(datetime):
-        """transformers calls nothing but ``now``."""
+        """Replacement for ``datetime``; transformers calls only ``now``."""
 
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Any:

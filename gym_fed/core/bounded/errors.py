@@ -19,8 +19,8 @@ class LimitExceededError(Exception):
     Not a ``ValueError`` or ``TemplateError``: callers that catch those treat them as the rejection of one input.
 
     Attributes:
-        limit: Which limit was exceeded.
-        need: The end of a sentence that describes it: "takes longer than 10 s".
+        limit: Name of the exceeded limit.
+        need: Verb phrase that completes the error message, such as "takes longer than 10 s".
     """
 
     def __init__(self, limit: Limit, seconds: float = SECONDS) -> None:

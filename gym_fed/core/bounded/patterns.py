@@ -23,8 +23,8 @@ class BoundedPattern:
     """An untrusted regular expression, with the methods of ``re.Pattern`` that evaluations need.
 
     Args:
-        pattern: In the syntax of ``re``.
-        place: Where it is written, for errors: a file and key, or the key alone.
+        pattern: A regular expression in the syntax of ``re``.
+        place: Location of the pattern for error messages: a file and key, or only the key.
     """
 
     def __init__(self, pattern: str, place: str) -> None:
@@ -65,7 +65,7 @@ class UnusablePatternError(Exception):
 
     Attributes:
         pattern: The pattern.
-        problem: What is wrong with it, as the end of a sentence.
+        problem: Verb phrase that completes the error message.
     """
 
     def __init__(self, pattern: str, problem: str) -> None:
@@ -76,10 +76,10 @@ class UnusablePatternError(Exception):
 def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
     """Check in the child process that untrusted patterns can be matched with names within the limits.
 
-    All patterns together have the bounds of one evaluation.
+    The limits of one evaluation apply to all patterns together.
 
     Raises:
-        UnusablePatternError: Naming one that does not compile, or the one that takes longest if they exceed a bound.
+        UnusablePatternError: For the first pattern that does not compile, or the slowest one if a limit is exceeded.
     """
     try:
         broken = evaluate(match_all, patterns=list(patterns), names=list(names))
@@ -92,7 +92,7 @@ def require_quick_match(patterns: Sequence[str], names: Sequence[str]) -> None:
 
 
 def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:
-    """The pattern that takes longest, found by halves; each half has a fraction of the time."""
+    """Find the slowest pattern by bisection; each half gets a fraction of the time."""
     while len(patterns) > 1:
         half = patterns[: len(patterns) // 2]
         try:
@@ -104,10 +104,10 @@ def _slowest(patterns: Sequence[str], names: Sequence[str]) -> str:
 
 
 def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
-    """Match each pattern with each name by both of PEFT's calls; runs in the bounded process.
+    """Match each pattern against each name with both of PEFT's calls, in the child process.
 
     Returns:
-        Index and error of the first that does not compile.
+        Index and error of the first pattern that does not compile; None if all compile.
     """
     for index, pattern in enumerate(patterns):
         try:
@@ -121,10 +121,10 @@ def match_all(patterns: list[str], names: list[str]) -> tuple[int, str] | None:
 
 
 def find_all(pattern: str, text: str) -> list[Any]:
-    """Call ``re.findall``; called in the child process."""
+    """Call ``re.findall`` in the child process."""
     return re.findall(pattern, text)
 
 
 def remove_all(pattern: str, text: str) -> str:
-    """Remove all matches from a text; called in the child process."""
+    """Remove all matches from a text, in the child process."""
     return re.sub(pattern, "", text)

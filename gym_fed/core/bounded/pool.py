@@ -44,7 +44,7 @@ class EvaluationError(Exception):
 
     Attributes:
         kinds: Names of the exception's class and its base classes.
-        line: Line of a template's syntax error.
+        line: Line number of a template's syntax error.
     """
 
     def __init__(self, kinds: list[str], message: str, line: int | None) -> None:
@@ -58,12 +58,12 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
     Args:
         function: A module-level function of gym_fed; the child imports it by name.
         seconds: Time limit; ``SECONDS`` by default.
-        arguments: JSON values.
+        arguments: Keyword arguments of the function; JSON values.
 
     Raises:
         LimitExceededError: If the call exceeds a limit on time, memory or output.
         EvaluationError: If the function raises an exception.
-        GymError: If the function raises one; ``BUSY`` if no process becomes free within the time limit.
+        GymError: If the function raises one, or with ``BUSY`` if no process becomes free within the time limit.
     """
     name = f"{function.__module__}:{function.__qualname__}"
     deadline, late = _deadline.get() or (math.inf, None)
@@ -79,11 +79,11 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
 
 @contextmanager
 def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
-    """Set one deadline for all evaluations inside the block, including the start of a process and the wait for one.
+    """Set a deadline for all evaluations in the block, including process starts and waiting time.
 
     Args:
-        deadline: On the clock of ``time.monotonic``.
-        error: Raised by an evaluation that starts after the deadline, or has not finished by then.
+        deadline: Time on the clock of ``time.monotonic``, in seconds.
+        error: Raised if an evaluation starts after the deadline or does not finish before it.
     """
     token = _deadline.set((deadline, error))
     try:
@@ -93,7 +93,7 @@ def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
 
 
 class _Process:
-    """One child process; used by one thread at a time."""
+    """A child process; used by one thread at a time."""
 
     def __init__(self, watchdog: _Watchdog, start_seconds: float) -> None:
         self._watchdog = watchdog
@@ -118,7 +118,7 @@ class _Process:
             raise _not_started(f"no answer in {start_seconds:.3g} s")
 
     def request(self, function: str, seconds: float, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the reply to a request; the process must not be used again if this raises."""
+        """Send a request and return the reply. The process must not be reused if this raises."""
         line = json.dumps(
             {"function": function, "seconds": seconds, "arguments": arguments},
             ensure_ascii=False,
@@ -134,7 +134,7 @@ class _Process:
         return reply
 
     def is_alive(self) -> bool:
-        """True until the process has ended, or was killed at its deadline."""
+        """Return True until the process has ended or was killed at its deadline."""
         return self._child.poll() is None and not self._watchdog.killed(self)
 
     def kill(self) -> None:
@@ -151,7 +151,7 @@ class _Process:
                 stream.close()
 
     def _read(self, seconds: float) -> dict[str, Any] | None:
-        """Read one line; None if the process ended first, or was killed at its deadline."""
+        """Read one line; None if the process ended or was killed first."""
         assert self._child.stdout is not None
         self._watchdog.watch(self, seconds)
         try:
@@ -175,7 +175,7 @@ def _not_started(reason: str) -> GymError:
 
 
 class _Watchdog:
-    """A thread that kills processes at their deadline, on every platform; it stops when it has nothing to watch."""
+    """A thread that kills processes at their deadline; it stops when there is nothing to watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,7 +184,7 @@ class _Watchdog:
         self._is_running = False
 
     def watch(self, process: _Process, seconds: float) -> None:
-        """Kill the process after ``seconds`` unless it is released before."""
+        """Kill the process after ``seconds`` unless it is released before then."""
         with self._lock:
             self._deadlines[process] = time.monotonic() + seconds
             if not self._is_running:
@@ -197,7 +197,7 @@ class _Watchdog:
             self._deadlines.pop(process, None)
 
     def killed(self, process: _Process) -> bool:
-        """Return True if the process was killed at its deadline; only the first call does."""
+        """Return True if the process was killed at its deadline; only the first call returns True."""
         with self._lock:
             was_killed = process in self._killed
             self._killed.discard(process)
@@ -220,7 +220,7 @@ class _Watchdog:
 
 
 class _Slots:
-    """Pick the waiting owner with the fewest requests in progress."""
+    """Limits concurrent requests; the waiting owner with the fewest requests in progress is next."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -258,12 +258,12 @@ class _Slots:
                 self._changed.notify_all()
 
     def _next(self) -> object | None:
-        """The waiter whose turn it is; None while no process is free for any of them."""
+        """Return the next waiter; None if no process is free for any of them."""
         if self._running.total() >= MAX_PROCESSES:
             return None
         running = {waiter: self._running[owner] for waiter, owner in self._waiting.items()}
         able = [one for one in running if self._waiting[one] is None or running[one] < MAX_PER_OWNER]
-        return min(able, key=running.__getitem__, default=None)  # the oldest of equals
+        return min(able, key=running.__getitem__, default=None)  # ties: the oldest
 
 
 class _Pool:
@@ -274,7 +274,7 @@ class _Pool:
         self._slots = _Slots()
 
     def evaluate(self, function: str, seconds: float, deadline: float, arguments: dict[str, Any]) -> Any:
-        """See ``evaluate``; ``deadline`` includes the wait for a process and its start, ``seconds`` does not."""
+        """Call a function in a child process; ``deadline`` includes waiting for a process, ``seconds`` does not."""
         with self._slots.take(min(seconds, deadline - time.monotonic())):
             reply = self._reply(function, seconds, deadline, arguments)
         if "refused" in reply:
@@ -301,11 +301,11 @@ class _Pool:
                 process.close()
             raise
         with self._lock:
-            self._idle.append(process)  # one that was killed a moment too late is left out by ``_living``
+            self._idle.append(process)  # ``_living`` drops a process that was killed just too late
         return reply
 
     def _living(self) -> _Process | None:
-        """A process that waits for requests; those that the system ended meanwhile are given up."""
+        """Return an idle process, dropping those that the system has killed."""
         while True:
             with self._lock:
                 process = self._idle.pop() if self._idle else None
@@ -325,7 +325,7 @@ _inherited: list[_Pool] = []
 
 
 def _after_fork() -> None:
-    """Give a forked process a pool of its own: two parents on one pipe would read each other's replies."""
+    """Create a new pool in a forked process: sharing pipes with the parent would mix up replies."""
     global _pool
     _inherited.append(_pool)
     _pool = _Pool()

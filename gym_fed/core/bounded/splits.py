@@ -1,6 +1,6 @@
-"""Search a pattern of an untrusted tokenizer in texts made for it; called in the child process.
+"""Test an untrusted tokenizer's pattern for slow searches, in the child process.
 
-Whether a pattern is slow depends on the text, so the texts consist of the characters that it matches.
+The speed depends on the text, so the test texts consist of characters that the pattern matches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ALPHABET = "aZé中क1²٣ \t\n\r\u00a0.,!'\"-_/$+\u0301\u200d\x00"
 
 
 def search_texts(pattern: str) -> None:
-    """Search a pattern in texts that it partly matches, and in longer ones where that takes suspiciously long.
+    """Search a pattern in texts that it partly matches, and in longer ones if a search is suspiciously slow.
 
     Quadratic time is accepted for runs of digits only: published tokenizers group digits from the right.
 
     Raises:
-        ValueError: If the time grows much faster than the text, or if the library refuses the pattern or gives up a
+        ValueError: If the time grows much faster than the text, or if the library rejects the pattern or aborts a
             search.
     """
     from tokenizers import Regex
@@ -42,7 +42,7 @@ def search_texts(pattern: str) -> None:
 
     def seconds(unit: str, end: str, chars: int) -> float:
         text = unit * (chars // len(unit)) + end
-        began = time.thread_time()  # excludes waiting for a processor of a busy machine
+        began = time.thread_time()  # excludes waiting for a CPU on a busy machine
         search(text)
         return time.thread_time() - began
 
@@ -57,7 +57,7 @@ def search_texts(pattern: str) -> None:
 
 
 def _probes(pattern: str) -> Iterator[tuple[str, str]]:
-    """Return what texts repeat, and their ends: single characters, and what successive parts of the pattern match."""
+    """Yield repeated parts and endings of test texts: single characters, and matches of the pattern's parts."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
@@ -79,7 +79,7 @@ def _probes(pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _without_panics(function: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The library panics where a search takes too many steps, which is not an ``Exception``."""
+    """Catch panics of the library, which aborts long searches without raising an ``Exception``."""
 
     def call(text: str) -> Any:
         try:

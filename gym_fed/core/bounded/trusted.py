@@ -1,4 +1,4 @@
-"""Trusted chat templates: those that an installed package ships or gym-fed wrote. They need no child process."""
+"""Registry of trusted chat templates, which are rendered without a child process."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def _shipped() -> frozenset[str]:
 
 
 def _key(template: str) -> str:
-    """Return the text to compare: Jinja drops one newline at the end of a file."""
+    """Return the text to compare; Jinja drops one newline at the end of a file."""
     return template.removesuffix("\n")
