@@ -1,7 +1,7 @@
-"""Canonical JSON, the one encoding that is hashed and signed in gym-fed.
+"""Canonical JSON, which gym-fed hashes and signs.
 
-Keys sorted, no white space, UTF-8, no NaN or infinities, integers and strings as they are. Floats use Python's
-shortest round-trip form, which every IEEE-754 implementation of ``repr`` shares.
+Sorted keys, no white space, UTF-8, no NaN or infinities. Floats use Python's shortest round-trip form, which every
+IEEE-754 implementation of ``repr`` shares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def canonical_json(value: Any) -> bytes:
 
     Raises:
         ValueError: For NaN, infinities, or keys that are not strings.
-        TypeError: For anything JSON does not have.
+        TypeError: For values that JSON cannot represent.
     """
     _check_keys(value)
     return json.dumps(
@@ -25,7 +25,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def canonical_digest(value: Any) -> str:
-    """The hex sha256 of ``canonical_json(value)``."""
+    """Return the hex sha256 of ``canonical_json(value)``."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 

@@ -1,1 +1,1 @@
-"""Identities and signatures, the ledger's entries, and the messages of the wire."""
+"""Identities, signatures, ledger entries and wire messages."""

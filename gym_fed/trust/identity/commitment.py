@@ -1,7 +1,7 @@
-"""A commitment to an update before its upload: the hub's signed statement of when it first saw a digest.
+"""Upload commitments: the hub's signed statement of when it first saw the digest of an update.
 
-A copy can be made only of bytes that somebody has seen, and the hub sees no byte of an upload before the digest was
-declared. So of two updates that are the same work, the one that was committed first is not a copy of the other.
+A copy requires access to the bytes, and the hub receives no byte of an upload before its digest is declared. So of
+two identical updates, the one that was committed first is not a copy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _MAX_CHARACTERS = 4096
 
 @dataclass(frozen=True)
 class UploadCommitment:
-    """The statement that the hub signs.
+    """A commitment that the hub signs.
 
     Attributes:
         server: Id of the hub.
-        contributor: Who declared the object.
-        sha256: Its digest.
-        committed_at: When, in Unix seconds of the hub.
+        contributor: Id of the contributor who declared the object.
+        sha256: Digest of the object.
+        committed_at: Time of the commitment on the hub's clock, in Unix seconds.
     """
 
     server: str
@@ -34,7 +34,7 @@ class UploadCommitment:
     committed_at: int
 
     def signed(self, key: SigningKey) -> str:
-        """The statement with a signature by the hub's ledger key, as JSON."""
+        """Sign the statement with the hub's ledger key, and return it as JSON."""
         return json.dumps(
             {"statement": asdict(self), "signature": key.sign(self._claim()).hex()}, sort_keys=True
         )
@@ -47,11 +47,11 @@ class UploadCommitment:
         """Read and verify a signed statement.
 
         Args:
-            text: What ``signed`` gave.
+            text: JSON from ``signed``.
             key: The hub's 32-byte ledger key.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID`` for what the hub did not sign.
+            GymError: ``SIGNATURE_INVALID`` if the hub did not sign it.
         """
         try:
             if len(text) > _MAX_CHARACTERS:

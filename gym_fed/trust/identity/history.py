@@ -1,8 +1,8 @@
-"""Replay a ledger to find whose key was whose and which credits moved, to check a hub's claims.
+"""Replay a ledger to determine the keys of accounts and the transfers of credits, and verify a hub's claims.
 
-The hub's word is not taken where the owner's is there: the first key must hash to the account's id, a rotation must be
-signed by both keys, a transfer by the key of that time, and it may not settle within the hold period. Only a revocation
-by the coordinator, and the rebinding after one, rest on the coordinator.
+Owners' signatures are verified wherever they exist: the first key must hash to the account's id, a rotation must be
+signed by both keys, and a transfer by the key of that time, and it must not settle within the hold period. Only a
+revocation by the coordinator, and the rebinding after it, rely on the coordinator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")
 
 @dataclass
 class Key:
-    """A key of an account, present or past, with the times of its ledger entries."""
+    """A key of an account, with the times of its ledger entries."""
 
     contributor: str
     status: str
@@ -57,15 +57,15 @@ class Move:
 
 
 class History:
-    """Keys and transfers, followed through every entry of a ledger in order.
+    """Tracks keys and transfers through all entries of a ledger, in order.
 
     Args:
-        server: Id of the hub, which statements must be for; None: not checked.
+        server: Id of the hub that statements must name; None skips this check.
 
     Attributes:
-        keys: Every key, by its hex.
-        names: The name of every account at its first enrolment.
-        moves: Every transfer, by its id.
+        keys: Keys by their hex form.
+        names: Names of accounts at their first enrolment, by id.
+        moves: Transfers by id.
     """
 
     def __init__(self, server: str | None = None) -> None:
@@ -91,7 +91,7 @@ class History:
         """Process the next entry; unrelated kinds are skipped.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for one that no owner signed, or that cannot follow the entries before it.
+            GymError: ``STATE_CORRUPT`` for an entry that no owner signed, or that cannot follow the earlier ones.
         """
         follow = self._kinds.get(kind)
         if follow is None:
@@ -105,12 +105,12 @@ class History:
             ) from error
 
     def current(self, contributor: str) -> bytes | None:
-        """The newest key of an account, valid or revoked; None if there is none."""
+        """Return the newest key of an account, valid or revoked; None if there is none."""
         key = self._current.get(contributor)
         return None if key is None else bytes.fromhex(key)
 
     def is_revoked(self, contributor: str) -> bool:
-        """True if the newest key of an account was revoked."""
+        """Return True if the newest key of an account was revoked."""
         return self.keys[self._current[contributor]].status == REVOKED
 
     # ---- keys ----
@@ -188,7 +188,7 @@ class History:
         self.keys[key].status, self.keys[key].until = status, at
 
     def _good(self, who: str, what: str) -> str:
-        """The account's key, if it may sign."""
+        """Return the account's key, if it may sign."""
         key = self._current.get(who)
         if key is None or self.keys[key].status != ACTIVE:
             raise _corrupt(who, f"{what} without a key that is good")
@@ -247,18 +247,18 @@ class History:
 
 
 def key_at(entries: Iterable[Mapping[str, Any]], contributor: str, at: float | None = None) -> bytes:
-    """The key of an account at a time.
+    """Return the key of an account at a given time.
 
     Args:
-        entries: The ledger's entries in order, each with ``kind`` and ``body``; other kinds are passed over.
+        entries: All ledger entries in order, each with ``kind`` and ``body``; unrelated kinds are skipped.
         contributor: Id of the account.
-        at: Unix seconds; None: at the end of the entries.
+        at: Unix seconds; None for the end of the entries.
 
     Returns:
-        The public key, 32 bytes.
+        The 32-byte public key.
 
     Raises:
-        GymError: ``NOT_FOUND`` for an account that had not enrolled; ``KEY_REVOKED`` when its key was revoked then;
+        GymError: ``NOT_FOUND`` if the account was not enrolled; ``KEY_REVOKED`` if its key was revoked at that time;
             ``STATE_CORRUPT`` for an entry that no owner signed.
     """
     history = History()

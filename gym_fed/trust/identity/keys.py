@@ -1,9 +1,9 @@
-"""Ed25519 keys that sign updates and ledgers, and their PEM files, optionally under a passphrase.
+"""Ed25519 keys that sign updates and ledgers, and their PEM files, optionally with a passphrase.
 
-A private key under a passphrase is PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 5958, RFC 8018, RFC 7914).
-``cryptography`` reads this form but writes only PBKDF2 with 2048 rounds, which a graphics card tries millions of times
-a second. So the envelope is written here, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and half
-a second per guess). `load_pem_private_key` reads it back; the openssl command refuses it by its default memory limit.
+An encrypted private key is PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 5958, RFC 8018, RFC 7914). ``cryptography``
+reads this format but writes only PBKDF2 with 2048 rounds, of which a GPU tests millions per second. So this module
+writes the envelope, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and half a second per
+guess). `load_pem_private_key` can read it; the openssl command rejects it with its default memory limit.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ CONTRIBUTOR_PATTERN = r"c[0-9a-f]{32}"
 
 
 def contributor_id(public_key: bytes) -> str:
-    """The id of an account: ``c`` and the first 32 hex digits (128 bits) of its first key's sha256."""
+    """Return the id of an account: ``c`` and the first 32 hex digits (128 bits) of its first key's sha256."""
     return "c" + hashlib.sha256(public_key).hexdigest()[:32]
 
 
 def server_id(ledger_public_key: bytes) -> str:
-    """The id of a hub: ``s`` and the first 16 hex digits of its ledger key's sha256."""
+    """Return the id of a hub: ``s`` and the first 16 hex digits of its ledger key's sha256."""
     return "s" + hashlib.sha256(ledger_public_key).hexdigest()[:16]
 
 
@@ -58,7 +58,7 @@ class SigningKey:
 
     Args:
         key: The private key.
-        account: Id of the account; empty: the one whose first key this is.
+        account: Id of the account; if empty, the account whose first key this is.
     """
 
     def __init__(self, key: Ed25519PrivateKey, account: str = "") -> None:
@@ -78,8 +78,8 @@ class SigningKey:
             passphrase: Called with the file's name for the passphrase of an encrypted file.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` when it holds no Ed25519 key; ``KEY_LOCKED`` when the
-                passphrase is not given or is wrong.
+            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it contains no Ed25519 key; ``KEY_LOCKED`` if the
+                passphrase is missing or wrong.
         """
         try:
             pem = path.read_bytes()
@@ -88,13 +88,13 @@ class SigningKey:
         return cls(read_private_key(pem, str(path), passphrase))
 
     def save(self, path: Path, passphrase: bytes | None = None) -> None:
-        """Write the key with mode 0600, under a passphrase if one is given; never over an existing one."""
+        """Write the key with mode 0600, encrypted if a passphrase is given; never overwrites a file."""
         if path.exists():
             raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists; a key is never overwritten")
         write_atomically(path, self.to_pem(passphrase), mode=0o600)
 
     def to_pem(self, passphrase: bytes | None = None) -> bytes:
-        """PKCS#8 PEM."""
+        """Serialise the key as PKCS#8 PEM."""
         return plain_pem(self._key) if passphrase is None else encrypted_pem(self._key, passphrase)
 
     @property
@@ -104,23 +104,23 @@ class SigningKey:
 
     @property
     def contributor(self) -> str:
-        """The id of the account it signs for: from its own hash, or that of the account's first key."""
+        """Id of the account that the key signs for."""
         return self._account or contributor_id(self.public_key)
 
     def of_account(self, contributor: str) -> SigningKey:
-        """The same key, signing for an account whose first key was another one."""
+        """Return the same key for an account whose first key was a different one."""
         return SigningKey(self._key, contributor)
 
     def sign(self, value: object) -> bytes:
-        """Sign ``canonical_json(value)``; 64 bytes."""
+        """Return the 64-byte signature of ``canonical_json(value)``."""
         return self._key.sign(canonical_json(value))
 
 
 def verify_signature(public_key: bytes, value: object, signature: bytes) -> None:
-    """Check a signature over ``canonical_json(value)``.
+    """Verify a signature of ``canonical_json(value)``.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` when the key or the signature is not right.
+        GymError: ``SIGNATURE_INVALID`` if the key or the signature is invalid.
     """
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, canonical_json(value))
@@ -168,7 +168,7 @@ _HEADER = b"-----BEGIN ENCRYPTED PRIVATE KEY-----"
 
 
 def is_encrypted(pem: bytes) -> bool:
-    """True if a PEM file holds a key under a passphrase."""
+    """Return True if a PEM file contains an encrypted key."""
     return _HEADER in pem
 
 
@@ -178,7 +178,7 @@ def plain_pem(key: PrivateKeyTypes) -> bytes:
 
 
 def encrypted_pem(key: PrivateKeyTypes, passphrase: bytes) -> bytes:
-    """Serialise a key as PKCS#8 under a passphrase, with a fresh salt and initialisation vector."""
+    """Serialise a key as encrypted PKCS#8, with a fresh salt and initialisation vector."""
     salt, iv = secrets.token_bytes(16), secrets.token_bytes(16)
     secret = Scrypt(salt=salt, length=32, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P).derive(passphrase)
     padder = PKCS7(128).padder()

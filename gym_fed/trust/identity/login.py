@@ -1,10 +1,11 @@
 """Enrolment and login: one-time invites, the claims that a contributor signs, and proof of work.
 
-An invite is one string with address, fingerprint and token: ``gym-invite:HOST:PORT:FINGERPRINT_HEX:TOKEN``. The hub
+An invite is a string with an address, a fingerprint and a token: ``gym-invite:HOST:PORT:FINGERPRINT_HEX:TOKEN``. The
+hub
 stores only the token's sha256.
 
-Both claims name the hub's id and the TLS key of the contributor's own connection. A hub that copies another one's id
-cannot copy its TLS key, so a claim made to it is useless at another hub.
+Both claims name the hub's id and the TLS key of the contributor's connection. A hub that copies another hub's id
+cannot copy its TLS key, so a claim made to it is useless at the other hub.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ PLAIN_TEXT = ""
 
 
 def enrolment_claim(name: str, invite: str, server: str, tls_fingerprint: str) -> dict[str, object]:
-    """The claim that an enrolling key signs.
+    """Return the claim that a key signs to enrol.
 
     Args:
-        name: Shown to the coordinator and in the ledger.
+        name: Name of the account, shown to the coordinator and in the ledger.
         invite: Token of an invite, or empty.
         server: Id of the hub.
-        tls_fingerprint: ``sha256:<hex>`` of the TLS key on the caller's own connection, or ``PLAIN_TEXT``.
+        tls_fingerprint: ``sha256:<hex>`` of the TLS key of the caller's connection, or ``PLAIN_TEXT``.
     """
     return {"enrol": name, "invite": invite, "protocol": PROTOCOL, "server": server, "tls": tls_fingerprint}
 
@@ -42,7 +43,7 @@ def enrolment_claim(name: str, invite: str, server: str, tls_fingerprint: str) -
 def login_claim(
     contributor: str, instance: str, issued_at: int, nonce: str, server: str, tls_fingerprint: str
 ) -> dict[str, object]:
-    """The claim that an account's key signs to open a session; ``issued_at`` in Unix seconds."""
+    """Return the claim that an account's key signs to open a session; ``issued_at`` in Unix seconds."""
     return {
         "authenticate": contributor,
         "instance": instance,
@@ -55,7 +56,7 @@ def login_claim(
 
 
 def work_is_done(server: str, public_key: bytes, work: bytes, bits: int) -> bool:
-    """True if ``sha256(server, public_key, work)`` begins with ``bits`` zero bits (Hashcash, Back 2002)."""
+    """Return True if ``sha256(server, public_key, work)`` begins with ``bits`` zero bits (Hashcash, Back 2002)."""
     digest = hashlib.sha256(server.encode() + public_key + work).digest()
     return int.from_bytes(digest, "big") >> (256 - bits) == 0
 
@@ -66,7 +67,7 @@ def do_work(
     """Find ``work`` that ``work_is_done`` accepts; takes 2**bits hashes on average.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` for more than ``MAX_WORK_BITS``; ``INTERRUPTED`` once ``should_stop`` says so.
+        GymError: ``POLICY_REFUSED`` for more than ``MAX_WORK_BITS``; ``INTERRUPTED`` if ``should_stop`` returns True.
     """
     if bits > MAX_WORK_BITS:
         raise GymError(
@@ -93,7 +94,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Invite:
-    """The contents of an invite."""
+    """A parsed invite."""
 
     host: str
     port: int
@@ -103,12 +104,12 @@ class Invite:
 
 
 def new_token() -> str:
-    """128 random bits in hex."""
+    """Return 128 random bits in hex."""
     return secrets.token_hex(16)
 
 
 def token_hash(token: str) -> str:
-    """The hash of a token, which the hub stores."""
+    """Return the hash of a token, which the hub stores."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -119,7 +120,7 @@ def format_invite(invite: Invite) -> str:
 
 
 def parse_invite(text: str) -> Invite:
-    """Parse an invite; raises ``INVITE_INVALID`` if the text is none."""
+    """Parse an invite; raises ``INVITE_INVALID`` if the text is not one."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
         raise GymError(

@@ -22,7 +22,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class UpdateManifest(StrictModel):
-    """The signed content of an update, which the ledger names: one manifest, one delta, one round."""
+    """The signed description of an update, named in the ledger: one manifest, one delta, one round."""
 
     format: Literal["gym-update-1"] = "gym-update-1"
     contributor: str = Field(max_length=64)
@@ -47,7 +47,7 @@ class UpdateManifest(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit a consent that was not given, so that the digest does not depend on the field."""
+        """Omit a consent that was not given, so that the digest does not depend on this newer field."""
         data: dict[str, Any] = handler(self)
         if not self.publish_name:
             data.pop("publish_name")
@@ -55,14 +55,14 @@ class UpdateManifest(StrictModel):
 
     @property
     def digest(self) -> str:
-        """The hex sha256 of the canonical bytes, which names the update."""
+        """Return the hex sha256 of the canonical bytes, which identifies the update."""
         return canonical_digest(self.model_dump(mode="json"))
 
     def sign(self, key: SigningKey) -> bytes:
         return key.sign(self.model_dump(mode="json"))
 
     def verify(self, public_key: bytes, signature: bytes) -> None:
-        """Raise ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key`` over this manifest."""
+        """Raise ``SIGNATURE_INVALID`` unless ``signature`` is a signature of this manifest by ``public_key``."""
         verify_signature(public_key, self.model_dump(mode="json"), signature)
 
     @classmethod
@@ -70,7 +70,7 @@ class UpdateManifest(StrictModel):
         """Parse a manifest from JSON.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` naming the first field that is off.
+            GymError: ``UPDATE_REFUSED`` with the first invalid field.
         """
         if len(text) > MAX_MANIFEST_BYTES:
             raise GymError(ErrorCode.TOO_LARGE, f"the manifest is larger than {MAX_MANIFEST_BYTES} bytes")
@@ -81,10 +81,10 @@ class UpdateManifest(StrictModel):
 
 
 def new_nonce() -> str:
-    """128 random bits in hex."""
+    """Return 128 random bits in hex."""
     return secrets.token_hex(16)
 
 
 def lifetime(now: float) -> tuple[int, int]:
-    """Issue and expiry time of a manifest signed at ``now``, the hub's time in Unix seconds."""
+    """Return issue and expiry time of a manifest signed at ``now`` (hub time, Unix seconds)."""
     return int(now), int(now) + _LIFETIME_SECONDS

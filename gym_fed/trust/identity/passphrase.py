@@ -1,6 +1,6 @@
-"""Read a passphrase from a file, an environment variable or the terminal; never from an argument.
+"""Read a passphrase from a file, an environment variable or the terminal, never from an argument.
 
-Asked once for each folder of keys and process, and kept in memory only.
+It is requested once per process and key folder, and kept only in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Ask = Callable[[str], str]
 
 
 def ask_on_terminal(question: str) -> str:
-    """Read a line from the terminal without showing it."""
+    """Read a line from the terminal without echo."""
     import getpass
 
     return getpass.getpass(question + ": ")
@@ -28,12 +28,12 @@ def ask_on_terminal(question: str) -> str:
 
 @dataclass
 class PassphraseSource:
-    """The source of the passphrase for one folder's keys.
+    """The source of the passphrase for the keys of a folder.
 
     Args:
-        variable: Environment variable that may hold it.
-        file: A file whose first line it is; wins over the variable.
-        ask: How a person is asked; None: as ``ask_on_terminal``, where there is one.
+        variable: Environment variable that may contain it.
+        file: File with the passphrase in its first line; takes precedence over the variable.
+        ask: Function that prompts the user; None for ``ask_on_terminal`` if there is a terminal.
     """
 
     variable: str
@@ -45,7 +45,7 @@ class PassphraseSource:
         """Return the passphrase of existing keys.
 
         Raises:
-            GymError: ``KEY_LOCKED`` naming the variable when nobody can be asked.
+            GymError: ``KEY_LOCKED`` with the variable's name if the user cannot be prompted.
         """
         if self._known is None:
             self._known = self._given() or self._asked(what, f"passphrase of {what}")
@@ -55,7 +55,7 @@ class PassphraseSource:
         """Return a new passphrase, typed twice.
 
         Raises:
-            GymError: ``USAGE`` when it is too short, or typed differently; ``KEY_LOCKED`` as ``get``.
+            GymError: ``USAGE`` if it is too short or the two entries differ; ``KEY_LOCKED`` as in ``get``.
         """
         chosen = self._given()
         if chosen is None:
@@ -74,7 +74,7 @@ class PassphraseSource:
         return chosen
 
     def forget(self) -> None:
-        """Ask again next time."""
+        """Discard the passphrase, so that the next use prompts again."""
         self._known = None
 
     def _given(self) -> bytes | None:

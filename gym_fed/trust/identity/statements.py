@@ -1,8 +1,8 @@
-"""Signed statements of an account's owner: key rotation, revocation, transfer of credits.
+"""Signed statements of an account's owner: key rotation, revocation and transfer of credits.
 
-A statement names the hub that it is for, the TLS key of that hub, when it was made, and a nonce, so that it counts once
-and in one place: a hub that copies another one's id cannot pass a statement on to it. Its canonical JSON is signed,
-sent, and kept in the ledger.
+A statement names its hub, the hub's TLS key, its time and a nonce, so that it is valid once and at one hub: a hub
+that copies another hub's id cannot replay a statement there. Its canonical JSON is signed, sent and stored in the
+ledger.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Statement(StrictModel):
     """The hub's TLS key, as in ``gym_fed.trust.identity.login``."""
 
     def signed(self) -> dict[str, Any]:
-        """The data that is signed."""
+        """Return the data to sign."""
         return self.model_dump(mode="json", by_alias=True)
 
     def to_json(self) -> str:
@@ -53,14 +53,14 @@ class Statement(StrictModel):
         return key.sign(self.signed())
 
     def verify(self, public_key: bytes, signature: bytes) -> None:
-        """Raise ``SIGNATURE_INVALID`` unless ``signature`` is by ``public_key``."""
+        """Raise ``SIGNATURE_INVALID`` unless ``signature`` was made with ``public_key``."""
         verify_signature(public_key, self.signed(), signature)
 
     def check_fresh(self, server: str, tls: str, now: float) -> None:
         """Check that the statement is recent, and for this hub and its TLS key.
 
         Raises:
-            GymError: ``STALE``; ``CLOCK_SKEWED`` for another time.
+            GymError: ``STALE``, or ``CLOCK_SKEWED`` if the time is too far from ``now``.
         """
         if self.server != server:
             raise GymError(ErrorCode.STALE, f"the statement is for hub {self.server[:64]}, this is {server}")
@@ -77,7 +77,7 @@ class Statement(StrictModel):
         """Parse a statement from JSON.
 
         Raises:
-            GymError: ``USAGE`` naming the first field that is off.
+            GymError: ``USAGE`` with the first invalid field.
         """
         if len(text) > MAX_STATEMENT_BYTES:
             raise GymError(ErrorCode.TOO_LARGE, f"a statement of more than {MAX_STATEMENT_BYTES} characters")
@@ -88,16 +88,16 @@ class Statement(StrictModel):
 
 
 class Rotation(Statement):
-    """Replace the key of account ``rotate`` by ``new_key``. Signed by both keys."""
+    """Replaces the key of account ``rotate`` by ``new_key``. Signed with both keys."""
 
     rotate: ContributorId
     new_key: PublicKeyHex
 
 
 class Revocation(Statement):
-    """Revoke ``key`` of account ``revoke``, which is lost or stolen.
+    """Revokes ``key`` of account ``revoke``, which is lost or stolen.
 
-    Signed by that key, or by one that it replaced recently.
+    Signed with that key, or with one that it replaced recently.
     """
 
     revoke: ContributorId
@@ -106,7 +106,7 @@ class Revocation(Statement):
 
 
 class TransferOrder(Statement):
-    """Transfer ``amount`` credits from one account to another."""
+    """Transfers ``amount`` credits from one account to another."""
 
     transfer: Literal["credits"] = "credits"
     sender: ContributorId = Field(alias="from")
@@ -118,9 +118,9 @@ def require_fresh(what: str, issued_at: float, now: float) -> None:
     """Raise ``CLOCK_SKEWED`` unless ``what`` was signed recently.
 
     Args:
-        what: Names it in the message.
-        issued_at: The time that was signed, Unix seconds.
-        now: The hub's time.
+        what: Name of the signed item in the error message.
+        issued_at: Signed time in Unix seconds.
+        now: The hub's time in Unix seconds.
     """
     ahead = issued_at - now
     if abs(ahead) > CLOCK_SKEW_SECONDS:

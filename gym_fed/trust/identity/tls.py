@@ -1,8 +1,8 @@
-"""The hub's TLS certificate, and the fingerprint that contributors pin.
+"""TLS certificates of hubs, and the key fingerprint that contributors pin.
 
-A contributor trusts the hub's *key*, not its address. The fingerprint is sha256 over the DER SubjectPublicKeyInfo, so
-that another certificate of the same key keeps it: a renewed one, or one that an authority signed. The hub's own is
-self-signed and names no host.
+A contributor trusts the hub's *key*, not its address. The fingerprint is the sha256 of the DER SubjectPublicKeyInfo,
+so it stays the same for renewed or CA-signed certificates of the same key. The hub's own certificate is self-signed
+and names no host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.keys import Passphrase, encrypted_pem, is_encrypted, plain_pem
 
-TLS_NAME = "gym-fed-hub"  # the name in every hub's certificate; clients override the target name with it
+TLS_NAME = "gym-fed-hub"  # name in all hub certificates; clients override the target name with it
 _FIRST_DATE = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 """The end of a certificate without an expiry in RFC 5280 (section 4.1.2.5)."""
@@ -33,7 +33,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", re.ASCII)
 
 
 def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes | None = None) -> str:
-    """Write a P-256 key (mode 0600, under a passphrase if given) and its certificate; returns the fingerprint."""
+    """Write a P-256 key (mode 0600, encrypted with a passphrase) and its certificate; return the fingerprint."""
     key = ec.generate_private_key(ec.SECP256R1())
     pem = plain_pem(key) if passphrase is None else encrypted_pem(key, passphrase)
     write_atomically(key_path, pem, mode=0o600)
@@ -43,9 +43,9 @@ def create_certificate(key_path: Path, certificate_path: Path, passphrase: bytes
 
 
 def self_signed(key_pem: bytes) -> bytes:
-    """Create a self-signed PEM certificate for a hub's key, under the name that every hub has.
+    """Create a self-signed PEM certificate for a hub's key, with the name that all hubs share.
 
-    It is valid at all times: contributors trust the pinned key, and a date would only shut out wrong clocks.
+    It never expires: contributors trust the pinned key, and dates would only break clients with wrong clocks.
     """
     key = _signing_key(key_pem)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, TLS_NAME)])
@@ -65,14 +65,14 @@ def self_signed(key_pem: bytes) -> bytes:
 
 
 def certificate_request(key_pem: bytes, host: str) -> bytes:
-    """Create a PKCS #10 request (RFC 2986) in PEM, for an authority to certify the hub's key for a host.
+    """Create a PKCS #10 certificate request (RFC 2986) in PEM for the hub's key and a host.
 
     Args:
         key_pem: The hub's private key, unencrypted.
-        host: A name or an IP address, without a port.
+        host: Host name or IP address, without a port.
 
     Raises:
-        GymError: ``USAGE`` for a host that no certificate can name.
+        GymError: ``USAGE`` if a certificate cannot name the host.
     """
     try:
         name: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
@@ -90,10 +90,10 @@ def certificate_request(key_pem: bytes, host: str) -> bytes:
 
 
 def certificate_host(certificate_pem: bytes) -> str:
-    """The first host name in a certificate, for TLS to compare when the key itself is pinned.
+    """Return the first host name in a certificate, which TLS compares when the key itself is pinned.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
+        GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
     """
     try:
         names = read_certificate(certificate_pem).extensions.get_extension_for_class(
@@ -109,20 +109,20 @@ def certificate_host(certificate_pem: bytes) -> str:
 
 
 def validity(certificate_pem: bytes) -> tuple[datetime.datetime, datetime.datetime]:
-    """The validity period of a certificate.
+    """Return the validity period of a certificate.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
+        GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
     """
     certificate = read_certificate(certificate_pem)
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def certificates_in(pem: bytes) -> bytes:
-    """Read the certificates of a PEM file in order, and nothing else, such as a private key.
+    """Return the certificates of a PEM file in order, without other content such as a private key.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` where there is none.
+        GymError: ``STATE_CORRUPT`` if there is none.
     """
     try:
         certificates = x509.load_pem_x509_certificates(pem)
@@ -132,11 +132,10 @@ def certificates_in(pem: bytes) -> bytes:
 
 
 def trusting_context() -> ssl.SSLContext:
-    """A client TLS context that trusts this machine's authorities, the same on every Python version.
+    """Create a client TLS context that trusts this machine's CAs, the same on every Python version.
 
-    From 3.13 on Python's default context refuses authorities whose certificates lack extensions that RFC 5280 wants
-    (``VERIFY_X509_STRICT``). Those of companies often do, and other programs of the machine, gRPC included, accept
-    them.
+    Since Python 3.13 the default context rejects CAs whose certificates lack extensions required by RFC 5280
+    (``VERIFY_X509_STRICT``). Corporate CAs often lack them, and other programs, including gRPC, accept them.
     """
     context = ssl.create_default_context()
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -144,10 +143,10 @@ def trusting_context() -> ssl.SSLContext:
 
 
 def read_certificate(certificate_pem: bytes) -> x509.Certificate:
-    """Read the first certificate of a PEM file; in a chain it is the server's own.
+    """Read the first certificate of a PEM file, which is the server's own in a chain.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
+        GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
     """
     try:
         return x509.load_pem_x509_certificate(certificate_pem)
@@ -156,10 +155,10 @@ def read_certificate(certificate_pem: bytes) -> x509.Certificate:
 
 
 def private_pem(path: Path, passphrase: Passphrase) -> bytes:
-    """Decrypt a private key for TLS; only ever in memory.
+    """Decrypt a private key for TLS, in memory only.
 
     Raises:
-        GymError: ``KEY_LOCKED`` when the passphrase does not open it.
+        GymError: ``KEY_LOCKED`` if the passphrase is wrong.
     """
     pem = path.read_bytes()
     if not is_encrypted(pem):
@@ -171,16 +170,16 @@ def private_pem(path: Path, passphrase: Passphrase) -> bytes:
 
 
 def fingerprint(certificate_pem: bytes) -> str:
-    """``sha256:`` and 64 hex digits over the certificate's public key.
+    """Return ``sha256:`` and 64 hex digits for the certificate's public key.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the bytes are not a certificate.
+        GymError: ``STATE_CORRUPT`` if the bytes are not a certificate.
     """
     return _fingerprint(read_certificate(certificate_pem).public_key())
 
 
 def key_fingerprint(key_pem: bytes) -> str:
-    """The fingerprint of an unencrypted private key."""
+    """Return the fingerprint of an unencrypted private key."""
     return _fingerprint(_signing_key(key_pem).public_key())
 
 

@@ -1,4 +1,4 @@
-"""Signed documents of a variant's owner: its manifest, and the receipt of its removal."""
+"""Documents that a variant's owner signs: its manifest and the receipt of its removal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DocumentT = TypeVar("DocumentT", bound=StrictModel)
 
 
 class SignedFile(StrictModel):
-    """Base class of the JSON of a signed file; a subclass adds the document under its own name."""
+    """Base class of the JSON of a signed file; subclasses add the document as a field."""
 
     model_config = ConfigDict(strict=True)
 
@@ -29,9 +29,9 @@ class SignedFile(StrictModel):
 
 @dataclass(frozen=True)
 class Signed(Generic[DocumentT]):
-    """A document with its signing key and signature; subclasses define the kind of document.
+    """A document with its public key and signature; subclasses define the type of document.
 
-    What is signed is ``{SIGNED_AS: document}``, so that a signature of one kind never passes for another.
+    The signed data is ``{SIGNED_AS: document}``, so a signature of one type is invalid for the others.
     """
 
     WHAT: ClassVar[str]
@@ -54,20 +54,20 @@ class Signed(Generic[DocumentT]):
         return cls(document, key.public_key, key.sign(cls._to_sign(document)))
 
     def verify(self) -> None:
-        """Verify the signature by ``public_key``. The caller must know whose key that is.
+        """Verify the signature by ``public_key``. The caller must check who owns that key.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``.
+            GymError: ``SIGNATURE_INVALID`` if it is invalid.
         """
         verify_signature(self.public_key, self._to_sign(self.document), self.signature)
 
     @property
     def signed_by(self) -> str:
-        """The id of the key."""
+        """Id of the signing key."""
         return contributor_id(self.public_key)
 
     def to_json(self) -> str:
-        """The canonical JSON of the file."""
+        """Return the file's canonical JSON."""
         return canonical_json(
             {
                 self.FIELD: self.document.model_dump(mode="json"),
@@ -81,7 +81,7 @@ class Signed(Generic[DocumentT]):
         """Parse JSON without verifying it.
 
         Raises:
-            GymError: ``TOO_LARGE``, or ``USAGE`` naming the first field that is off.
+            GymError: ``TOO_LARGE``, or ``USAGE`` with the first invalid field.
         """
         if len(text) > cls.MAX_CHARACTERS:
             raise GymError(ErrorCode.TOO_LARGE, f"{cls.WHAT}: more than {cls.MAX_CHARACTERS:,} characters")
@@ -138,7 +138,7 @@ class _VariantFile(SignedFile):
 
 
 class SignedVariant(Signed[VariantManifest]):
-    """A variant's manifest with its owner's key and signature, stored and sent with a delta."""
+    """The owner-signed manifest of a variant, stored and sent with a delta."""
 
     WHAT, SIGNED_AS, FIELD = "variant manifest", "variant_manifest", "manifest"
     FILE, MAX_CHARACTERS = _VariantFile, MAX_MANIFEST_BYTES
@@ -150,7 +150,7 @@ class SignedVariant(Signed[VariantManifest]):
 
     @property
     def digest(self) -> str:
-        """The hex sha256 of the JSON, its name in a hub's ledger; unpredictable, since it covers the signature."""
+        """Return the hex sha256 of the JSON, used in the ledger; unpredictable, since it covers the signature."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
@@ -232,9 +232,9 @@ class _RemovalFile(SignedFile):
 
 
 class SignedRemoval(Signed[VariantRemoval]):
-    """A removal receipt with the key of who removed it and the signature; ``is_owners`` checks whose key it is.
+    """A removal receipt with its signature; ``is_owners`` checks whether the owner signed it.
 
-    The signer writes the rest, so that a signature by another key proves nothing of the owner's variant.
+    All other fields are the signer's claims, so another key's signature proves nothing about the owner's variant.
     """
 
     WHAT, SIGNED_AS, FIELD = "receipt of a removal", "variant_removal", "removal"
@@ -247,10 +247,10 @@ class SignedRemoval(Signed[VariantRemoval]):
 
     @property
     def is_owners(self) -> bool:
-        """True if the key is the owner's, whose id follows from the key."""
+        """Return True if the owner signed; the owner's id is derived from the key."""
         return self.signed_by == self.removal.owner
 
     @property
     def is_variants(self) -> bool:
-        """True if the receipt itself claims that this key signed the newest revision."""
+        """Return True if the receipt claims that its key also signed the newest revision."""
         return bool(self.removal.revisions) and self.removal.revisions[0].signed_by == self.signed_by

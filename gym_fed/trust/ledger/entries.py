@@ -1,8 +1,7 @@
-"""Ledger entries: hash-chained, and in canonical form only, so that the hash covers every byte.
+"""Hash-chained ledger entries in canonical form.
 
-``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is stored as the text that was hashed, so a
-verifier hashes the stored text. It also checks that the text *is* canonical: otherwise two spellings of one JSON value
-would be two records with the same meaning.
+``hash = sha256(canonical{body, kind, previous_hash, sequence})``. A body is stored as the hashed text, so verifiers
+hash the stored text. They also check that it *is* canonical: otherwise one JSON value could have two valid records.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _encode = json.JSONEncoder(
 
 
 def corrupt(message: str) -> GymError:
-    """The error for every failed check of a ledger."""
+    """Return the error for a failed check of a ledger."""
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"ledger: {message}",
@@ -43,13 +42,13 @@ def corrupt(message: str) -> GymError:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the ledger, as it was hashed.
+    """A ledger entry.
 
     Attributes:
-        sequence: The number of the entry: 1, 2, ... without gaps.
-        kind: The kind of event: ``verdict``, ``version``, ``credit``, ...
-        body_json: The body's canonical JSON.
-        previous_hash: Hash of the entry before, or ``GENESIS_HASH``.
+        sequence: Number of the entry: 1, 2, ... without gaps.
+        kind: Type of event: ``verdict``, ``version``, ``credit``, ...
+        body_json: Canonical JSON of the body.
+        previous_hash: Hash of the previous entry, or ``GENESIS_HASH``.
         hash: Hash of this entry.
     """
 
@@ -72,14 +71,14 @@ class Entry:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The parsed body; a new object on every call."""
+        """Parse the body; returns a new object on every call."""
         body = json.loads(self.body_json)
         if not isinstance(body, dict):
             raise corrupt(f"entry {self.sequence} ({self.kind}): its body is not a JSON object")
         return body
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as a dict, with the body as data."""
+        """Return the entry as a dict, with a parsed body."""
         return {
             "sequence": self.sequence,
             "kind": self.kind,
@@ -90,10 +89,10 @@ class Entry:
 
     @classmethod
     def from_dict(cls, found: Any) -> Entry:
-        """The inverse of ``to_dict``.
+        """Create an entry from the dict that ``to_dict`` returns.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` unless ``found`` has exactly an entry's five fields and the hash of its content.
+            GymError: ``STATE_CORRUPT`` unless ``found`` has exactly an entry's five fields and a matching hash.
         """
         if not isinstance(found, dict) or set(found) != _FIELDS or not isinstance(found["body"], dict):
             raise corrupt(f"{str(found)[:80]} is not an entry")
@@ -113,11 +112,11 @@ class Entry:
 
 
 class Chain:
-    """Check entries one by one; ``size`` and ``hash`` describe those seen so far.
+    """Verifies entries in order; ``size`` and ``hash`` describe those verified so far.
 
     Args:
-        size: Number of entries that were checked before.
-        hash: Hash of the last one.
+        size: Number of entries that were verified before.
+        hash: Hash of the last of them.
     """
 
     def __init__(self, size: int = 0, hash: str = GENESIS_HASH) -> None:
@@ -128,7 +127,7 @@ class Chain:
         """Check the next entry and return its body.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the entry that does not follow, was altered or is not canonical.
+            GymError: ``STATE_CORRUPT`` with the entry that is out of sequence, altered or not canonical.
         """
         if entry.sequence != self.size + 1 or entry.previous_hash != self.hash:
             raise corrupt(f"entry {entry.sequence} ({entry.kind}) does not follow entry {self.size}")
@@ -141,7 +140,7 @@ class Chain:
 
 
 def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> str:
-    """The hex sha256 of an entry's canonical JSON, built around the body's text."""
+    """Return the hex sha256 of an entry's canonical JSON, built from the body's text."""
     text = (
         f'{{"body":{body_json},"kind":{encode_basestring(kind)},'
         f'"previous_hash":{encode_basestring(previous_hash)},"sequence":{sequence}}}'
@@ -150,7 +149,7 @@ def entry_hash(sequence: int, kind: str, body_json: str, previous_hash: str) -> 
 
 
 def canonical_text(value: Any) -> str:
-    """The canonical JSON of data from a JSON parser.
+    """Return the canonical JSON of parsed JSON data.
 
     Raises:
         ValueError: For NaN and infinities.
@@ -168,24 +167,25 @@ def parsed(text: str) -> Any:
 
 
 def is_hash(text: object) -> bool:
-    """True if a value is a sha256 in lower-case hex."""
+    """Return True if a value is a lower-case hex sha256."""
     return isinstance(text, str) and _HASH.fullmatch(text) is not None
 
 
 def subjects(body_json: str) -> set[str]:
-    """The ids of the contributors at any place in an entry's body."""
+    """Return the ids of all contributors in an entry's body."""
     return set(_CONTRIBUTOR.findall(body_json))
 
 
 def seal(manifest_json: str, verdict: str, code: str, reason: str) -> str:
-    """The ledger's commitment to an admission verdict in a private round, which only the contributor can open.
+    """Compute the ledger's commitment to an admission verdict in a private round, which only the contributor can
+    open.
 
-    A verdict that names its contributor would reveal when, and in which order, updates were sent. The entry of kind
-    ``sealed`` holds a digest of the update's manifest and the verdict instead. The manifest has 128 secret random bits,
-    so nobody can guess the sealed content; a holder of the manifest and the receipt can prove it.
+    A verdict with its contributor's name would reveal when and in which order updates were sent. A ``sealed`` entry
+    has a digest of the update's manifest and the verdict instead. The manifest has 128 secret random bits, so the
+    content cannot be guessed; a holder of the manifest and the receipt can prove it.
 
     Args:
-        manifest_json: The signed text of the update's manifest.
+        manifest_json: Signed text of the update's manifest.
         verdict: ``admitted`` or ``refused``.
         code: Error code of the refusal; empty for an admission.
         reason: Full reason of the refusal; empty for an admission.

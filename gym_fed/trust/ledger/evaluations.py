@@ -1,9 +1,9 @@
-"""Evaluations in the ledger: a round's secret seed is committed to before the round, and revealed after it.
+"""Evaluations in the ledger: a secret seed is committed before its round and revealed after it.
 
-Entries of kind ``evaluation-seed`` hold ``commitment`` of a round before anybody works on it; one of kind ``evaluated``
-holds the ``seed``, and for every task how many rows it has, which of them the seed draws (as a digest) and what came
-out. Anybody who has the ledger draws the rows again. A coordinator cannot choose rows after seeing updates, and
-contributors cannot train on the rows that they will be judged by.
+An ``evaluation-seed`` entry contains the ``commitment`` of a round before the round begins. An ``evaluated`` entry
+contains the ``seed`` and, per task, the number of rows, a digest of the drawn rows and the result. Anyone with the
+ledger can repeat the draw. A coordinator cannot choose rows after seeing updates, and contributors cannot train on
+the rows of their evaluation.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _MAX_ROWS = 1_000_000
 
 
 def commitment(seed: bytes, server_round: int) -> str:
-    """The commitment to a secret seed: hex sha256 of seed and round."""
+    """Return the commitment to a secret seed: hex sha256 of seed and round."""
     return canonical_digest({"gym-evaluation-seed-1": {"seed": seed.hex(), "server_round": server_round}})
 
 
 def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
-    """Draw rows of a task by a seed: the ``limit`` smallest sha256 over seed, task and row.
+    """Draw rows of a task: those with the ``limit`` smallest sha256 of seed, task and row.
 
     Args:
         seed: Seed of the round.
-        task: Its name.
-        total: Rows that the task has.
-        limit: Rows to draw; all, where there are no more.
+        task: Name of the task.
+        total: Number of rows of the task.
+        limit: Number of rows to draw, at most ``total``.
 
     Returns:
-        Numbers from 0, sorted.
+        Row numbers from 0, sorted.
     """
     begin = hashlib.sha256(seed + task.encode("utf-8"))
 
@@ -49,16 +49,17 @@ def drawn_rows(seed: bytes, task: str, total: int, limit: int) -> list[int]:
 
 
 def rows_digest(rows: list[int]) -> str:
-    """The digest of row numbers, for the entry."""
+    """Return the digest of row numbers that the entry contains."""
     return canonical_digest(rows)
 
 
 class EvaluationCheck:
-    """Check through all entries that seeds were revealed as committed and rows drawn by them.
+    """Verifies that seeds match their commitments, and drawn rows match the seeds.
 
     Attributes:
-        late: Rounds whose seed was drawn after they had begun, although the hub had drawn one for the round before. A
-            hub that just got its first evaluations does so once; another may have chosen the rows after the updates.
+        late: Rounds whose seed was drawn after they began, although the hub had drawn one for the round before. This
+            happens once when a hub gets its first evaluations; otherwise the rows may have been chosen after the
+            updates.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class EvaluationCheck:
         """Process the next entry.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the entry and what is wrong with it.
+            GymError: ``STATE_CORRUPT`` with the entry and what is wrong with it.
         """
         if entry.kind == SEED_KIND:
             self._promise(entry, body)

@@ -1,11 +1,11 @@
-"""A ledger as a file of lines that anyone can verify without the hub: a header, entries, and signed heads.
+"""Exported ledgers, which anyone can verify without the hub: a header, entries and signed heads, one per line.
 
     {"format":"gym-ledger-1","public_key":HEX,"server":ID}
     {"body":{...},"hash":HEX,"kind":TEXT,"previous_hash":HEX,"sequence":N}
     {"head":{...},"signature":HEX}
 
-Every line is canonical JSON and ends with one line feed. A head stands right behind the entry of its size, and the
-last line is one, so that everything before it is signed.
+Every line is canonical JSON and ends with a line feed. A head follows the entry of its size. The last line is a head,
+so that everything before it is signed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Checked:
     """The result of a verification.
 
     Attributes:
-        entries: How many entries.
-        heads: How many signed heads.
-        head: The last of them; None where there is none.
-        late_seeds: See ``EvaluationCheck.late``.
+        entries: Number of entries.
+        heads: Number of signed heads.
+        head: The last head; None if there is none.
+        late_seeds: Rounds whose seed was drawn late, from ``EvaluationCheck.late``.
     """
 
     entries: int
@@ -50,14 +50,14 @@ class Checked:
 
 
 class LedgerCheck:
-    """Verify entries and heads in order.
+    """Verifies entries and heads in order.
 
-    Checked are the hash chain, canonical form, Merkle roots, signatures of hub and owners, the lineage of versions, and
+    It checks the hash chain, canonical form, Merkle roots, signatures of hub and owners, the lineage of versions, and
     revealed seeds.
 
     Args:
         public_key: The hub's public key.
-        visit: See ``Visit``.
+        visit: Called with every verified entry.
     """
 
     def __init__(self, public_key: bytes, visit: Visit = lambda entry, body: None) -> None:
@@ -96,7 +96,7 @@ class LedgerCheck:
             raise corrupt(f"entry {entry.sequence} says that the ledger goes on from another entry {at}")
 
     def head(self, signed: SignedHead) -> None:
-        """Check a head, after the entry of its size and before the next one."""
+        """Check a head; it must follow the entry of its size."""
         signed.verify(self._key)
         head, before = signed.head, self._last.head if self._last else None
         if head.size != self._chain.size:
@@ -110,18 +110,18 @@ class LedgerCheck:
         self._heads, self._last = self._heads + 1, signed
 
     def done(self) -> Checked:
-        """Finish, and return what was checked."""
+        """Finish the verification and return its result."""
         return Checked(self._chain.size, self._heads, self._last, tuple(self._evaluations.late))
 
 
 def first_line(public_key: bytes) -> str:
-    """The first line of the file, without the line feed."""
+    """Return the file's first line, without the line feed."""
     header = {"format": FORMAT, "public_key": public_key.hex(), "server": server_id(public_key)}
     return canonical_text(header)
 
 
 def lines(entries: Iterable[Entry], heads: Iterable[SignedHead]) -> Iterator[str]:
-    """The lines of a file: entries with the heads between them, both sorted by size."""
+    """Yield the lines of a file: entries with heads between them; both must be sorted by size."""
     waiting = iter(heads)
     head = next(waiting, None)
     for entry in entries:
@@ -141,14 +141,14 @@ def verify_file(
 
     Args:
         path: The file.
-        public_key: The key that must have signed it; None takes the file's own, which proves only that it is whole.
-        visit: Is shown every entry.
+        public_key: The expected public key; None for the file's own, which proves only that the file is consistent.
+        visit: Called with every verified entry.
 
     Returns:
-        The key that signed it, and what was checked.
+        The public key, and the result of the verification.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` naming the line and what is wrong with it.
+        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` with the line and what is wrong with it.
     """
     try:
         file = path.open("rb")
@@ -161,7 +161,7 @@ def verify_file(
 def verify_lines(
     rows: Iterable[bytes], name: str, public_key: bytes | None = None, visit: Visit = lambda entry, body: None
 ) -> tuple[bytes, Checked]:
-    """Verify lines in memory, each with its line feed; errors name them ``name``."""
+    """Verify lines in memory, each with its line feed; errors call them ``name``."""
     check: LedgerCheck | None = None
     last_is_head, key = False, b""
     for number, raw in enumerate(rows, 1):

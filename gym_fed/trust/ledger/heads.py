@@ -1,8 +1,8 @@
-"""Signed heads: the hub's signature over its whole ledger, and proofs that two heads contradict each other.
+"""Signed heads: the hub's signature of its whole ledger, and proofs that two heads contradict each other.
 
-A hub signs at most one head for a size, always that of its newest entry, and with a time that never goes back. So two
-heads of one hub prove a fork when they have one size and differ, or when the shorter one was signed later; and a head
-with an entry proved to be under it proves one against the head that was signed at that entry.
+A hub signs at most one head per size, always for its newest entry, with times that never decrease. Two heads of a hub
+prove a fork if they have the same size and differ, or if the shorter one was signed later. A head with an entry that
+is included under it proves one if the head signed at that entry differs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _SIGNATURE = re.compile(r"[0-9a-f]{128}", re.ASCII)
 
 @dataclass(frozen=True)
 class Head:
-    """The signed content: the state of the ledger at one size.
+    """The state of the ledger at one size, which the hub signs.
 
     Attributes:
         format: ``gym-head-1``.
-        server: Id of the hub, from the key that signs.
-        size: How many entries there were; the last one has this sequence number.
-        hash: Hash of the last entry, which through the chain covers all before it.
-        root: Root of the Merkle tree over the hashes of all entries.
-        server_round: The latest round of that time; 0 before the first.
-        at: When, in Unix seconds; never before an earlier head's.
+        server: Id of the hub, derived from its key.
+        size: Number of entries, and sequence number of the last one.
+        hash: Hash of the last entry, which covers all earlier ones.
+        root: Merkle root of the hashes of all entries.
+        server_round: Latest round at that time; 0 before the first.
+        at: Time of the signature in Unix seconds; never earlier than that of a previous head.
     """
 
     format: str
@@ -48,7 +48,7 @@ class Head:
 
 @dataclass(frozen=True)
 class SignedHead:
-    """A head and the signature over ``{"ledger_head": head}``."""
+    """A head with the signature of ``{"ledger_head": head}``."""
 
     head: Head
     signature: str
@@ -70,10 +70,10 @@ class SignedHead:
 
     @classmethod
     def from_dict(cls, found: Any) -> SignedHead:
-        """The inverse of ``to_dict``.
+        """Create a signed head from the dict that ``to_dict`` returns.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for anything that is not of a head's form.
+            GymError: ``STATE_CORRUPT`` for invalid data.
         """
         head = found.get("head") if isinstance(found, dict) else None
         kinds = {"format": str, "server": str, "hash": str, "root": str}
@@ -94,10 +94,10 @@ class SignedHead:
 
     @classmethod
     def from_json(cls, text: str) -> SignedHead:
-        """Parse canonical JSON; other spellings are refused.
+        """Parse canonical JSON; other forms are rejected.
 
         Raises:
-            GymError: ``STATE_CORRUPT``.
+            GymError: ``STATE_CORRUPT`` for invalid data.
         """
         return cls.from_dict(parsed(text))
 
@@ -115,9 +115,9 @@ class SignedHead:
 
 @dataclass(frozen=True)
 class EntryProof:
-    """An entry, a signed head, and the Merkle path that proves the entry is included under the head.
+    """An entry, a signed head, and the Merkle path that proves the inclusion of the entry.
 
-    The head of the entry's own size names the entry's hash itself; it needs no path.
+    If the head has the entry's own size it contains the entry's hash, and no path is needed.
     """
 
     entry: Entry
@@ -129,10 +129,10 @@ class EntryProof:
 
     @classmethod
     def from_dict(cls, found: Any) -> EntryProof:
-        """The inverse of ``to_dict``.
+        """Create a proof from the dict that ``to_dict`` returns.
 
         Raises:
-            GymError: ``STATE_CORRUPT``.
+            GymError: ``STATE_CORRUPT`` for invalid data.
         """
         if not isinstance(found, dict) or set(found) != {"entry", "head", "path"}:
             raise corrupt(f"{str(found)[:80]} is not a proof of an entry")
@@ -155,12 +155,12 @@ class EntryProof:
 
 
 def contradiction(one: SignedHead, other: SignedHead, proof: EntryProof | None = None) -> str | None:
-    """The contradiction between two verified heads of one hub; None if both can be true.
+    """Describe the contradiction between two verified heads of one hub; None if they are consistent.
 
     Args:
         one: A head.
         other: Another head of the same hub.
-        proof: For heads of two sizes: proof of the entry at the smaller size under the larger head.
+        proof: For heads of different sizes, a proof of the entry at the smaller size under the larger head.
     """
     old, new = sorted((one, other), key=lambda signed: signed.size)
     if old.size == new.size:
@@ -178,7 +178,7 @@ def contradiction(one: SignedHead, other: SignedHead, proof: EntryProof | None =
 def fork_document(
     public_key: bytes, heads: tuple[SignedHead, SignedHead], proof: EntryProof | None
 ) -> dict[str, Any]:
-    """The proof of a fork, to be passed to others; ``check_fork`` reads it."""
+    """Return the proof of a fork as a document to share; ``check_fork`` verifies it."""
     return {
         "format": FORK_FORMAT,
         "public_key": public_key.hex(),
@@ -188,13 +188,13 @@ def fork_document(
 
 
 def check_fork(found: Any, public_key: bytes) -> str:
-    """Verify a proof of a fork that somebody passed on.
+    """Verify a fork proof from another party.
 
     Returns:
-        What it proves.
+        A description of the fork.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when it proves nothing.
+        GymError: ``STATE_CORRUPT`` if it does not prove a fork.
     """
     keys = {"format", "public_key", "heads", "proof"}
     if not isinstance(found, dict) or set(found) != keys or found["format"] != FORK_FORMAT:

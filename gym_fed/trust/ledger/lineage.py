@@ -1,8 +1,8 @@
-"""Check the lineage of versions in a ledger: each follows the current one, and rollbacks restore an earlier one.
+"""Verify the lineage of versions in a ledger: each follows the current one, and rollbacks restore an earlier one.
 
-An entry of kind ``version`` names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions that were
-ever made. One of kind ``rolled-back`` says which version was current (``from``) and which is now (``to``); the next
-version follows from that. No entry is changed by it, so abandoned versions stay readable.
+A ``version`` entry names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions ever made. A
+``rolled-back`` entry names the previous current version (``from``) and the restored one (``to``), which the next
+version follows. Entries are never changed, so abandoned versions stay readable.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ VERSION, ROLLED_BACK = "version", "rolled-back"
 
 
 class LineageCheck:
-    """Follow the current version through all entries of a ledger.
+    """Tracks the current version through all entries of a ledger.
 
     Attributes:
-        current: Digest of the current version; None until an entry says it.
+        current: Digest of the current version; None before the first entry that names one.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class LineageCheck:
         """Process the next entry.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a version that does not follow from the current one, or a rollback that is
-                from another version, or to one that was never made.
+            GymError: ``STATE_CORRUPT`` for a version that does not follow the current one, or a rollback from a
+                version that is not current or to one that does not exist.
         """
         if entry.kind not in (VERSION, ROLLED_BACK):
             return

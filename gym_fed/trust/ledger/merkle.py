@@ -1,8 +1,13 @@
-"""The Merkle tree over a ledger's entries (RFC 6962, section 2.1): roots and inclusion proofs.
+"""The Merkle tree of a ledger's entries (RFC 6962, section 2.1): roots and inclusion proofs.
 
-A leaf is ``sha256(0x00 || hash)`` of an entry's 32-byte hash, a node ``sha256(0x01 || left || right)``. With *n*
-leaves the left subtree of a node has the largest power of two below *n*; so every size's tree is made of complete
-subtrees that never change as the ledger grows, and both classes here keep only those.
+A leaf is ``sha256(0x00
+
+ hash)`` of an entry's 32-byte hash, a node ``sha256(0x01
+
+ left
+
+ right)``. The left subtree of a node with *n* leaves has as many leaves as the largest power of two below *n*. So
+ each tree consists of complete subtrees that never change as the ledger grows, and both classes store only those.
 """
 
 from __future__ import annotations
@@ -18,17 +23,17 @@ EMPTY_ROOT = hashlib.sha256(b"").hexdigest()
 
 
 def leaf_hash(entry_hash: str) -> bytes:
-    """Hash a leaf from an entry's hash."""
+    """Return the leaf hash of an entry's hash."""
     return hashlib.sha256(b"\x00" + bytes.fromhex(entry_hash)).digest()
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """Hash a node over two subtrees."""
+    """Return the node hash of two subtrees."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 class Frontier:
-    """The complete subtrees of a growing tree, largest first: the O(log n) state that the next root needs."""
+    """The complete subtrees of a growing tree, largest first: O(log n) state for computing the next root."""
 
     def __init__(self, size: int = 0, peaks: Sequence[bytes] = ()) -> None:
         self.size = size
@@ -44,7 +49,7 @@ class Frontier:
         self.size += 1
 
     def root(self) -> str:
-        """The root of the tree, hex."""
+        """Return the root of the tree in hex."""
         if not self._peaks:
             return EMPTY_ROOT
         node = self._peaks[-1]
@@ -53,15 +58,15 @@ class Frontier:
         return node.hex()
 
     def to_text(self) -> str:
-        """The peaks in hex, separated by spaces."""
+        """Return the subtree hashes in hex, separated by spaces."""
         return " ".join(peak.hex() for peak in self._peaks)
 
     @classmethod
     def from_text(cls, size: int, text: str) -> Frontier:
-        """The inverse of ``to_text``.
+        """Create a frontier from the text that ``to_text`` returns.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a text that is not of a tree of this size.
+            GymError: ``STATE_CORRUPT`` if the text does not match a tree of this size.
         """
         peaks = text.split(" ") if text else []
         if len(peaks) != size.bit_count() or not all(is_hash(peak) for peak in peaks):
@@ -82,7 +87,7 @@ class Tree:
         return len(self._levels[0]) // _BYTES
 
     def append(self, entry_hash: str) -> None:
-        """Add a leaf, and every subtree that it completes."""
+        """Add a leaf and every subtree that it completes."""
         node, index, level = leaf_hash(entry_hash), self.size, 0
         self._levels[0] += node
         while index & 1:
@@ -93,11 +98,11 @@ class Tree:
             self._levels[level] += node
 
     def root(self, size: int) -> str:
-        """The root of the tree when it had ``size`` leaves, hex."""
+        """Return the root of the tree of the first ``size`` leaves in hex."""
         return self._range(0, size).hex() if size else EMPTY_ROOT
 
     def inclusion(self, index: int, size: int) -> list[str]:
-        """The audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), hex, leaf first."""
+        """Return the audit path of leaf ``index`` in the tree of ``size`` leaves (RFC 6962, 2.1.1), leaf first."""
         path, start, end = list[str](), 0, size
         while end - start > 1:
             middle = start + _split(end - start)
@@ -123,7 +128,7 @@ class Tree:
 
 
 def verify_inclusion(entry_hash: str, index: int, size: int, path: Sequence[str], root: str) -> bool:
-    """True if the entry is leaf ``index`` of the tree of ``size`` leaves with this root (RFC 9162, 2.1.3.2)."""
+    """Return True if the entry is leaf ``index`` of a tree with ``size`` leaves and this root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size or not is_hash(entry_hash) or not all(is_hash(node) for node in path):
         return False
     steps, is_at_the_top = _climb(entry_hash, index, size, path)
@@ -134,14 +139,14 @@ def verify_inclusion(entry_hash: str, index: int, size: int, path: Sequence[str]
 def inclusion_steps(
     entry_hash: str, index: int, size: int, path: Sequence[str]
 ) -> list[tuple[str, str, str]]:
-    """The steps from a leaf to the root: each sibling with its side (``left`` or ``right``), and the node over both."""
+    """Return the steps from a leaf to the root: sibling, its side (``left`` or ``right``) and parent node."""
     return _climb(entry_hash, index, size, path)[0]
 
 
 def _climb(
     entry_hash: str, index: int, size: int, path: Sequence[str]
 ) -> tuple[list[tuple[str, str, str]], bool]:
-    """Follow a path, and check that it is as long as the tree is high."""
+    """Follow a path, and check that its length matches the height of the tree."""
     node, first, last = leaf_hash(entry_hash), index, size - 1
     steps = list[tuple[str, str, str]]()
     for sibling in path:
@@ -160,5 +165,5 @@ def _climb(
 
 
 def _split(size: int) -> int:
-    """The largest power of two below ``size``."""
+    """Return the largest power of two below ``size``."""
     return 1 << (size - 1).bit_length() - 1

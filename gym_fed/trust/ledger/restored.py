@@ -1,8 +1,8 @@
-"""A hub's signed statement that it was restored from a backup: where it resumes, and what is lost.
+"""A hub's signed statement that it was restored from a backup: where it resumes and what is lost.
 
-A hub that resumes from an older state signs other entries than those that it signed before, which is a fork. The
-statement is in the ledger as an entry of kind ``restored``, and is shown to everybody who holds a head of what is lost.
-Without it, and without their consent, the fork stays one.
+A hub that resumes from an older state signs different entries than before, which is a fork. The statement is in the
+ledger as an entry of kind ``restored``, and is sent to everyone who has a head of the lost part. Without the
+statement and their consent, it counts as a fork.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _KINDS = {"format": str, "server": str, "restored_at_entry": int, "hash": str, "
 
 @dataclass(frozen=True)
 class Restored:
-    """The signed content.
+    """The statement that the hub signs.
 
     Attributes:
         format: ``gym-restored-1``.
         server: Id of the hub.
-        restored_at_entry: The last entry that still stands; 0: none does.
+        restored_at_entry: Sequence number of the last entry that is still valid; 0 if there is none.
         hash: Hash of that entry.
-        at: When, in Unix seconds; never before a head that is lost.
-        reason: The coordinator's words.
-        lost: The highest head of what is lost, as a document; None where the coordinator knows of none.
+        at: Time in Unix seconds; never earlier than a lost head.
+        reason: The coordinator's explanation.
+        lost: Highest lost head, as a document; None if the coordinator does not know one.
     """
 
     format: str
@@ -47,13 +47,13 @@ class Restored:
 
     @property
     def lost_head(self) -> SignedHead | None:
-        """The parsed ``lost`` head."""
+        """Parse the ``lost`` head."""
         return None if self.lost is None else SignedHead.from_dict(self.lost)
 
 
 @dataclass(frozen=True)
 class SignedRestored:
-    """A statement and the hub's ledger-key signature over ``{"hub_restored": statement}``."""
+    """A statement with the signature of ``{"hub_restored": statement}`` by the hub's ledger key."""
 
     statement: Restored
     signature: str
@@ -71,10 +71,10 @@ class SignedRestored:
 
     @classmethod
     def from_dict(cls, found: Any) -> SignedRestored:
-        """The inverse of ``to_dict``; extra keys are ignored.
+        """Create a signed statement from the dict that ``to_dict`` returns; extra keys are ignored.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for anything that has not the form of a statement.
+            GymError: ``STATE_CORRUPT`` for invalid data.
         """
         statement = found.get("statement") if isinstance(found, dict) else None
         if (
@@ -95,11 +95,11 @@ class SignedRestored:
 
     @classmethod
     def from_json(cls, text: str) -> SignedRestored:
-        """Parse canonical JSON, refusing other spellings; raises as ``from_dict``."""
+        """Parse canonical JSON; rejects other forms, and raises as ``from_dict``."""
         return cls.from_dict(parsed(text))
 
     def verify(self, public_key: bytes) -> None:
-        """Raise ``STATE_CORRUPT`` unless the hub with this key signed the statement and the lost head in it."""
+        """Raise ``STATE_CORRUPT`` unless the hub with this key signed the statement and its lost head."""
         statement = self.statement
         if statement.server != server_id(public_key):
             raise corrupt(
@@ -115,17 +115,17 @@ class SignedRestored:
             statement.lost_head.verify(public_key)
 
     def covers(self, head: SignedHead) -> bool:
-        """True if this restore lost a head: it is beyond the entry, and signed before the statement."""
+        """Return True if this restore lost the head: it is after the entry, and was signed before the statement."""
         return head.size > self.statement.restored_at_entry and head.head.at <= self.statement.at
 
 
 class HubRestored(GymError):
-    """The error for a hub that was restored to a state before what this contributor holds.
+    """The error for a hub that was restored to a state older than the contributor's.
 
     Args:
-        signed: The statement; its signature was checked.
-        message: As in ``GymError``.
-        hint: As in ``GymError``.
+        signed: The statement, with a verified signature.
+        message: Message of the ``GymError``.
+        hint: Hint of the ``GymError``.
     """
 
     def __init__(self, signed: SignedRestored, message: str, hint: str) -> None:

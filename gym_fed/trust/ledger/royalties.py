@@ -1,9 +1,9 @@
-"""Royalties: split credits for the use of a version over its rounds and their credited contributors.
+"""Royalties: split credits for the use of a version among its rounds and their credited contributors.
 
-A version is the chain of all rounds up to it, so those are paid and no later one. A round's weight is how much it
-lowered the held-out loss (``improvement``) or one (``equal``); inside a round the credits of that round decide, and an
-update that was measured and did not lower the loss gets nothing. Both splits are by largest remainders: whole credits,
-nothing lost and nothing made.
+A version is the result of all rounds up to it, so only those are paid. A round's weight is its reduction of the
+held-out loss (``improvement``) or one (``equal``). Within a round, shares are proportional to the credits, and an
+update that was measured and did not lower the loss gets nothing. Both splits use largest remainders, so whole credits
+always add up to the amount.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class PaidVersion:
     """A version and the credits of its round.
 
     Attributes:
-        height: From 1 on.
-        digest: Names the version.
-        server_round: The round that made it.
-        improvement: By how much the held-out loss fell; None where it was not measured.
-        credits: Credits of its round, without those for updates that were measured and gained nothing.
+        height: Number of the version, from 1.
+        digest: Digest of the version.
+        server_round: Round that made the version.
+        improvement: Reduction of the held-out loss; None if not measured.
+        credits: Credits of the round, without those for updates that were measured and gained nothing.
     """
 
     height: int
@@ -58,7 +58,7 @@ class RoundShare:
 
 
 def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[PaidVersion]:
-    """The versions of a ledger, oldest first, from kinds and bodies of its entries."""
+    """Return the versions of a ledger, oldest first, from kinds and bodies of its entries."""
     versions: list[PaidVersion] = []
     paid: dict[int, dict[str, int]] = {}
     without: dict[int, set[str]] = {}
@@ -81,10 +81,10 @@ def paid_versions(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paid
 
 
 def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = "") -> int:
-    """The height of the version with this height or digest.
+    """Return the height of the version with this height or digest.
 
     Raises:
-        GymError: ``NOT_FOUND``; the base itself was made by nobody here.
+        GymError: ``NOT_FOUND`` for an unknown version, or for the base, which no contributor made.
     """
     for version in versions:
         if name in (version.digest, str(version.height)):
@@ -105,19 +105,19 @@ def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = 
 def attribute(
     versions: Sequence[PaidVersion], height: int, amount: int, policy: Policy = "improvement"
 ) -> list[RoundShare]:
-    """Split an amount over the rounds of a version and their contributors.
+    """Split an amount among the rounds of a version and their contributors.
 
-    With ``improvement`` a round whose loss was not measured counts as the mean of those that were; where no measured
-    round lowered the loss, or none was measured, all count alike. Rounds that credited nobody are left out.
+    With ``improvement``, a round without a measured loss gets the mean weight of the measured ones. If no measured
+    round lowered the loss, all rounds have equal weight. Rounds without credited contributors are skipped.
 
     Args:
-        versions: As ``paid_versions`` gives them.
+        versions: Versions from ``paid_versions``.
         height: Height of the used version.
-        amount: Whole credits.
-        policy: See above.
+        amount: Number of credits.
+        policy: ``improvement`` or ``equal``.
 
     Raises:
-        GymError: ``NOT_FOUND`` when no round up to the version credited anybody.
+        GymError: ``NOT_FOUND`` if no round up to the version credited anyone.
     """
     chain = [version for version in _leading_to(versions, height) if version.credits]
     if not chain:
@@ -136,7 +136,7 @@ def attribute(
 
 
 def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersion]:
-    """The versions from the base to one, oldest first, without abandoned ones."""
+    """Return the versions from the base to one, oldest first, without abandoned ones."""
     by_digest = {version.digest: version for version in versions}
     by_height = {version.height: version for version in versions}
     path, at = list[PaidVersion](), by_height.get(height)
@@ -147,7 +147,7 @@ def _leading_to(versions: Sequence[PaidVersion], height: int) -> list[PaidVersio
 
 
 def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
-    """The total of each contributor."""
+    """Return the total credits of each contributor."""
     amounts: dict[str, int] = {}
     for share in rounds:
         for who, amount in share.shares.items():
@@ -156,7 +156,7 @@ def totals(rounds: Iterable[RoundShare]) -> dict[str, int]:
 
 
 def split(amount: int, weights: Mapping[K, Fraction]) -> dict[K, int]:
-    """Split an amount into whole parts by weights, one of them positive (largest remainders, ties in order)."""
+    """Split an amount into integer parts by weights, of which at least one is positive (largest remainders)."""
     total = sum(weights.values())
     exact = {key: amount * weight / total for key, weight in weights.items()}
     parts = {key: int(value) for key, value in exact.items()}

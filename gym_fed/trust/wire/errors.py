@@ -1,4 +1,4 @@
-"""Send a ``GymError`` over gRPC: status code from its code, the full error in the trailer ``gym-error-bin``."""
+"""Send a ``GymError`` over gRPC: a status code, and the full error in the trailer ``gym-error-bin``."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ TRAILER = "gym-error-bin"
 
 
 def to_status(error: GymError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, bytes], ...]]:
-    """The status, details and trailing metadata with which a server aborts a call."""
+    """Return status, details and trailing metadata to abort a call with."""
     message, hint = (
         harmless(error.message[:4000]),
         harmless(error.hint[:1000]),
-    )  # they may quote untrusted input
+    )  # messages may quote untrusted input
     body = pb.Error(code=error.code.value, message=message, hint=hint)
     return (grpc.StatusCode[error.code.grpc_status], message[:1000], ((TRAILER, body.SerializeToString()),))
 
 
 def from_rpc_error(error: Any, target: str) -> GymError:
-    """The ``GymError`` of a failed call, or one that describes a transport failure."""
+    """Return the ``GymError`` of a failed call, or one that describes a transport failure."""
     for key, value in error.trailing_metadata() or ():
         if key == TRAILER:
             body = pb.Error.FromString(value)
             return GymError.from_dict({"code": body.code, "message": body.message, "hint": body.hint})
     status, details = error.code(), error.details() or ""
     if status == grpc.StatusCode.UNAVAILABLE:
-        # gRPC names every address before the reason
+        # gRPC lists all addresses before the reason.
         reason = details.rpartition("Failed to connect to remote host: ")[2]
         hint = "check the address and that the server runs"
         return GymError(ErrorCode.UNAVAILABLE, f"cannot reach {target}: {reason}", hint)

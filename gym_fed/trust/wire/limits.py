@@ -1,4 +1,4 @@
-"""Limits and timeouts that both ends of the wire share."""
+"""Limits and timeouts shared by hub and clients."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ IDLE_CONNECTION_SECONDS = 300
 
 
 def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[str, int], ...]:
-    """The gRPC options of a hub's server.
+    """Return the gRPC options of a hub's server.
 
     Args:
-        handshake_seconds: A connection that has not finished its TLS handshake by then is closed.
-        connections: In all; further ones are closed at once.
+        handshake_seconds: Time limit of the TLS handshake, after which the connection is closed.
+        connections: Maximum number of connections; further ones are closed immediately.
     """
     return (
         *CHANNEL_OPTIONS,
-        ("grpc.so_reuseport", 0),  # two hubs on one port would share its contributors
+        ("grpc.so_reuseport", 0),  # two hubs on one port would split its contributors
         ("grpc.server_handshake_timeout_ms", int(1000 * handshake_seconds)),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),

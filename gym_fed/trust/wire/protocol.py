@@ -1,4 +1,4 @@
-"""Check that both ends speak the same version of the wire contract."""
+"""Check that hub and contributor use the same protocol version."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _HOW = "docs/install.md"
 
 
 def require_hub(protocol: int, software_version: str) -> None:
-    """Refuse a hub with another protocol version.
+    """Reject a hub with another protocol version.
 
     Args:
         protocol: The protocol in the hub's status; 0 if it has none.
-        software_version: The hub's version of gym-fed, by its own claim.
+        software_version: The hub's version of gym-fed, as reported by the hub.
 
     Raises:
-        GymError: ``PROTOCOL_MISMATCH`` with what to install.
+        GymError: ``PROTOCOL_MISMATCH`` with the version to install.
     """
     if protocol == PROTOCOL:
         return
@@ -39,7 +39,7 @@ def require_hub(protocol: int, software_version: str) -> None:
 
 
 def require_contributor(protocol: int) -> None:
-    """Refuse a contributor with another protocol version at enrolment or login; raises as ``require_hub``."""
+    """Reject a contributor with another protocol version at enrolment or login; raises as ``require_hub``."""
     if protocol == PROTOCOL:
         return
     raise GymError(

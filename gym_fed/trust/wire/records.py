@@ -1,6 +1,6 @@
 """Convert Flower's ``RecordDict`` to and from the wire's ``Records``, with array data as references.
 
-The only module of the wire that touches Flower; public API only.
+This is the only wire module that uses Flower, and it uses only Flower's public API.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FIELDS = {bool: "boolean", int: "integer", float: "number", str: "text", bytes:
 
 
 def reference(sha256: str, size_bytes: int) -> Array:
-    """A Flower array that stands for a ``.gymdelta`` object: no data, and the size as its shape."""
+    """Return a Flower array that represents a ``.gymdelta`` object: no data, and its size as shape."""
     return Array(dtype="uint8", shape=(size_bytes,), stype=DELTA_STYPE, data=b"")
 
 
 def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
-    """Convert to the wire, passing every array's bytes to ``put``.
+    """Convert to the wire format, passing every array's bytes to ``put``.
 
-    An array of type ``gym.delta.v1`` without data is a reference already: its name is the object's sha256.
+    An array of type ``gym.delta.v1`` without data is already a reference, named by the object's sha256.
     """
     wire = pb.Records(order=list(records))
     for name, record in records.items():
@@ -47,11 +47,11 @@ def to_wire(records: RecordDict, put: PutObject) -> pb.Records:
 
 
 def from_wire(wire: pb.Records, get: GetObject) -> RecordDict:
-    """Convert from the wire; deltas stay references, other arrays get their bytes from ``get``.
+    """Convert from the wire format; deltas stay references, other arrays get their bytes from ``get``.
 
     Raises:
-        GymError: ``USAGE`` when the record names are inconsistent, ``TOO_LARGE`` for more of them than ``check_counts``
-            allows.
+        GymError: ``USAGE`` if the record names are inconsistent, ``TOO_LARGE`` if there are more than
+            ``check_counts`` allows.
     """
     check_counts(wire)
     names = {*wire.arrays, *wire.metrics, *wire.configs}

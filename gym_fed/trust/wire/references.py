@@ -1,4 +1,4 @@
-"""Count and list the objects that the wire's ``Records`` refer to, without Flower."""
+"""Count and list the objects in the wire's ``Records``, without Flower."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_VALUES = 65_536
 
 
 def check_counts(wire: pb.Records) -> None:
-    """Bound the memory of records before the first of them becomes a Python object.
+    """Limit the memory of records before any of them becomes a Python object.
 
     Raises:
         GymError: ``TOO_LARGE`` for more records, references, entries or values than the module's limits.
@@ -36,7 +36,7 @@ def check_counts(wire: pb.Records) -> None:
 
 
 def references(wire: pb.Records) -> list[pb.ArrayRef]:
-    """List every object that the records name; repeated records count once."""
+    """List all objects that the records refer to; repeated records count once."""
     return [
         ref for name in dict.fromkeys(wire.order) if name in wire.arrays for ref in wire.arrays[name].arrays
     ]
@@ -49,7 +49,7 @@ def _entries(wire: pb.Records) -> Iterator[pb.Entry]:
 
 
 def _length(value: pb.Value) -> int:
-    """The number of Python objects that a value becomes."""
+    """Return the number of Python objects in a value."""
     kind = value.WhichOneof("value")
     content: Any = None if kind is None else getattr(value, kind)
     return len(content.values) if hasattr(content, "values") else 1

@@ -30,9 +30,9 @@ class HubStub:
 
 
 def add_hub(hub: Any, server: Any) -> None:
-    """Register the methods of ``hub`` on a sync or asyncio ``server``, by name.
+    """Register the methods of ``hub`` by name on a sync or asyncio ``server``.
 
-    Calls that ``hub`` has no method for are answered UNIMPLEMENTED, by gRPC.
+    gRPC answers calls to missing methods with UNIMPLEMENTED.
     """
     handlers = {
         method.name: getattr(grpc, f"{_shape(method)}_rpc_method_handler")(
@@ -47,6 +47,6 @@ def add_hub(hub: Any, server: Any) -> None:
 
 
 def _shape(method: MethodDescriptor) -> str:
-    """The gRPC name of a method's shape, such as ``unary_stream``."""
+    """Return the gRPC name of a method's type, such as ``unary_stream``."""
     kinds = ("stream" if many else "unary" for many in (method.client_streaming, method.server_streaming))
     return "_".join(kinds)
