@@ -318,7 +318,7 @@ def test_a_student_learns_to_answer_as_its_teacher_does(teacher: LoadedModel, tm
         {"messages": [*prompt, {"role": "assistant", "content": answer}]}
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    student = _damaged()
+    student = _damaged(0.1)
     before = exact_match(student.model, student.tokenizer, wanted, max_new_tokens=16)
     wrong = [  # the rows' own answers are not what is learnt
         {"messages": [*row["messages"][:-1], {"role": "assistant", "content": "?"}]} for row in ROWS
