@@ -1,1 +1,1 @@
-"""The ledger: append-only, hash-chained, under signed heads. Everything that was decided, in its order."""
+"""The ledger: an append-only, hash-chained log of all decisions in order, under signed heads."""

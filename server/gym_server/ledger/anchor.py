@@ -1,4 +1,4 @@
-"""The newest signed head in a file outside the database: an older copy of the database is noticed."""
+"""The newest signed head in a file outside the database, to detect that the database was replaced by an older copy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gym_server.store.tables import ledger
 
 
 class Anchor:
-    """The head in one file, written after the transaction that signed it.
+    """The newest head in a file, written after the transaction that signed it.
 
     Args:
-        path: The file; None: nothing is kept, and nothing is checked.
-        public_key: Of the hub.
+        path: Path of the file; None disables storing and checking.
+        public_key: The hub's public key, 32 bytes.
     """
 
     def __init__(self, path: Path | None, public_key: bytes) -> None:
@@ -30,7 +30,7 @@ class Anchor:
         self._superseded: SignedHead | None = None
 
     def keep(self, head: SignedHead | None) -> None:
-        """Keep a head, unless a later one is there already."""
+        """Store a head, unless the file has a later one."""
         if self._path is None or head is None:
             return
         before = self.read()
@@ -39,16 +39,16 @@ class Anchor:
             self._superseded = None
 
     def check(self, tx: Connection, signed: int) -> None:
-        """``compare`` what the file has now, once a process; inside a write transaction, so that nobody else signs."""
+        """Compare the file with the ledger, once per process, inside a write transaction, so that nobody else signs."""
         if not self._checked:
             self.compare(tx, signed, self.read())
             self._checked = True
 
     def compare(self, tx: Connection, signed: int, head: SignedHead | None) -> None:
-        """Whether the ledger, of which ``signed`` entries are signed, still holds what ``head`` stands for.
+        """Check that the ledger, of which ``signed`` entries are signed, still contains what ``head`` covers.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when it ends before that, or holds something else in its place.
+            GymError: ``STATE_CORRUPT`` if it ends before that, or has another entry there.
         """
         if head is None:
             return
@@ -57,7 +57,9 @@ class Anchor:
         if head.size > signed or found != head.head.hash:
             lost = [said.statement.lost_head for _, said in restored_entries(tx) if said.covers(head)]
             if any(known is not None and head.size <= known.size for known in lost):
-                self._superseded = head  # a kill came between the statement and this file
+                self._superseded = (
+                    head  # the hub was killed between signing the statement and writing the file
+                )
                 return
             what = "ends before it" if head.size > signed else "holds another one"
             raise GymError(
@@ -68,18 +70,18 @@ class Anchor:
             )
 
     def supersede(self) -> None:
-        """Let the next head take the file's place, since a statement says that the hub continues from an older one."""
+        """Let the next head replace the file's, since the hub has signed that it continues from an older one."""
         self._superseded, self._checked = self.read(), True
 
     def read(self) -> SignedHead | None:
-        """What the file has; read before a snapshot of the database, the database cannot lack it."""
+        """Return the head in the file. If it is read before a snapshot of the database, the snapshot includes it."""
         if self._path is None or not self._path.exists():
             return None
         return SignedHead.from_json(self._path.read_text(encoding="utf-8"))
 
 
 def restored_entries(tx: Connection) -> list[tuple[int, SignedRestored]]:
-    """The sequence number of every entry of kind ``restored``, and the statement in it."""
+    """Return the sequence number and statement of every entry of kind ``restored``."""
     rows = tx.execute(
         select(ledger.c.sequence, ledger.c.body).where(ledger.c.kind == KIND).order_by(ledger.c.sequence)
     )

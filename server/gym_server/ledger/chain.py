@@ -1,7 +1,7 @@
 """The ledger: append-only, hash-chained, under signed heads. An entry is written together with what it records.
 
-Whatever a transaction appends is under a signed head when it commits, and a head is signed over nothing else: entries
-that came into the database in another way stay without one, and are found.
+A transaction that appends entries signs a head over them when it commits, and heads are signed only over those. So an
+entry that was inserted into the database in any other way has no head, and is detected.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _BATCH = 2000
 
 
 class Ledger:
-    """Appends and signs inside the caller's transaction; reads on its own.
+    """The ledger of one hub; appends and signs in the caller's transaction, and reads in its own.
 
     Args:
         database: The database that holds the ledger.
-        key: Signs.
-        anchor: A file outside the database that keeps the newest head; None keeps none.
-        clock: Unix seconds; tests bring their own.
-        private: Whether entries about updates say only in which hour they were written.
+        key: The hub's signing key.
+        anchor: A file outside the database that stores the newest head; None stores none.
+        clock: Clock, Unix seconds; tests pass their own.
+        private: True if entries about updates must reveal only the hour in which they were written.
 
     Raises:
         GymError: ``STATE_CORRUPT`` for a database of schema 1 with an entry that the key did not sign.
@@ -70,13 +70,13 @@ class Ledger:
 
     @property
     def public_key(self) -> bytes:
-        """Of the key that signs, 32 bytes."""
+        """The 32-byte Ed25519 public key."""
         return self._key.public_key
 
     # ---- writing ----
 
     def append(self, tx: Connection, kind: str, body: dict[str, Any]) -> Entry:
-        """Add an entry; it becomes part of the ledger, under a head, when ``tx`` commits."""
+        """Append an entry; it becomes part of the ledger, under a head, when ``tx`` commits."""
         last = tx.execute(
             select(ledger.c.sequence, ledger.c.hash).order_by(ledger.c.sequence.desc()).limit(1)
         ).first()
@@ -98,10 +98,11 @@ class Ledger:
         return entry
 
     def sign_head(self, tx: Connection) -> SignedHead | None:
-        """The head of the newest entry: signed once, and from then on the stored one; None while there is no entry.
+        """Return the head of the newest entry, signing it on first use; None if the ledger is empty.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when there is more to sign than what ``tx`` appended, or less than was signed.
+            GymError: ``STATE_CORRUPT`` if there are unsigned entries that ``tx`` did not append, or fewer entries than
+                were signed.
         """
         last = tx.execute(select(ledger_heads).order_by(ledger_heads.c.size.desc()).limit(1)).first()
         before = SignedHead.from_json(last.head) if last else None
@@ -124,21 +125,21 @@ class Ledger:
             frontier.append(row.hash)
         at = max(
             int(own[row.sequence].body["at"]) for row in rows
-        )  # says no more of a private round than they do
+        )  # reveals no more about a private round than the entries do
         return self._sign(tx, frontier, rows[-1].hash, before, at)
 
     def restored(
         self, reason: str, at_entry: int | None = None, lost: SignedHead | None = None
     ) -> SignedRestored:
-        """Sign that the hub continues from an older state, and append that as an entry, in a transaction of its own.
+        """Sign a statement that the hub continues from an older state, and append it in a separate transaction.
 
         Args:
-            reason: The coordinator's words, for contributors.
-            at_entry: The last entry that stands; None: the newest one.
-            lost: The highest head known of what is lost; None: the one that the anchor has, if it is not in the ledger.
+            reason: The coordinator's reason, shown to contributors.
+            at_entry: The last entry that remains valid; None: the newest one.
+            lost: The highest known head of the lost part; None: that of the anchor, if the ledger does not contain it.
 
         Raises:
-            GymError: ``USAGE`` for an entry that is not there, or a lost head that is in the ledger.
+            GymError: ``USAGE`` for an entry that does not exist, or a lost head that is in the ledger.
         """
         if len(reason) > MAX_REASON or not reason.isprintable():
             raise GymError(
@@ -183,9 +184,9 @@ class Ledger:
         return hash_of(tx, head.size) == head.head.hash
 
     def statements(self) -> list[str]:
-        """The hub's statements that it was restored, oldest first, as ``StatusReply.restored_json`` has them.
+        """Return the statements that the hub was restored, oldest first, as in ``StatusReply.restored_json``.
 
-        The ledger is searched for them once: every stranger's status call has them, and a hub that runs makes none.
+        The ledger is searched only once, since every status call returns them and a running hub adds none.
         """
         if self._statements is None:
             with self._database.reading() as tx:
@@ -196,7 +197,7 @@ class Ledger:
         return list(self._statements)
 
     def _check_last(self, tx: Connection, signed: SignedHead, frontier: Frontier) -> None:
-        """The head that the next one continues from, since the next one's signature stands for it as well."""
+        """Verify the last head, which the next one extends and so confirms with its signature."""
         signed.verify(self.public_key)
         if (hash_of(tx, signed.size), frontier.root()) != (signed.head.hash, signed.head.root):
             raise corrupt(f"head {signed.size} is not that of the entries which are there")
@@ -230,13 +231,13 @@ class Ledger:
             self._anchor.keep(self.newest_head())
 
     def receipt(self, tx: Connection, sequence: int) -> EntryProof:
-        """What proves an entry to anyone: the head of its own size, signed now if it is the newest."""
+        """Return a proof of an entry for anyone: with the head of its own size, signed now if it is the newest."""
         newest = self.sign_head(tx)
         entry = entry_of(tx.execute(select(ledger).where(ledger.c.sequence == sequence)).one())
         own = tx.scalar(select(ledger_heads.c.head).where(ledger_heads.c.size == sequence))
         if own is not None:
             return EntryProof(entry, SignedHead.from_json(own))
-        # The entry was followed by others before a head was signed: a transaction has one.
+        # Other entries of the same transaction followed before its head was signed.
         assert newest is not None
         until = select(ledger.c.hash).where(ledger.c.sequence <= newest.size).order_by(ledger.c.sequence)
         path = Tree(tx.scalars(until)).inclusion(sequence - 1, newest.size)
@@ -245,7 +246,7 @@ class Ledger:
     # ---- reading ----
 
     def entries(self, from_sequence: int = 1) -> Iterator[Entry]:
-        """All entries from a sequence number on, read in batches."""
+        """Yield all entries from a sequence number on, read in batches."""
         while True:
             with self._database.reading() as tx:
                 rows = tx.execute(entries_from(from_sequence).limit(_BATCH)).all()
@@ -256,14 +257,14 @@ class Ledger:
             from_sequence = rows[-1].sequence + 1
 
     def about(self, contributor: str, from_sequence: int = 1) -> Iterator[Entry]:
-        """The entries that name a contributor."""
+        """Yield the entries that name a contributor."""
         named = select(ledger_subjects.c.sequence).where(ledger_subjects.c.contributor == contributor)
         with self._database.reading() as tx:
             rows = tx.execute(entries_from(from_sequence).where(ledger.c.sequence.in_(named))).all()
         yield from map(entry_of, rows)
 
     def rounds_of(self, contributor: str, most: int = 500) -> dict[int, list[int]]:
-        """Sequence numbers of the newest entries that name a contributor together with a round, by that round."""
+        """Return the sequence numbers of the newest entries of rounds that name a contributor, by round."""
         named = select(ledger_subjects.c.sequence).where(ledger_subjects.c.contributor == contributor)
         newest = named.order_by(ledger_subjects.c.sequence.desc()).limit(most)
         with self._database.reading() as tx:
@@ -276,12 +277,12 @@ class Ledger:
         return found
 
     def newest_head(self) -> SignedHead | None:
-        """The newest head that was signed."""
+        """Return the newest signed head."""
         with self._database.reading() as tx:
             return newest_head(tx)
 
     def heads(self, from_size: int = 1) -> Iterator[SignedHead]:
-        """All signed heads from a size on, read in batches."""
+        """Yield all signed heads from a size on, read in batches."""
         while True:
             with self._database.reading() as tx:
                 rows = tx.execute(heads_from(from_size).limit(_BATCH)).all()
@@ -292,14 +293,14 @@ class Ledger:
             from_size = rows[-1].size + 1
 
     def proof(self, sequence: int, size: int = 0) -> EntryProof:
-        """An entry, and the path to a signed head.
+        """Return an entry with its inclusion path to a signed head.
 
         Args:
-            sequence: Of the entry.
-            size: Of a head that was signed; 0 takes the newest.
+            sequence: Sequence number of the entry.
+            size: Size of a signed head; 0 takes the newest.
 
         Raises:
-            GymError: ``NOT_FOUND`` when there is no such entry, or no such head that holds it.
+            GymError: ``NOT_FOUND`` if there is no such entry, or no such head that includes it.
         """
         with self._database.reading() as tx:
             row = tx.execute(entries_from(sequence).limit(1)).first()

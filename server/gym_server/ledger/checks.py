@@ -1,7 +1,7 @@
-"""The verification of a hub's own database: entries, heads, the index of names, and a line for each table.
+"""Verify a hub's own database: entries, heads, the index of names, and every table that the ledger covers.
 
-To add a table: append a ``TableCheck`` to ``CHECKS``. A row without its entry, an entry without its row, and a
-value that differs are all found.
+To add a table, append a ``TableCheck`` to ``CHECKS``. A row without an entry, an entry without a row, and a differing
+value are all detected.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from gym_server.store.tables import (
 )
 
 Recorded = Iterable[tuple[Hashable, Any]]
-"""Keys and values; of two with one key the later one holds."""
+"""Pairs of key and value; the last value of a key counts."""
 
 
 @dataclass(frozen=True)
 class TableCheck:
-    """How a table and the ledger record the same things.
+    """The mapping between a table and the ledger entries that record the same things.
 
     Attributes:
-        name: Plural, for the report.
-        kinds: Kinds of the entries that record them.
-        recorded: An entry's kind and body, to keys and values.
-        rows: The table's rows.
-        row: A row, to its key and value.
+        name: Plural name, for the report.
+        kinds: Kinds of the entries.
+        recorded: Maps an entry's kind and body to keys and values.
+        rows: Query for the table's rows.
+        row: Maps a row to its key and value.
     """
 
     name: str
@@ -216,13 +216,13 @@ CHECKS: list[TableCheck] = [
 
 
 def verify_database(database: Database, public_key: bytes, anchor: Anchor | None = None) -> dict[str, int]:
-    """Check everything that the ledger's signature stands for.
+    """Check everything that the ledger's signatures cover.
 
     Returns:
-        How many entries, heads and rows of each table were compared.
+        The number of compared entries, heads and rows of each table.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming the first entry, head or row that does not fit.
+        GymError: ``STATE_CORRUPT`` naming the first entry, head or row that differs.
     """
     recorded: dict[str, dict[Any, Any]] = {check.name: {} for check in CHECKS}
     named: set[tuple[int, str]] = set()
@@ -302,13 +302,13 @@ def _readable(value: Any) -> str:
 
 
 def _seal(row: Any) -> str:
-    """Of the verdict at admission; what came later has an entry of its own."""
+    """Return the seal of the verdict at admission; later verdicts have their own entries."""
     refused = row.verdict == "refused"
     return seal(row.manifest, "refused" if refused else "admitted", row.code, row.reason if refused else "")
 
 
 def _document(row: Any) -> tuple[str, str]:
-    """The digest of what a variant's owner signed, from the text while it is there, and whether it is."""
+    """Return the digest of the owner's signed document, from its text while that is stored, and whether it is."""
     if row.document is None:
         return row.document_sha256, "removed"
     return hashlib.sha256(row.document.encode()).hexdigest(), "held"

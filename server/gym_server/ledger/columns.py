@@ -1,11 +1,11 @@
 """Compare every column of updates, versions and rounds with the ledger, and contributors' signatures with their keys.
 
-Open fields of an entry are compared as they are. The other columns are under a digest in the entry: ``record`` of the
-verdict at admission, and ``round`` of the entry that ends a round. ``record`` covers the manifest, whose nonce nobody
-can guess, so that it reveals nothing of a private round. Entries from before there were digests are compared by their
-open fields alone.
+Fields in clear text in an entry are compared directly. Other columns are covered by a digest in the entry: ``record``
+of the verdict at admission, and ``round`` of the entry that ends a round. ``record`` covers the manifest, whose nonce
+cannot be guessed, so it reveals nothing about a private round. Entries older than these digests are compared only by
+their clear-text fields.
 
-``UNCOVERED`` names every column that the ledger does not stand for, with the reason.
+``UNCOVERED`` lists every column that the ledger does not cover, with the reason.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ UNCOVERED: dict[str, str] = {
 
 
 def record_of(row: Any) -> str:
-    """Digest of what an update's row holds from admission on; of a row, or of the values that will be one."""
+    """Return the digest of an update's columns that are final at admission; takes a row, or values for a new one."""
     norm = None if row["norm"] is None else float(row["norm"]).hex()
     recorded = {"manifest": row["manifest"], "signature": bytes(row["signature"]).hex(), "norm": norm}
     recorded |= {key: row[key] for key in ("message_id", "server_round", "code")}
@@ -72,7 +72,7 @@ def record_of(row: Any) -> str:
 
 
 def round_of(row: Any) -> str:
-    """Digest of the row of a round that ended."""
+    """Return the digest of the row of an ended round."""
     times = {key: None if row[key] is None else float(row[key]).hex() for key in ("opened_at", "deadline")}
     recorded = {
         key: row[key] for key in ("server_round", "state", "spec", "base_height", "merging", "reason")
@@ -93,7 +93,7 @@ class _RecordedEntry:
 
 @dataclass
 class ColumnChecks:
-    """Shown every entry of a ledger, it compares the columns."""
+    """Collects a ledger's entries with ``add``, then compares the columns with them."""
 
     _admissions: dict[int, _RecordedEntry] = field(default_factory=dict)
     _last: dict[str, _RecordedEntry] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class ColumnChecks:
     _seeds: set[str] = field(default_factory=set)
 
     def add(self, entry: Entry, body: dict[str, Any]) -> None:
-        """The next entry."""
+        """Add the next entry."""
         recorded = _RecordedEntry(entry.sequence, entry.kind, body)
         if entry.kind == SEALED or (entry.kind == "verdict" and body.get("update")):
             if entry.kind == SEALED or body["verdict"] in AT_ADMISSION:
@@ -166,7 +166,7 @@ class ColumnChecks:
         recorded = admission if last is None else last
         reason = row["reason"]
         if recorded.kind == SEALED:
-            return  # the seal stands for verdict, code and reason (``checks``)
+            return  # the seal covers verdict, code and reason (``checks``)
         if "seal" in recorded.body:
             if recorded.body["seal"] != seal(row["manifest"], row["verdict"], row["code"], reason):
                 raise corrupt(f"{where}: its reason is not that of its verdict")
@@ -185,7 +185,7 @@ class ColumnChecks:
         admission: _RecordedEntry,
         keys: list[tuple[bytes, float, float]],
     ) -> None:
-        """One of the keys that the account had when the update came signed it."""
+        """Check that one of the keys that the account had at admission signed the update."""
         at, bucket = admission.at
         for key, since, until in keys:
             if since - SLACK_SECONDS <= at + bucket and at - bucket - SLACK_SECONDS <= until:
@@ -201,7 +201,7 @@ class ColumnChecks:
     def _versions(self, tx: Connection) -> None:
         digests = {row.height: row.digest for row in tx.execute(select(versions.c.height, versions.c.digest))}
         for row in tx.execute(select(versions)).mappings():
-            recorded = self._ends[row["server_round"]]  # that there is one was checked before
+            recorded = self._ends[row["server_round"]]  # exists, as checked before
             body, where = recorded.body, f"versions: {row['height']}"
             if body.get("soup_bytes", row["soup_bytes"]) != row["soup_bytes"]:
                 raise corrupt(
@@ -275,7 +275,7 @@ class ColumnChecks:
         if row["document_sha256"] != recorded.body["document"] or not near(row["put_at"], *recorded.at):
             raise corrupt(f"{where}: its digest or time is not the ledger's")
         if row["document"] is None:
-            return  # only what the entry names is left of it
+            return  # a removed variant has only the columns that the entry names
         try:
             signed = SignedVariant.parse(row["document"])
             signed.verify()
@@ -292,19 +292,19 @@ class ColumnChecks:
 
 
 def _is_parent(row: Any, parent: str, digests: dict[int, str]) -> bool:
-    """Whether a version's row names the parent of its entry; the base is the one that has no row."""
+    """Return True if a version's row has the parent that its entry names; only the base has no row."""
     if row["parent"] == 0:
         return parent not in digests.values()
     return digests.get(row["parent"]) == parent
 
 
 def _signed(row: Any) -> dict[str, Any] | None:
-    """What the contributor signed, when it hashes to the update's id; None when it does not."""
+    """Return the signed manifest if it hashes to the update's id, else None."""
     try:
         found = json.loads(row["manifest"])
         if isinstance(found, dict) and canonical_digest(found) == row["update_id"]:
             return UpdateManifest.model_validate(found).model_dump(mode="json")
-        manifest = UpdateManifest.parse(row["manifest"])  # with fields left to their defaults
+        manifest = UpdateManifest.parse(row["manifest"])  # fills in default fields
     except (ValueError, TypeError, RecursionError, GymError):
         return None
     return manifest.model_dump(mode="json") if manifest.digest == row["update_id"] else None

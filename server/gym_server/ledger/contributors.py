@@ -1,4 +1,4 @@
-"""Who made a version, for those who use it: shares, and the names of contributors who agreed to be named."""
+"""Contributors of a version, for its users: shares, and the names of those who agreed to be named."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_NAME = 120
 
 
 def published_names(tx: Connection, contributors: Iterable[str]) -> dict[str, str]:
-    """Names of those whose newest credited update was signed with ``publish_name``, by id."""
+    """Return the names, by id, of those whose newest credited update was signed with ``publish_name``."""
     found = {}
     for who in contributors:
         mine = (updates.c.contributor == who) & updates.c.verdict.in_(PAID_VERDICTS)
@@ -39,10 +39,10 @@ def published_names(tx: Connection, contributors: Iterable[str]) -> dict[str, st
 
 
 def contributors_of(base: BaseSpec, database: Database, height: int) -> list[dict[str, Any]]:
-    """Contributors of a version, the largest share first; empty where nobody was credited.
+    """Return the contributors of a version, largest share first; empty if nobody was credited.
 
     Returns:
-        For each ``contributor`` and ``share``, which add up to 1, and ``name`` where they agreed to be named.
+        For each, ``contributor``, ``share`` (shares add up to 1), and ``name`` if the contributor agreed to be named.
     """
     try:
         shares = attribute_use(base, database, {str(height): 1}, _PARTS, "improvement").shares
@@ -60,7 +60,7 @@ def contributors_of(base: BaseSpec, database: Database, height: int) -> list[dic
 
 
 def write_contributors(base: BaseSpec, database: Database, folder: Path, height: int) -> list[dict[str, Any]]:
-    """Write who made a version into its model folder, where anybody was credited."""
+    """Write the contributors of a version into its model folder, if anybody was credited."""
     found = contributors_of(base, database, height)
     if found:
         document = {"version": height, "contributors": found}

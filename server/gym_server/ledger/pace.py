@@ -1,8 +1,8 @@
-"""Bounds on the ledger's growth: a rate limit of entries per account, and counts in the place of repeated refusals.
+"""Limits on the ledger's growth: a rate of entries per account, and counts instead of repeated refusals.
 
-The pace is counted in the ledger itself, so that it outlives restarts and needs no memory. Everyone who can log in can
-send forgeries without end: the first of a contributor in a round has an entry of its own, and the others are a number
-in one entry of kind ``refused-summary`` at the round's end.
+The rate is counted in the ledger itself, so it survives restarts and needs no memory. Anyone who can log in can send
+any number of forgeries: a contributor's first one in a round gets its own entry, and the others are counted in one
+entry of kind ``refused-summary`` at the round's end.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _PREFIX = "refused:"
 def require_pace(
     tx: Connection, contributor: str, kinds: Collection[str], most: int, now: float, what: str
 ) -> None:
-    """Whether an account may have another entry of some kinds, which nobody but the account can bring about.
+    """Check that an account may add another entry of some kinds, which only the account itself can cause.
 
     Args:
         tx: The caller's transaction.
-        contributor: Whose entries are counted.
-        kinds: Of the entries; together they have one share.
-        most: Entries within an hour.
-        now: Unix seconds.
-        what: What the account did so often, as ``changed its variants``.
+        contributor: Account whose entries are counted.
+        kinds: Kinds of the entries; they share one limit.
+        most: Maximum number of entries within an hour.
+        now: Current time, Unix seconds.
+        what: The repeated action, for the message, such as ``changed its variants``.
 
     Raises:
         GymError: ``BUSY`` with the minutes to wait.
@@ -58,7 +58,7 @@ def require_pace(
 
 
 def count_refusal(tx: Connection, contributor: str, server_round: int, code: ErrorCode) -> int:
-    """Count a refusal; gives how many the contributor has in the round, with this one."""
+    """Count a refusal; return the contributor's number of refusals in the round, including this one."""
     key = f"{_PREFIX}{server_round}:{contributor}"
     text = tx.scalar(select(settings.c.value).where(settings.c.key == key))
     counts: dict[str, int] = json.loads(text) if text else {}
@@ -68,7 +68,7 @@ def count_refusal(tx: Connection, contributor: str, server_round: int, code: Err
 
 
 def summarise_refusals(tx: Connection, ledger: Ledger, server_round: int) -> None:
-    """At the end of a round: one entry for all that were counted in it and before, where there were more than one."""
+    """At the end of a round, append one entry for all refusals counted so far, if there were several."""
     found: dict[str, dict[str, int]] = {}
     for row in tx.execute(select(settings).where(settings.c.key.startswith(_PREFIX))).all():
         number, _, contributor = row.key.removeprefix(_PREFIX).partition(":")

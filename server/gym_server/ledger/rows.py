@@ -1,4 +1,4 @@
-"""The ledger's tables, read: entries and heads in their order."""
+"""Queries on the ledger's tables: entries and heads in order."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gym_server.store.tables import ledger, ledger_heads
 
 
 def entries_from(sequence: int) -> Any:
-    """Rows of entries from a sequence number on."""
+    """Select rows of entries from a sequence number on."""
     return select(ledger).where(ledger.c.sequence >= sequence).order_by(ledger.c.sequence)
 
 
 def heads_from(size: int) -> Any:
-    """Rows of heads from a size on."""
+    """Select rows of heads from a size on."""
     return select(ledger_heads).where(ledger_heads.c.size >= size).order_by(ledger_heads.c.size)
 
 
 def hash_of(tx: Connection, sequence: int) -> str | None:
-    """The hash of an entry; None where there is none."""
+    """Return the hash of an entry; None if it does not exist."""
     return tx.scalar(select(ledger.c.hash).where(ledger.c.sequence == sequence))
 
 
 def newest_head(tx: Connection) -> SignedHead | None:
-    """The newest head that was signed."""
+    """Return the newest signed head."""
     text = tx.scalar(select(ledger_heads.c.head).order_by(ledger_heads.c.size.desc()).limit(1))
     return SignedHead.from_json(text) if text else None
 
@@ -47,7 +47,7 @@ def signed_heads(tx: Connection) -> int:
 
 
 def newest_entry(tx: Connection, *kinds: str) -> Any:
-    """The last row that is of one of these kinds; None where there is none."""
+    """Return the last row of one of these kinds; None if there is none."""
     newest = (
         select(ledger).where(ledger.c.kind == kind).order_by(ledger.c.sequence.desc()).limit(1)
         for kind in kinds
@@ -57,5 +57,5 @@ def newest_entry(tx: Connection, *kinds: str) -> Any:
 
 
 def entry_of(row: Any) -> Entry:
-    """A row as an entry."""
+    """Convert a row to an entry."""
     return Entry(row.sequence, row.kind, row.body, row.previous_hash, row.hash)

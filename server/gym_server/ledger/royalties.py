@@ -1,4 +1,4 @@
-"""Royalties at the hub: split credits for the use of versions over their contributors, and record them once."""
+"""Royalties: split credits for the use of versions between their contributors, and record each split once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gym_server.store.tables import accounts, ledger, royalties
 
 @dataclass(frozen=True)
 class Owner:
-    """The owner of a variant, and the owner's part of the amount."""
+    """The owner of a variant, and the owner's share of the amount."""
 
     contributor: str
     share: float
@@ -39,15 +39,15 @@ class Owner:
 
 @dataclass(frozen=True)
 class Attribution:
-    """An amount, split.
+    """A split of an amount.
 
     Attributes:
-        amount: What was split.
-        policy: How rounds were weighed.
-        used: What each used version gets of it, by digest.
-        owner: The owner who got a part first, and how much.
-        rounds: What every round gets, for every used version.
-        shares: What each contributor gets in all; adds up to ``amount``.
+        amount: The amount, in credits.
+        policy: The weighting of rounds.
+        used: Credits by digest of each used version.
+        owner: The owner who was paid first, and the owner's credits.
+        rounds: Credits of every round, for every used version.
+        shares: Total credits by contributor; they add up to ``amount``.
     """
 
     amount: int
@@ -61,7 +61,7 @@ class Attribution:
         return {**self.entry_fields(), "rounds": [share.to_dict() for share in self.rounds]}
 
     def entry_fields(self) -> dict[str, Any]:
-        """What the ledger records of it."""
+        """Return the fields of the ledger entry."""
         return {
             "amount": self.amount,
             "policy": self.policy,
@@ -79,18 +79,18 @@ def attribute_use(
     policy: Policy,
     owner: Owner | None = None,
 ) -> Attribution:
-    """Split an amount over what was used.
+    """Split an amount between the contributors of the used versions.
 
     Args:
         base: The base model.
         database: The hub's database.
-        used: How much each version, by height or digest, was used; only proportions count.
+        used: Usage of each version, by height or digest; only proportions count.
         amount: Whole credits.
-        policy: How rounds are weighed.
-        owner: Gets its share first.
+        policy: The weighting of rounds.
+        owner: The variant's owner, whose share is paid first.
 
     Raises:
-        GymError: ``NOT_FOUND`` for an unknown version or owner, or when nobody was credited.
+        GymError: ``NOT_FOUND`` for an unknown version or owner, or if nobody was credited.
     """
     with database.reading() as tx:
         kinds = ledger.c.kind.in_(("version", "credit", "contribution"))
@@ -122,14 +122,14 @@ def attribute_use(
 
 
 def record(state: HubState, usage: str, found: Attribution) -> bool:
-    """Write an attribution into the ledger and credit it, once for a usage id.
+    """Record an attribution in the ledger and pay it, once per usage id.
 
     Returns:
-        False when the very same was recorded before.
+        False if the same attribution was recorded before.
 
     Raises:
-        GymError: ``REPLAYED`` when the id was recorded with something else; ``TOO_LARGE`` when all royalties together
-            would be more than can be counted.
+        GymError: ``REPLAYED`` if the id was recorded with other content; ``TOO_LARGE`` if the sum of all royalties
+            would exceed the integer range.
     """
     body = {"usage": usage, **found.entry_fields()}
     with state.database.transaction() as tx:
@@ -168,7 +168,7 @@ def record(state: HubState, usage: str, found: Attribution) -> bool:
 
 
 def read_usage(path: Path) -> tuple[dict[str, int], str]:
-    """A report of usage: a line for each request or sum of requests, ``{"version" or "model": ..., "tokens": n}``.
+    """Read a usage report: a line per request or sum of requests, ``{"version" or "model": ..., "tokens": n}``.
 
     Returns:
         Tokens by version (height or digest), and the file's sha256, which is its usage id.
@@ -198,10 +198,10 @@ def read_usage(path: Path) -> tuple[dict[str, int], str]:
 
 
 def base_of_variant(path: Path) -> str:
-    """Digest of the version that a ``.gymdelta`` is a variant of.
+    """Return the digest of the version that a ``.gymdelta`` is a variant of.
 
     Raises:
-        GymError: As ``DeltaFile.open``.
+        GymError: See ``DeltaFile.open``.
     """
     from gym_fed.delta.file import DeltaFile
 

@@ -1,9 +1,9 @@
-"""Times of ledger entries, and the check of keys', transfers', rounds' and royalties' times against them.
+"""Times of ledger entries, and the check of the times of keys, transfers, rounds and royalties against them.
 
-An entry has whole seconds, or in private rounds a span that says little about who sent when: a verdict at
-admission has the hours from the round's opening to its deadline; what comes later, or ends the round, has its own
-hour. Everything else keeps its second: keys and transfers, since their hold periods rest on it. A row has the clock's
-time, taken in the same transaction, so that the two differ by little.
+An entry has a time in whole seconds. In private rounds it has a span that reveals little about who sent what when: a
+verdict at admission has the hours from the round's opening to its deadline, and later entries of the round, including
+its end, have the hour in which they were written. Keys and transfers always have seconds, since hold periods depend on
+them. A row has the clock's time in the same transaction, so the two differ by little.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from gym_server.store.tables import account_keys, accounts, rounds, royalties, t
 SLACK_SECONDS = 60.0
 BUCKET_SECONDS = 3600
 BUCKET = "at_bucket_seconds"
-"""Key of an entry whose time is the beginning of a span; its value is the span in seconds."""
+"""Key of an entry whose time is the beginning of a span; its value is the length in seconds."""
 
 AT_ADMISSION = ("admitted", "refused")
-"""Verdicts that an update gets when it comes, before its round is merged."""
+"""Verdicts that an update gets at admission, before its round is merged."""
 _OF_ROUNDS = frozenset(
     {
         SEALED,
@@ -40,17 +40,17 @@ _OF_ROUNDS = frozenset(
 
 
 def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: bool) -> dict[str, int]:
-    """The keys of an entry that say when it was written.
+    """Return the fields of an entry that record when it was written.
 
     Args:
         tx: The transaction that writes it.
         kind: The entry's kind.
         body: Its body so far.
-        now: Unix seconds.
-        private: Whether the hub's rounds are private.
+        now: Current time, Unix seconds.
+        private: True if the hub's rounds are private.
 
     Returns:
-        ``at``, and ``at_bucket_seconds`` where that is not to the second.
+        ``at``, and ``at_bucket_seconds`` if ``at`` is the beginning of a span.
     """
     if not private or kind not in _OF_ROUNDS:
         return {"at": int(now)}
@@ -63,20 +63,20 @@ def stamp(tx: Connection, kind: str, body: dict[str, Any], now: float, private: 
 
 
 def _span(first: float, last: float) -> dict[str, int]:
-    """The whole hours that two times are in, and those between."""
+    """Return the span of whole hours that contains two times."""
     begin, end = (int(seconds) // BUCKET_SECONDS * BUCKET_SECONDS for seconds in (first, last))
     return {"at": begin, BUCKET: end + BUCKET_SECONDS - begin}
 
 
 class Times:
-    """When rounds ended and royalties were recorded; shown every entry."""
+    """Collects from all entries when rounds ended and royalties were recorded, then compares the rows with them."""
 
     def __init__(self) -> None:
         self._rounds: dict[int, tuple[int, int]] = {}
         self._royalties: dict[str, int] = {}
 
     def add(self, kind: str, body: dict[str, Any]) -> None:
-        """The next entry."""
+        """Add the next entry."""
         if kind in ("version", "aborted"):
             self._rounds[body["server_round"]] = (body["at"], body.get(BUCKET, 0))
         elif kind == "royalty":
@@ -86,7 +86,7 @@ class Times:
         """Raise ``STATE_CORRUPT`` naming the first row that differs from the ledger."""
         _compare_keys(tx, history)
         for row in tx.execute(select(transfers)):
-            move = history.moves[row.transfer]  # that there is one, and what it says, was checked before
+            move = history.moves[row.transfer]  # its existence and content were checked before
             same = (row.nonce, row.hold_seconds) == (move.nonce, move.hold_seconds)
             if not same or not (near(row.asked_at, move.asked_at) and near(row.closed_at, move.closed_at)):
                 raise corrupt(
@@ -119,7 +119,7 @@ def _compare_keys(tx: Connection, history: History) -> None:
 
 
 def near(stored: float | None, recorded: int | None, bucket_seconds: int = 0) -> bool:
-    """True if a row's time and its entry's span of seconds can be from one transaction."""
+    """Return True if a row's time and its entry's span of seconds can be from one transaction."""
     if stored is None or recorded is None:
         return stored is None and recorded is None
     return recorded - SLACK_SECONDS <= stored <= recorded + max(1, bucket_seconds) + SLACK_SECONDS
