@@ -1,4 +1,4 @@
-"""Compares a version with version 0: the loss on held-out rows, and what the model kept of its base's knowledge."""
+"""Compare a version with version 0: the loss on held-out rows, and how much of the base's knowledge is retained."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _REMEDIES = (
 
 
 class VersionChange(StrictModel):
-    """What the rounds up to a version have changed."""
+    """The effect of the rounds up to a version."""
 
     model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
 
     height: int
     digest: str
     held_out: RowMetric | None
-    """Loss on ``gate.heldout``, version 0 and this version; None without held-out rows."""
+    """Loss on ``gate.heldout`` at version 0 and at this version; None without held-out rows."""
     retention: Retention | None
-    """Loss on ordinary questions and texts; None where the base does not know them."""
+    """Loss on general questions and texts; None if the base does not know them."""
     notes: list[str]
-    """What was not measured, and why."""
+    """Measurements that were skipped, with reasons."""
 
     @property
     def lines(self) -> list[str]:
-        """The figures for people."""
+        """Return the figures as text lines."""
         found = []
         if (held := self.held_out) is not None:
             error = "" if held.change_stderr is None else f" ± {held.change_stderr:.4f}"
@@ -59,7 +59,7 @@ class VersionChange(StrictModel):
 
     @property
     def warnings(self) -> list[str]:
-        """What the coordinator should know, with remedies."""
+        """Return warnings for the coordinator, with hints."""
         found = []
         held = self.held_out
         if held is not None and not (held.change or 0.0) <= 2 * (held.change_stderr or math.inf):
@@ -74,15 +74,15 @@ class VersionChange(StrictModel):
 
 
 def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int) -> VersionChange:
-    """Measure version 0 and the version that soups lead to.
+    """Measure version 0 and the version that the soups lead to.
 
     Args:
-        model: At any version; it is at that one afterwards.
-        soups: Soups that lead to it.
-        height: Its height.
+        model: The hub's model, at any version; afterwards it is at the measured one.
+        soups: Soups that lead to the version.
+        height: Height of the version.
 
     Raises:
-        GymError: As ``HubModel.follow``.
+        GymError: See ``HubModel.follow``.
     """
     notes = []
     with quiet_loading():

@@ -1,7 +1,7 @@
-"""Runs ``measure_change`` in a process of its own: `python -m gym_server.evaluations.change_process`.
+"""Run ``measure_change`` in a separate process: `python -m gym_server.evaluations.change_process`.
 
-The job comes as one line of JSON on standard input, the result goes to standard output. The process opens neither the
-hub's database nor its keys, and ends with the process that started it.
+The job is one line of JSON on standard input, and the result is written to standard output. The process opens neither
+the hub's database nor its keys, and ends with its parent process.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ class ChangeJob(StrictModel):
     """The version to measure."""
 
     source: str
-    """Where the base is loaded from."""
+    """Model id or folder to load the base from."""
     base: dict[str, Any]
-    """As ``BaseSpec.to_dict``."""
+    """The base, from ``BaseSpec.to_dict``."""
     soups: list[SoupReference]
     """Soups that lead to the version."""
     height: int
     objects: str
-    """URL or folder of the hub's objects."""
+    """URL or folder of the hub's object store."""
     staging: Path
-    """For copies of remote objects."""
+    """Folder for copies of remote objects."""
     max_local_copy_bytes: int
     gate: GateConfig
     folder: Path
-    """The hub's folder, which relative paths of the gate start from."""
+    """The hub's folder, which relative paths of the gate are resolved against."""
 
 
 class ChangeRun:
-    """The measurement of the current version in another process.
+    """The measurement of the current version in a separate process.
 
     Args:
         state: The hub's state.
-        live_config: The config that applies now.
+        live_config: The config in force.
     """
 
     def __init__(self, state: HubState, live_config: LiveConfig) -> None:
@@ -70,7 +70,7 @@ class ChangeRun:
         self._is_stopped = False
 
     def result(self) -> VersionChange | None:
-        """Wait for the result; None before the first version, where it was stopped, and where it failed (logged)."""
+        """Wait for the result; None before the first version, after ``stop``, or if it failed (which is logged)."""
         from gym_server.evaluations.change import VersionChange
 
         try:
@@ -83,7 +83,7 @@ class ChangeRun:
             return None
 
     def stop(self) -> None:
-        """End the process, if it runs."""
+        """Stop the process if it is running."""
         self._is_stopped = True
         self._process.stop()
 
@@ -103,7 +103,7 @@ class ChangeRun:
 
 
 def main() -> None:
-    """Do the job of the standard input."""
+    """Run the job from standard input."""
     job = ChangeJob.model_validate_json(sys.stdin.buffer.readline())
     leave_at_eof()
     try:

@@ -1,7 +1,7 @@
-"""The gate's evaluations: a merged soup compared with the version it starts from, on rows that a secret seed draws.
+"""The gate's evaluations: a merged soup is compared with its parent version, on rows drawn by a secret seed.
 
-A task's drop is the mean paired difference over those rows. The soup is rolled back when the drop's lower confidence
-bound is above what the config allows: 64 rows cannot show 2 points, and chance alone ends no round.
+A task's drop is the mean paired difference over those rows. The soup is rolled back if the lower confidence bound of
+the drop is above the config's limit: 64 rows cannot show 2 points, and chance alone must not end a round.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ log = logging.getLogger("gym_server")
 
 @dataclass(frozen=True)
 class TaskDrop:
-    """By how much a soup lowers one task.
+    """The drop of one task's score caused by a soup.
 
     Attributes:
-        task: Its name.
-        metric: That was compared.
-        before: Of the version.
-        after: With the soup.
-        drop: Mean paired difference, positive where the soup is worse.
-        bound: Its lower confidence bound, one-sided.
-        num_samples: Rows.
+        task: Name of the task.
+        metric: Name of the compared metric.
+        before: Score of the parent version.
+        after: Score with the soup.
+        drop: Mean paired difference, positive if the soup is worse.
+        bound: One-sided lower confidence bound of the drop.
+        num_samples: Number of rows.
     """
 
     task: str
@@ -56,12 +56,12 @@ class TaskDrop:
 
 
 def drop_of(before: TaskResult, after: TaskResult, confidence: float) -> TaskDrop:
-    """The drop of one task between two results on the same rows.
+    """Return the drop of one task between two results on the same rows.
 
     Args:
-        before: Of the version.
-        after: With the soup.
-        confidence: One-sided, above 0.5.
+        before: Result of the parent version.
+        after: Result with the soup.
+        confidence: One-sided confidence level, above 0.5.
     """
     metric = before.main_metric
     sign = 1.0 if before.figures[metric].higher_is_better else -1.0
@@ -69,7 +69,7 @@ def drop_of(before: TaskResult, after: TaskResult, confidence: float) -> TaskDro
     paired = paired_difference(
         [sign * sample.metrics[metric] for sample in before.samples],
         [sign * sample.metrics[metric] for sample in after.samples],
-        confidence=2 * confidence - 1,  # its interval is two-sided
+        confidence=2 * confidence - 1,  # paired_difference takes a two-sided level
     )
     return TaskDrop(
         before.task,
@@ -84,7 +84,7 @@ def drop_of(before: TaskResult, after: TaskResult, confidence: float) -> TaskDro
 
 @dataclass(frozen=True)
 class SuiteOutcome:
-    """One suite under the version and under the soup."""
+    """The results of one suite for the parent version and the soup."""
 
     config: GateEvaluation
     before: Mapping[str, TaskResult]
@@ -95,7 +95,7 @@ class SuiteOutcome:
 
     @property
     def worst(self) -> TaskDrop | None:
-        """The task that fell too far by most; None where none did."""
+        """Return the task with the largest drop beyond the limit; None if there is none."""
         fallen = [one for one in self.drops if one.bound > self.config.max_drop]
         return max(fallen, key=lambda one: one.bound, default=None)
 
@@ -107,11 +107,11 @@ class RoundEvaluation:
         state: The hub's state.
         config: The hub's config.
         model: The model that the round starts from.
-        server_round: The round.
-        suites: What ``suites_of`` found.
+        server_round: Number of the round.
+        suites: Suites from ``suites_of``.
 
     Attributes:
-        outcomes: A suite each, after ``run``.
+        outcomes: The result of each suite, after ``run``.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RoundEvaluation:
         """Evaluate both models, and write the records.
 
         Returns:
-            Why the soup is rolled back; empty where it stays.
+            The reason to roll the soup back; empty if it passes.
         """
         self._soup = soup.report.sha256
         before = self._measured()
@@ -178,27 +178,27 @@ class RoundEvaluation:
         return "; ".join(reasons)
 
     def value_with(self, soup: Soup) -> float:
-        """Mean over all suites' tasks, of another soup of the round on the same rows; higher is better."""
+        """Return the mean score of another soup of the round over all tasks, on the same rows; higher is better."""
         with self._model.applied(soup.path):
             found = self._measured()
         return sum(map(mean_value, found)) / len(found)
 
     @property
     def value(self) -> float:
-        """``value_with`` of the round's own soup."""
+        """Return ``value_with`` of the round's own soup."""
         return sum(mean_value(found.after) for found in self.outcomes) / len(self.outcomes)
 
     def write(self, outcome: str, tx: Connection, height: int | None = None) -> None:
-        """Append the entry, which reveals the seed; in the transaction that ends the round."""
+        """Append the ledger entry, which reveals the seed; call it in the transaction that ends the round."""
         self._state.ledger.append(tx, EVALUATED, self._body(outcome, height))
 
     def on_commit(self) -> Callable[[Connection, int], None]:
-        """For ``SoupRecord.also``."""
+        """Return the callback for ``SoupRecord.also``."""
         return lambda tx, height: self.write("committed", tx, height)
 
     @property
     def _version(self) -> str:
-        """Digest of the version that the soup makes."""
+        """Return the digest of the version that the soup makes."""
         return next_digest(self._model.digest, self._soup, self._round)
 
     def _draw(self, limit: int, task: str, total: int) -> list[int]:
@@ -252,7 +252,7 @@ class RoundEvaluation:
 def evaluation_of(
     state: HubState, config: ServerConfig, model: HubModel, server_round: int
 ) -> RoundEvaluation | None:
-    """The evaluation of a round as the config has it; None where it has none."""
+    """Return the evaluation of a round that the config defines; None if it defines none."""
     if not config.gate.evals:
         return None
     return RoundEvaluation(state, config, model, server_round, suites_of(config.gate, state.folder))

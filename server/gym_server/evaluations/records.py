@@ -1,4 +1,4 @@
-"""Records of the hub's evaluations: in ``evals/`` of its folder, one of each suite and version."""
+"""Records of the hub's evaluations, in ``evals/`` of its folder: one per suite and version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gym_server.store.tables import ledger
 
 
 def records_folder(folder: Path) -> Path:
-    """Where they lie."""
+    """Return the folder of the records."""
     return folder / "evals"
 
 
@@ -33,14 +33,14 @@ _TEMPLATE = {True: "the model's own", False: "none", None: "as each task says"}
 def identity_of(
     server: str, suite: SuiteTasks, version: str, settings: str, server_round: int | None
 ) -> dict[str, str]:
-    """What the results of a version depend on.
+    """Return the identity on which the results of a version depend.
 
     Args:
-        server: The hub's id.
-        suite: The tasks.
+        server: Id of the hub.
+        suite: The suite and its tasks.
         version: Digest of the version.
-        settings: Of the base, from ``settings_digest``.
-        server_round: Whose seed draws the rows; None: all rows, or the first ones.
+        settings: Digest of the base's settings, from ``settings_digest``.
+        server_round: Round whose seed draws the rows; None if all rows, or the first ones, are used.
     """
     rows = f"first {suite.config.limit}" if server_round is None else f"round {server_round}"
     return {
@@ -67,7 +67,7 @@ def write_result(
     server_round: int | None,
     seconds: float = 0.0,
 ) -> str:
-    """Write one record; returns the sha256 of its document, which names the digest of its samples."""
+    """Write one record; return the sha256 of its document, which contains the digest of its samples."""
     results = EvalResults(
         model=f"{config.public_base_name}@{version.removeprefix('sha256:')[:12]}",
         identity=identity_of(server, suite, version, settings, server_round),
@@ -79,7 +79,7 @@ def write_result(
 
 
 def last_evaluation(database: Database) -> dict[str, Any] | None:
-    """What the gate's newest evaluation came to: round, outcome, and a figure for each task; None before the first."""
+    """Return the gate's newest evaluation: round, outcome, and a figure per task; None before the first."""
     newest = select(ledger.c.body).where(ledger.c.kind == EVALUATED).order_by(ledger.c.sequence.desc())
     with database.reading() as tx:
         text = tx.scalar(newest.limit(1))
@@ -96,7 +96,7 @@ def last_evaluation(database: Database) -> dict[str, Any] | None:
 
 
 def last_evaluation_line(found: dict[str, Any]) -> str:
-    """For the title of ``gym-server status``."""
+    """Return the newest evaluation as a line for the title of ``gym-server status``."""
     tasks = found["tasks"]
     before, after = (sum(task[side] for task in tasks.values()) / len(tasks) for side in ("before", "after"))
     return (

@@ -1,4 +1,4 @@
-"""Evaluates the model that a hub has in memory: tasks of its config, on rows that a round's seed draws or on all."""
+"""Evaluate the model that a hub has in memory on tasks of its config, on all rows or on those drawn by a seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.suites.eval_task import EvalTask
 
 Draw = Callable[[str, int], Sequence[int]]
-"""Of a task and how many rows it has: the numbers of those to use."""
+"""Returns the row numbers to use, given a task's name and its number of rows."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class SuiteTasks:
     """A suite of the config with its tasks, whose rows are on this machine.
 
     Attributes:
-        config: The entry of ``gate.evals``.
-        tasks: In the suite's order.
+        config: The suite's entry in ``gate.evals``.
+        tasks: Tasks, in the suite's order.
     """
 
     config: GateEvaluation
@@ -37,23 +37,23 @@ class SuiteTasks:
 
 
 def suites_of(gate: GateConfig, folder: Path) -> list[SuiteTasks]:
-    """The suites that a config names.
+    """Return the suites that a config names.
 
     Args:
-        gate: Of the config.
-        folder: What relative paths in it start from.
+        gate: The gate's config.
+        folder: Folder that its relative paths are resolved against.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` without lm-eval; ``UNAVAILABLE`` for a set whose rows are not here, with the
-            command that fetches it; ``CONFIG_INVALID`` for an unknown name.
+        GymError: ``MISSING_DEPENDENCY`` without lm-eval; ``UNAVAILABLE`` if a dataset's rows are not on this machine,
+            with the command that fetches it; ``CONFIG_INVALID`` for an unknown name.
     """
     return [SuiteTasks(one, tasks_named(one.suite, gate, folder)) for one in gate.evals]
 
 
 def announced_suites(gate: GateConfig, folder: Path) -> dict[str, str]:
-    """What tasks say of the gate's evaluations: suites, and what their tasks and rows are; raises as ``suites_of``.
+    """Return the suites with the digests of their tasks and rows, as tasks announce them; raises like ``suites_of``.
 
-    Of a task file the name alone is said, not its folder.
+    A task file is named without its folder.
     """
     return {
         re.sub(r"[^A-Za-z0-9_.-]|^[.-]", "_", Path(one.config.suite).name)[:120]: suite_digest(one.tasks)
@@ -62,12 +62,12 @@ def announced_suites(gate: GateConfig, folder: Path) -> dict[str, str]:
 
 
 def suite_digest(tasks: Sequence[EvalTask]) -> str:
-    """Names definitions and rows of a suite's tasks."""
+    """Return the digest of the definitions and rows of a suite's tasks."""
     return canonical_digest({task.name: task.lock for task in tasks})
 
 
 def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
-    """The tasks of one suite; raises as ``suites_of``."""
+    """Return the tasks of one suite; raises like ``suites_of``."""
     from gym_fed.evaluation.harness.preparation import require_harness
     from gym_fed.evaluation.suites.tasks import tasks_of
 
@@ -84,7 +84,7 @@ def tasks_named(suite: str, gate: GateConfig, folder: Path) -> list[EvalTask]:
 
 
 def prepare(suite: SuiteTasks, model: Any, tokenizer: Any, draw: Draw) -> Preparation:
-    """The requests of a suite for a model, on the drawn rows; raises as ``Preparation``."""
+    """Prepare a suite's requests for a model, on the drawn rows; raises like ``Preparation``."""
     from gym_fed.evaluation.harness.preparation import Preparation
     from gym_fed.evaluation.harness.sources import PromptOptions
 
@@ -97,7 +97,7 @@ def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, T
     """Evaluate a model with its current weights and return the results by task; the model is unchanged afterwards.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a model that the serving engine cannot compute.
+        GymError: ``MODEL_INVALID`` if the serving engine cannot run the model.
     """
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
@@ -107,7 +107,7 @@ def measure(model: Any, tokenizer: Any, preparation: Preparation) -> dict[str, T
 
 
 def check_measurable(suite: SuiteTasks, model: Any, tokenizer: Any) -> None:
-    """Refuse a suite that could not be run on a model, by its first row; raises as ``prepare`` and ``measure``."""
+    """Refuse a suite that cannot run on a model, by trying its first row; raises like ``prepare`` and ``measure``."""
     measure(model, tokenizer, prepare(suite, model, tokenizer, lambda task, total: [0]))
 
 
@@ -122,11 +122,11 @@ def _results(scorer: Scorer, preparation: Preparation) -> dict[str, TaskResult]:
 
 
 def main_value(task: TaskResult) -> float:
-    """The figure that gates and tables use; higher is better, whatever the metric."""
+    """Return the figure that gates and tables use; higher is better, whatever the metric."""
     figure = task.figures[task.main_metric]
     return float(figure.value if figure.higher_is_better else -figure.value)
 
 
 def mean_value(results: Mapping[str, TaskResult]) -> float:
-    """Mean of the tasks' figures."""
+    """Return the mean of the tasks' figures."""
     return sum(main_value(task) for task in results.values()) / len(results)

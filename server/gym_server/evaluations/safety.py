@@ -1,7 +1,7 @@
-"""The safety gate: a soup after which the model would rather comply than before is rolled back.
+"""The safety gate: a soup that makes the model more willing to comply with harmful prompts is rolled back.
 
-The refusal margin of the version that the round starts from is compared with that of the soup, prompt by prompt. Both
-outcomes are recorded. It needs no judge and no text, and runs before the evaluations, which take longer.
+The refusal margins of the parent version and of the soup are compared, prompt by prompt. Every outcome is recorded. The
+gate needs no judge model and no generated text, and runs before the evaluations, which take longer.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Soup
 
 SAFETY = "safety-probed"
-"""Kind of the ledger's entries."""
+"""Kind of the gate's ledger entries."""
 _ONLY = "base"
 
 
 @dataclass(frozen=True)
 class RoundSafety:
-    """What the gate found of one round's soup.
+    """The gate's result for one round's soup.
 
     Attributes:
-        ledger: Takes the entry.
+        ledger: Ledger that records the result.
         limits: The gate's config.
-        server_round: The round.
+        server_round: Number of the round.
         parent: Digest of the version that the round starts from.
         soup: sha256 of the soup.
-        prompts_sha256: Of the prompts.
-        drop: Of the margin.
-        reason: Why the soup is rolled back; empty where it stays.
+        prompts_sha256: sha256 of the prompts.
+        drop: Drop of the refusal margin.
+        reason: The reason to roll the soup back; empty if it passes.
     """
 
     ledger: Ledger
@@ -54,12 +54,12 @@ class RoundSafety:
     reason: str
 
     def write(self, outcome: str, tx: Connection, height: int | None = None) -> None:
-        """Append the entry; in the transaction that ends the round.
+        """Append the ledger entry; call it in the transaction that ends the round.
 
         Args:
-            outcome: Of the round.
+            outcome: Outcome of the round.
             tx: The transaction.
-            height: Of the version that the round made.
+            height: Height of the version that the round made.
         """
         body: dict[str, Any] = {
             "server_round": self.server_round,
@@ -80,17 +80,17 @@ class RoundSafety:
         self.ledger.append(tx, SAFETY, body if height is None else {**body, "height": height})
 
     def on_commit(self) -> Callable[[Connection, int], None]:
-        """For ``SoupRecord.also``."""
+        """Return the callback for ``SoupRecord.also``."""
         return lambda tx, height: self.write("committed", tx, height)
 
 
 def safety_of(
     config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, server_round: int, soup: Soup
 ) -> RoundSafety | None:
-    """Probe the version and the soup; None without a safety gate.
+    """Probe the parent version and the soup; None without a safety gate.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a soup under which log-likelihoods are not finite.
+        GymError: ``MODEL_INVALID`` for a soup with non-finite log-likelihoods.
     """
     limits = config.gate.safety
     if limits is None:
@@ -114,14 +114,14 @@ def safety_of(
 
 
 def gate_prompts(config: SafetyGateConfig, folder: Path) -> ProbePrompts:
-    """The prompts of a gate: the package's, or those of a file.
+    """Return the prompts of a gate: those of the package, or of a file.
 
     Args:
-        config: Of the gate.
-        folder: What its relative path starts from.
+        config: The gate's config.
+        folder: Folder that its relative path is resolved against.
 
     Raises:
-        GymError: As ``read_prompts``.
+        GymError: See ``read_prompts``.
     """
     return own_prompts() if config.prompts is None else read_prompts(folder / config.prompts)
 
@@ -131,7 +131,7 @@ def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> N
 
     Raises:
         GymError: ``DATA_INVALID`` for a base without a chat template; ``CONFIG_INVALID`` for a prompt longer than its
-            context; as ``gate_prompts``; ``MODEL_INVALID`` for a model that the serving engine cannot compute.
+            context; errors of ``gate_prompts``; ``MODEL_INVALID`` if the serving engine cannot run the model.
     """
     prompts = gate_prompts(config, folder)
     longest = int(model.model.config.get_text_config().max_position_embeddings)

@@ -1,4 +1,4 @@
-"""The secret seed of a round's rows: committed to in the ledger as the round is opened, revealed at its end."""
+"""The secret seed that draws a round's rows: committed to in the ledger when the round opens, revealed at its end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gym_server.store.tables import evaluation_seeds, rounds
 
 
 def promise_seed(tx: Connection, ledger: Ledger, server_round: int) -> None:
-    """Draw the seed of a round, once, and append its commitment; in the transaction that opens the round.
+    """Draw the seed of a round, once, and append its commitment; call it in the transaction that opens the round.
 
-    A hub whose config got its first evaluations in the middle of a round commits then: the entry has the round's state.
+    If the config gets its first evaluations during a round, the hub commits then; the entry has the round's state.
     """
     held = select(evaluation_seeds.c.server_round).where(evaluation_seeds.c.server_round == server_round)
     if tx.scalar(held) is not None:
@@ -29,10 +29,10 @@ def promise_seed(tx: Connection, ledger: Ledger, server_round: int) -> None:
 
 
 def seed_of(database: Database, server_round: int) -> bytes:
-    """The seed of a round.
+    """Return the seed of a round.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` where none was drawn.
+        GymError: ``STATE_CORRUPT`` if none was drawn.
     """
     with database.reading() as tx:
         seed = tx.scalar(

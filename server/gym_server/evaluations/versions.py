@@ -28,23 +28,23 @@ def evaluate_versions(
     chat: bool | None = None,
     on_begin: Callable[[int, str], None] = lambda height, suite: None,
 ) -> list[dict[str, Any]]:
-    """Evaluate versions on the first rows of suites; what was evaluated before is read from its record.
+    """Evaluate versions on the first rows of suites; earlier results are read from their records.
 
     Args:
         state: The hub's state.
         config: The hub's config.
-        heights: Of the versions; none: all.
-        suites: By name; none: those of ``gate.evals``, or ``tiny``.
-        limit: Most rows of each task.
-        chat: Whether to use the chat template; None: as ``gate.evals`` has it for the suite.
-        on_begin: Called with version and suite before each that has no record.
+        heights: Heights of the versions; empty means all.
+        suites: Names of the suites; empty means those of ``gate.evals``, or ``tiny``.
+        limit: Maximum number of rows per task.
+        chat: True to use the chat template; None uses the suite's setting in ``gate.evals``.
+        on_begin: Called with version and suite before each evaluation that has no record.
 
     Returns:
         By version and task: ``version``, ``digest``, ``suite``, ``task``, ``metric``, ``value``, ``stderr``,
         ``num_samples``, ``cached``.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a version that does not exist; as ``tasks_named`` and ``measure``.
+        GymError: ``NOT_FOUND`` for a version that does not exist; errors of ``tasks_named`` and ``measure``.
     """
     newest = state.round_store.newest_height()
     wanted = sorted(set(heights)) or list(range(newest + 1))
@@ -120,7 +120,7 @@ def _lines(
 
 
 def versions_table(lines: Sequence[dict[str, Any]]) -> TextTable:
-    """A row for each task, a column for each version."""
+    """Return a table with a row per task and a column per version."""
     heights = sorted({line["version"] for line in lines})
     table = TextTable("task", "metric", "rows", *(f"version {height}" for height in heights))
     by_place = {(line["suite"], line["task"], line["version"]): line for line in lines}
