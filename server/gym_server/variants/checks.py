@@ -1,4 +1,4 @@
-"""Checks before a hub keeps a variant: signer, revision, base, limits, readers, and the file."""
+"""Checks before a hub stores a variant: signer, revision, base, limits, readers, and the file."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from gym_server.store.tables import (
 EVERYONE = "*"
 MAX_READERS = 1000
 VARIANT_KINDS = ("variant", "variant-removed")
-"""Of the ledger's entries."""
+"""Kinds of ledger entries about variants."""
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 
 
 class VariantChecks:
-    """Checks a variant before one hub takes it.
+    """Checks variants before one hub stores them.
 
     Args:
-        store: Has the deltas.
-        base: Of the hub.
-        config: Its limits.
-        clock: Unix seconds.
+        store: Object store with the deltas.
+        base: The hub's base model.
+        config: The hub's config, with the limits.
+        clock: Clock, Unix seconds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class VariantChecks:
         self._clock = clock
 
     def check(self, tx: Connection, signed: SignedVariant, names: Sequence[str] | None) -> bool:
-        """All that can be checked without the bytes; returns whether there is something to write."""
+        """Check everything that does not need the bytes; return True if there is something to write."""
         manifest = signed.manifest
         self._check_readers(tx, manifest.owner, names or ())
         row = row_of(tx, manifest.owner, manifest.variant)
@@ -110,7 +110,7 @@ class VariantChecks:
             )
 
     def _check_pace(self, tx: Connection, owner: str) -> None:
-        """Every change is an entry of everybody's ledger, which nobody may flood."""
+        """Limit an owner's changes, each of which adds an entry to the ledger."""
         most = self._config.max_changes_per_hour
         require_pace(tx, owner, VARIANT_KINDS, most, self._clock(), "changed its variants")
 
@@ -130,11 +130,11 @@ class VariantChecks:
             )
 
     def has_file(self, manifest: VariantManifest) -> bool:
-        """Whether the store has the delta now."""
+        """Return True if the store has the delta."""
         return self._store.has(manifest.delta_sha256)
 
     def check_file(self, manifest: VariantManifest) -> None:
-        """Validate the uploaded delta as an update's is."""
+        """Validate the uploaded delta like that of an update."""
         from gym_fed.delta.file import DeltaFile, DeltaLimits
 
         path = self._store.local_path(manifest.delta_sha256)
@@ -148,7 +148,10 @@ class VariantChecks:
         DeltaFile.open(path, spec, DeltaLimits(max_file_bytes=self._max_bytes)).close()
 
     def base_of(self, tx: Connection, digest: str, refuse: bool = False) -> str:
-        """Which of the hub's models has a digest."""
+        """Return which of the hub's models has a digest: ``base``, ``version N`` or ``unknown``.
+
+        With ``refuse``, an unknown digest raises ``BASE_MISMATCH`` instead.
+        """
         if digest == self._base.digest:
             return "base"
         for table in (versions, published):
@@ -167,12 +170,12 @@ class VariantChecks:
 
 
 def row_of(tx: Connection, owner: str, name: str) -> Any:
-    """The row of a variant that is or was there, or None."""
+    """Return the row of a variant that exists or existed, or None."""
     return tx.execute(select(variants).where(variants.c.owner == owner, variants.c.name == name)).first()
 
 
 def _check_key(tx: Connection, signed: SignedVariant) -> None:
-    """Whether the account's present key signed."""
+    """Check that the account's current key signed."""
     owner, key = signed.manifest.owner, key_row(tx, signed.public_key)
     if key is None or key.contributor != owner:
         raise GymError(
@@ -191,7 +194,7 @@ def _check_key(tx: Connection, signed: SignedVariant) -> None:
 
 
 def _check_takedowns(tx: Connection, manifest: VariantManifest) -> None:
-    """Whether the coordinator took down what the owner had under this name, or these bytes under another."""
+    """Check that the coordinator has not taken down the owner's variant of this name, or with these bytes."""
     held = variant_takedowns.c
     same = or_(held.name == manifest.variant, held.delta_sha256 == manifest.delta_sha256)
     row = tx.execute(select(held.name, held.reason).where(held.owner == manifest.owner, same)).first()

@@ -1,8 +1,8 @@
-"""Personal variants that contributors keep on the hub: put by their owner, read by whom the owner names.
+"""Personal variants that contributors store on the hub: uploaded by their owner, read by those whom the owner names.
 
-A put is checked twice: all but the bytes before anything is uploaded, and everything again in the transaction that
-writes it. The ledger records that an owner put or removed something, by the digest of what was signed (nobody can guess
-it, since a signature is in it); names and readers are shown to nobody who may not read the variant.
+An upload is checked twice: everything but the bytes before the transfer, and everything again in the transaction that
+writes it. The ledger records uploads and removals by the digest of the signed document, which contains a signature and
+so cannot be guessed. Names and readers are shown only to those who may read the variant.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PAGE = 100
 
 @dataclass(frozen=True)
 class HeldVariant:
-    """A variant of the hub, as its readers see it; ``readers`` is for its owner and the coordinator."""
+    """A stored variant as its readers see it; ``readers`` is only for its owner and the coordinator."""
 
     signed: SignedVariant
     document: str
@@ -55,12 +55,12 @@ class HubVariants:
     """The variants of one hub.
 
     Args:
-        database: Where they are noted.
-        ledger: Gets an entry for every put and removal.
-        store: Has the deltas.
-        base: Of the hub.
-        config: Its limits.
-        clock: Unix seconds; tests bring their own.
+        database: The hub's database.
+        ledger: Ledger that records every upload and removal.
+        store: Object store with the deltas.
+        base: The hub's base model.
+        config: The hub's config, with the limits.
+        clock: Clock, Unix seconds; tests pass their own.
     """
 
     def __init__(
@@ -82,20 +82,21 @@ class HubVariants:
 
     @rerun
     def put(self, caller: str, document: str, names: Sequence[str] | None) -> dict[str, Any] | None:
-        """Keep a variant, or another revision of one; the same again gets its first receipt, and the readers given.
+        """Store a variant or a new revision; repeating it returns the first receipt and sets the given readers.
 
         Args:
-            caller: Who is authenticated.
+            caller: Id of the authenticated account.
             document: A ``SignedVariant`` as JSON.
-            names: Who may read it besides the owner, ``*`` for everyone enrolled; None leaves that as it is.
+            names: Accounts that may read it besides the owner, ``*`` for everyone enrolled; None keeps the current
+                readers.
 
         Returns:
-            The receipt; None when the delta has to be uploaded first.
+            The receipt; None if the delta must be uploaded first.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for another's name, a hub without variants, or what was taken down;
-                ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``BASE_MISMATCH``, ``TOO_LARGE`` over a limit, ``STALE`` for an
-                older revision, ``REPLAYED`` for one that was used, ``CLOCK_SKEWED`` for one from the future,
+            GymError: ``PERMISSION_DENIED`` for another owner's name, a hub without variants, or a variant that was
+                taken down; ``SIGNATURE_INVALID``, ``KEY_REVOKED``, ``BASE_MISMATCH``, ``TOO_LARGE`` over a limit,
+                ``STALE`` for an older revision, ``REPLAYED`` for a used one, ``CLOCK_SKEWED`` for one from the future,
                 ``NOT_FOUND`` for an unknown reader, ``DELTA_INVALID``.
         """
         if not self._is_enabled:
@@ -119,7 +120,7 @@ class HubVariants:
         self.checks.check_file(signed.manifest)
         with self._database.transaction() as tx:
             if not self.checks.has_file(signed.manifest):
-                return None  # gc came between: it deletes in a transaction what nothing names by then
+                return None  # gc ran in between: inside its transaction it deletes objects without references
             if self.checks.check(tx, signed, names):
                 self._write(tx, signed)
             if names is not None:
@@ -131,20 +132,20 @@ class HubVariants:
 
     @rerun
     def remove(self, owner: str, name: str, by: str = "owner", reason: str = "") -> dict[str, Any]:
-        """Drop a variant and the rights to read it; again, it is answered in the same way.
+        """Remove a variant and the rights to read it; repeating it returns the same answer.
 
-        The delta's file stays in the store, which deletes nothing; nobody can read it any more, but for those who have
-        a right to the same bytes by other means. What the coordinator removes is not put again, neither under this
-        name nor as these bytes under another one of this owner, until ``allow``.
+        The delta's file is not deleted here. Nobody can read it any more, except those with another right to the same
+        bytes. After a removal by the coordinator, this owner cannot upload the same name, or the same bytes under
+        another name, until ``allow``.
 
         Args:
-            owner: Whose it is.
-            name: Of the variant.
+            owner: Account id of the owner.
+            name: Name of the variant.
             by: ``owner`` or ``coordinator``.
-            reason: The coordinator's.
+            reason: The coordinator's reason.
 
         Raises:
-            GymError: ``NOT_FOUND``.
+            GymError: ``NOT_FOUND`` if there is no such variant.
         """
         with self._database.transaction() as tx:
             row = row_of(tx, owner, name)
@@ -158,10 +159,10 @@ class HubVariants:
 
     @rerun
     def allow(self, owner: str, name: str) -> None:
-        """Let an owner put again what the coordinator took down; nothing is put by it.
+        """Allow an owner to upload again what the coordinator took down; this restores nothing by itself.
 
         Raises:
-            GymError: ``NOT_FOUND`` where nothing of this name was taken down.
+            GymError: ``NOT_FOUND`` if nothing of this name was taken down.
         """
         with self._database.transaction() as tx:
             of = (variant_takedowns.c.owner == owner) & (variant_takedowns.c.name == name)
@@ -173,11 +174,11 @@ class HubVariants:
     # ---- reading ----
 
     def get(self, caller: str, owner: str, name: str) -> HeldVariant:
-        """A variant that the caller may read.
+        """Return a variant that the caller may read.
 
         Raises:
-            GymError: ``NOT_FOUND``, in the same words whether there is none or it is not to be read; ``KEY_REVOKED``
-                when the key that signed it was revoked since.
+            GymError: ``NOT_FOUND``, with the same message for a missing variant and one that the caller may not read;
+                ``KEY_REVOKED`` if the key that signed it has been revoked.
         """
         of = (variants.c.owner == (owner or caller)) & (variants.c.name == name)
         with self._database.reading() as tx:
@@ -194,12 +195,12 @@ class HubVariants:
         return found
 
     def page(self, caller: str | None, after: str = "", size: int = 0) -> tuple[list[HeldVariant], str]:
-        """Variants by owner and name, and where the next page begins (empty: nowhere).
+        """Return variants by owner and name, and the token of the next page (empty after the last).
 
         Args:
-            caller: Whose and to whom readable; None: all, for the coordinator.
-            after: ``next_page`` of the page before.
-            size: Most of them; 0 or more than ``PAGE`` is ``PAGE``.
+            caller: Account whose own and readable variants are listed; None lists all, for the coordinator.
+            after: Token from the previous page.
+            size: Maximum number of variants; 0, or more than ``PAGE``, means ``PAGE``.
         """
         most = size if 0 < size < PAGE else PAGE
         owner, _, name = after.partition("/")
@@ -261,7 +262,7 @@ class HubVariants:
         tx.execute(variant_takedowns.insert().values(**held, reason=reason))
 
     def _forget_upload(self, tx: Connection, owner: str, sha256: str) -> None:
-        """Take the right that an upload gave, unless an update or another variant of the owner needs the object."""
+        """Revoke the right that an upload gave, unless an update or another variant of the owner needs the object."""
         kept = variants.c.document.is_not(None) & (variants.c.owner == owner)
         held = select(variants.c.name).where(kept, variants.c.delta_sha256 == sha256)
         sent = select(updates.c.update_id).where(
