@@ -1,1 +1,1 @@
-"""The base model, handed to contributors who lack it: what is served, and the digests of its tensors."""
+"""Serving the base model to contributors who lack it: its files, and the digests of its tensors."""

@@ -1,7 +1,7 @@
-"""Which files of its base a hub serves, if any, and what it says about them before anybody joins.
+"""The files of the base model that a hub serves, and the offer that contributors see before they join.
 
 A file of the base is an object like any other: named by sha256, fetched by ``Download`` with an account's session,
-under the account's limits. It is read where it lies. A contributor checks every file, and the digest of all tensors.
+under the account's limits. It is read in place. A contributor checks every file, and the digest of all tensors.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.store.database import Database
 
 _PARTS = 1_000
-"""Files or tensors in one message: far below its cap."""
+"""Files or tensors per message, chosen so that it stays far below the size limit."""
 _PUBLIC = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 
 
 class ServedBase:
-    """The base of one hub, as contributors may fetch it.
+    """The base model of one hub, as offered to contributors.
 
     Attributes:
-        files: Those that are served; none where nothing is.
-        licence: As the model card writes it; empty where it says nothing.
-        why_not: Why nothing is served; empty where something is.
-        public_name: On the Hugging Face Hub, where the config names the base so.
-        commit: Of the files there that this hub has.
+        files: The served files; empty if nothing is served.
+        licence: The licence in the model card; empty if it names none.
+        why_not: The reason why nothing is served; empty if files are served.
+        public_name: Name on the Hugging Face Hub, if the config names the base by it.
+        commit: Commit on the Hugging Face Hub that this hub's files are from.
     """
 
     def __init__(self, config: ServerConfig, base: BaseSpec, database: Database) -> None:
-        """Find out what may be served; hashes the files of the base, those that changed since the last time.
+        """Find the files that may be served; hash those that changed since the last time.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for ``serve_base: true`` with a base that cannot travel.
+            GymError: ``CONFIG_INVALID`` for ``serve_base: true`` with a base that cannot be served.
         """
         self._config, self._base = config, base
         self._database = database
@@ -76,16 +76,16 @@ class ServedBase:
             self._take(folder)
 
     def path_of(self, sha256: str) -> Path | None:
-        """The file of the base with this sha256, if it is served."""
+        """Return the file of the base with this sha256, if it is served."""
         return self._paths.get(sha256)
 
     @property
     def num_bytes(self) -> int:
-        """Of all files that are served."""
+        """Return the total size of the served files, in bytes."""
         return sum(file.size_bytes for file in self.files)
 
     def offer_json(self) -> str:
-        """``StatusReply.base_json``; empty where there is nothing to offer."""
+        """Return ``StatusReply.base_json``; empty if there is nothing to offer."""
         if not self.files and not self.public_name:
             return ""
         offer: dict[str, Any] = {"licence": self.licence}
@@ -100,7 +100,7 @@ class ServedBase:
         return json.dumps(offer)
 
     def parts(self) -> list[pb.BasePart]:
-        """The answer to ``Base``."""
+        """Return the messages that answer ``Base``."""
         if self._parts is None:
             files = [pb.BaseFile(name=f.name, size_bytes=f.size_bytes, sha256=f.sha256) for f in self.files]
             found = [pb.BasePart(files=files[at : at + _PARTS]) for at in range(0, len(files), _PARTS)]
@@ -111,7 +111,7 @@ class ServedBase:
         return self._parts
 
     def line(self) -> str:
-        """For the coordinator, when the hub starts."""
+        """Return the line that the coordinator sees when the hub starts."""
         if not self.files:
             return f"the base is not served to contributors who lack it: {self.why_not}"
         size, licence = readable_bytes(self.num_bytes), self.licence or "the licence is not known"
@@ -135,7 +135,7 @@ class ServedBase:
         self.why_not = error.message
 
     def _file(self, path: Path) -> BaseFile:
-        """Hashed once; again after its size or time changed."""
+        """Return a file's listing entry; hash it again only if its size or time changed."""
         found = path.stat()
         key, stamp = f"base_file:{path}", f"{found.st_size} {found.st_mtime_ns}"
         known, _, sha256 = self._database.setting(key, "").rpartition(" ")
@@ -146,14 +146,14 @@ class ServedBase:
 
 
 def record_tensors(base: BaseSpec, database: Database, model: Any) -> None:
-    """Keep the digests of the base's tensors; ``model`` has them, and nothing is computed twice."""
+    """Store the digests of the base's tensors once, computed from ``model``, whose weights must be the base's."""
     if not database.setting(_key(base), ""):
         digests = {name: digest.hex() for name, digest in digests_by_tensor(model).items()}
         database.set(_key(base), json.dumps(digests))
 
 
 def tensor_digests(base: BaseSpec, database: Database) -> dict[str, bytes]:
-    """By name; empty where no round of this hub ever looked at the model."""
+    """Return the digests of the base's tensors by name; empty if no round of this hub has loaded the model yet."""
     stored = database.setting(_key(base), "") or "{}"
     return {name: bytes.fromhex(digest) for name, digest in json.loads(stored).items()}
 
