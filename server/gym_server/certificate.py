@@ -1,4 +1,4 @@
-"""The certificate that a hub serves, its own or an authority's: always over the key by which contributors know it."""
+"""The hub's TLS certificate, self-signed or from an authority, always for the key that contributors know it by."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gym_fed.trust.identity.tls import (
 _KEY, _CERTIFICATE = "tls.key", "tls.crt"
 _MAX_CHAIN_BYTES = 1 << 20
 _SOON_DAYS = 14
-"""A certificate that ends within these is worth a line at the start."""
+"""Number of days before a certificate's end from which the hub warns at start."""
 
 
 def served_pair(folder: Path, passphrase: Passphrase) -> tuple[bytes, bytes]:
-    """Private key and chain of a hub, as TLS takes them.
+    """Return a hub's private key and certificate chain, as TLS takes them.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a certificate that contributors would refuse, with the remedy; ``KEY_LOCKED``.
+        GymError: ``CONFIG_INVALID`` for a certificate that contributors would refuse, with a hint; ``KEY_LOCKED``.
     """
     keys = folder / "keys"
     key, chain = private_pem(keys / _KEY, passphrase), (keys / _CERTIFICATE).read_bytes()
@@ -40,7 +40,7 @@ def served_pair(folder: Path, passphrase: Passphrase) -> tuple[bytes, bytes]:
 
 
 def note_on_certificate(folder: Path) -> str:
-    """A line on a certificate that ends soon; empty otherwise."""
+    """Return a warning if the certificate ends soon; empty otherwise."""
     end = validity((folder / "keys" / _CERTIFICATE).read_bytes())[1]
     if end - datetime.datetime.now(datetime.UTC) > datetime.timedelta(days=_SOON_DAYS):
         return ""
@@ -48,7 +48,7 @@ def note_on_certificate(folder: Path) -> str:
 
 
 def describe(folder: Path) -> dict[str, Any]:
-    """Fingerprint, host, issuer and end of the certificate."""
+    """Return fingerprint, host, issuer and end of the certificate."""
     pem = (folder / "keys" / _CERTIFICATE).read_bytes()
     certificate = read_certificate(pem)
     own = certificate.issuer == certificate.subject
@@ -61,7 +61,7 @@ def describe(folder: Path) -> dict[str, Any]:
 
 
 def request(folder: Path, host: str, passphrase: Passphrase) -> bytes:
-    """What an authority signs, PEM.
+    """Return a certificate signing request for an authority, as PEM.
 
     Raises:
         GymError: ``USAGE`` for a host that no certificate can name.
@@ -70,12 +70,13 @@ def request(folder: Path, host: str, passphrase: Passphrase) -> bytes:
 
 
 def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
-    """Take an authority's chain, once it is found to be one over the hub's own key.
+    """Install an authority's certificate chain after checking that it is for the hub's own key.
 
-    Certificates alone are written: a private key in the same file, as some tools write it, stays there.
+    Only certificates are written: if the file also holds a private key, as some tools write it, it is not copied.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for another key's, an ended one or none; ``FILE_NOT_FOUND``.
+        GymError: ``CONFIG_INVALID`` if the certificate is for another key, has expired or is missing;
+            ``FILE_NOT_FOUND``.
     """
     try:
         with file.open("rb") as stream:
@@ -94,7 +95,7 @@ def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
 
 
 def create(folder: Path, passphrase: Passphrase) -> None:
-    """Write a certificate of the hub's own over its key; it has no end."""
+    """Write a self-signed certificate for the hub's key; it never expires."""
     key = private_pem(folder / "keys" / _KEY, passphrase)
     write_atomically(folder / "keys" / _CERTIFICATE, self_signed(key))
 

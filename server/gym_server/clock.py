@@ -30,7 +30,7 @@ class HubClock:
     """The hub's time in Unix seconds.
 
     Args:
-        database: Keeps the difference to the machine's clock.
+        database: Stores the difference to the machine's clock.
         wall: The machine's clock.
         steady: A clock that cannot be set and includes sleep.
         awake: A clock that cannot be set and stops while the machine sleeps.
@@ -60,7 +60,7 @@ class HubClock:
         self._offset = self._stored()
 
     def now(self) -> float:
-        """The hub's time."""
+        """Return the hub's time in Unix seconds."""
         if self._began is not None:
             self._notice_sleep()
             return self.steady() + self._began

@@ -1,4 +1,4 @@
-"""Warnings about the clock of the hub's machine: it was set while the hub runs, or most contributors have another."""
+"""Warnings about the clock of the hub's machine: it was set while the hub runs, or most contributors disagree."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger("gym_server")
 
 _TOLERANCE_SECONDS = 60.0
 _LEAST_CLOCKS = 3
-"""Contributors whose clocks are compared with the hub's; fewer say little about who is right."""
+"""Minimum number of contributors whose clocks are compared with the hub's; fewer say little about who is right."""
 MAX_CLOCKS = 1000
-"""Clocks that are kept, of the contributors that logged in last."""
+"""Maximum number of stored clocks, those of the contributors that logged in last."""
 
 
 class ContributorClocks:
-    """How far each contributor's clock is ahead of the hub's time, in seconds; one figure an account."""
+    """The difference of each contributor's clock to the hub's time, in seconds; one figure per account."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,13 +1,13 @@
-"""Everything a hub owns, opened from its folder: config, keys, database, objects, and the parts over them.
+"""A hub opened from its folder: config, keys, database, objects, and the services built on them.
 
 hub/
     gym-server.yaml     the config, commented
     hub.db              rounds, versions, updates, ledger, credits
-    objects/            what is named by sha256
+    objects/            objects named by sha256
     keys/               ledger.pem, tls.key, tls.crt, session.key; the newest signed head
-    staging/ residuals/ unfinished uploads; the server's error feedback, one file a version
-    newest-model/       the newest version as a model folder, and its answers, where `dashboard.ask` is on
-    hub.lock            held while `gym-server run` lives
+    staging/ residuals/ unfinished uploads; the server's error feedback, one file per version
+    newest-model/       the newest version as a model folder, and its answers, if `dashboard.ask` is on
+    hub.lock            held while `gym-server run` is running
 """
 
 from __future__ import annotations
@@ -169,14 +169,15 @@ class Federation:
         """Open a folder that ``gym-server init`` made.
 
         Args:
-            folder: The hub's.
-            overrides: ``a.b=value`` settings that win over the config file.
-            insecure: Served in plain text, on loopback: what contributors sign then names no TLS key.
-            read_only: Leave the folder and the database as they are; what would write raises ``PERMISSION_DENIED``.
+            folder: The hub's folder.
+            overrides: ``a.b=value`` settings that override the config file.
+            insecure: True if the hub serves plain text on loopback; statements that contributors sign then name no TLS
+                key.
+            read_only: Leave the folder and the database unchanged; writes raise ``PERMISSION_DENIED``.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` where there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
-                ``BASE_MISMATCH`` when the config names another base than the one the federation began with.
+            GymError: ``FILE_NOT_FOUND`` if there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
+                ``BASE_MISMATCH`` if the config names another base than the one that the federation began with.
         """
         folder = folder.resolve()
         source = config_text(folder, overrides)
@@ -188,7 +189,7 @@ class Federation:
 
     @property
     def config(self) -> ServerConfig:
-        """The config that applies now."""
+        """Return the config in force."""
         return self.live_config.current
 
     @config.setter
@@ -197,15 +198,15 @@ class Federation:
 
     @property
     def source(self) -> ConfigText:
-        """The config file."""
+        """Return the text of the config file, with its overrides."""
         return self.live_config.source
 
     @contextmanager
     def hub_lock(self) -> Iterator[HubLock]:
-        """The right to run the rounds of this federation; no other hub on the same database has it meanwhile.
+        """Hold the right to run the rounds of this federation; no other hub on the same database can hold it.
 
         Raises:
-            GymError: ``STATE_LOCKED``.
+            GymError: ``STATE_LOCKED`` if another hub holds it.
         """
         try:
             lock = HubLock(self.database)
@@ -218,7 +219,7 @@ class Federation:
 
     @property
     def max_update_bytes(self) -> int:
-        """Size limit of an object from a contributor. Arrays of other strategies need not be the base's weights."""
+        """Return the size limit of a contributor's object; arrays of other strategies may exceed the base's size."""
         if self.sends_arrays:
             return self.config.admission.max_update_bytes
         return self.config.max_update_bytes(self.base.shapes)
@@ -234,29 +235,29 @@ class Federation:
 
 
 def folder_lock(folder: Path) -> IO[str]:
-    """One `gym-server run` a folder, while the file is open.
+    """Lock a hub's folder for one `gym-server run`, until the file is closed.
 
     Raises:
-        GymError: ``STATE_LOCKED``.
+        GymError: ``STATE_LOCKED`` if another one runs.
     """
     what, hint = f"another gym-server runs on {folder}", "stop it first, or use another folder"
     return locked_file(folder / "hub.lock", GymError(ErrorCode.STATE_LOCKED, what, hint))
 
 
 def read_config(folder: Path, overrides: tuple[str, ...] = ()) -> ServerConfig:
-    """The config of a hub's folder.
+    """Read the config of a hub's folder.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` with the command that makes one, ``CONFIG_INVALID``.
+        GymError: ``FILE_NOT_FOUND`` with the command that creates a hub, ``CONFIG_INVALID``.
     """
     return config_text(folder, overrides).config()
 
 
 def config_text(folder: Path, overrides: tuple[str, ...] = ()) -> ConfigText:
-    """The config file of a hub's folder, to be read.
+    """Read the text of a hub's config file; ``ConfigText.config`` parses it.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` with the command that makes one, ``CONFIG_INVALID``.
+        GymError: ``FILE_NOT_FOUND`` with the command that creates a hub, ``CONFIG_INVALID``.
     """
     path = folder / CONFIG_NAME
     if not path.is_file():
@@ -267,7 +268,7 @@ def config_text(folder: Path, overrides: tuple[str, ...] = ()) -> ConfigText:
 
 
 def create_keys(folder: Path, passphrase: bytes | None = None) -> tuple[str, str]:
-    """Make a hub's keys, the ledger's and TLS's under a passphrase if given; returns its id and TLS fingerprint."""
+    """Create a hub's ledger and TLS keys, encrypted if a passphrase is given; return its id and TLS fingerprint."""
     from gym_fed.trust.identity.tls import create_certificate
 
     keys = folder / "keys"
@@ -310,13 +311,13 @@ def session_key(keys: Path, passphrase: PassphraseSource) -> bytes:
 
 
 def objects_url(folder: Path, config: ServerConfig) -> str:
-    """Where the objects of a hub are: the config's URL, or a folder inside the hub's."""
+    """Return the location of a hub's objects: the config's URL, or a folder inside the hub's folder."""
     url = config.storage.objects
     return url if "://" in url else str(folder / url)
 
 
 def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
-    """The base as it was when the federation began; read from the model only then."""
+    """Return the spec of the base that the federation began with; only the first call reads it from the model."""
     stored = database.setting(f"base:{config.base_model}", "")
     if stored:
         return BaseSpec.from_dict(json.loads(stored))

@@ -25,7 +25,7 @@ class HubState:
         ledger: The signed entries.
         store: Objects by sha256.
         round_store: Rounds and versions.
-        clock: The hub's time, which depends on the database.
+        clock: The hub's clock, which depends on the database.
     """
 
     folder: Path
