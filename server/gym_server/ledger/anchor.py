@@ -57,9 +57,7 @@ class Anchor:
         if head.size > signed or found != head.head.hash:
             lost = [said.statement.lost_head for _, said in restored_entries(tx) if said.covers(head)]
             if any(known is not None and head.size <= known.size for known in lost):
-                self._superseded = (
-                    head  # the hub was killed between signing the statement and writing the file
-                )
+                self._superseded = head  # killed before the file was written
                 return
             what = "ends before it" if head.size > signed else "holds another one"
             raise GymError(
