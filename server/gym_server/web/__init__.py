@@ -1,1 +1,1 @@
-"""The hub's dashboard: what the database holds as pages, live while the hub runs, and read-only when it is stopped."""
+"""The hub's dashboard: pages over the database, live while the hub runs and read-only when it is stopped."""

@@ -1,7 +1,7 @@
-"""Who contributes: credits, reputation, verdicts of late, what privacy was spent, and the operator's revocations.
+"""The contributors screen: credits, reputation, recent verdicts, privacy spending, and revocation for the operator.
 
-A viewer is shown what the ledger holds openly. In private rounds that leaves out verdicts at admission, the reasons of
-rejections, and who is connected.
+A viewer sees what the ledger holds in clear text. In private rounds that excludes verdicts at admission, the reasons
+of rejections, and who is connected.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gym_server.store.tables import accounts, contributions, credits, nodes, rou
 from gym_server.web.hub_view import HubView
 
 STRIP_ROUNDS = 40
-"""Rounds in the strip of a list."""
+"""Number of rounds in the verdict strip of a list."""
 LONG_STRIP_ROUNDS = 200
-"""Rounds in the strip of one contributor."""
+"""Number of rounds in the verdict strip of one contributor."""
 MAX_POINTS = 2000
-"""Rounds in the charts of one contributor, the newest ones."""
+"""Maximum number of rounds in the charts of one contributor, the newest ones."""
 _STRENGTH = ("refused", "admitted", "aborted", "rejected", "duplicate", "merged")
-"""Of several updates in a round the strip shows the one that got furthest."""
+"""Verdicts in ascending order; of several updates in a round, the strip shows the one that comes last here."""
 _AT_ADMISSION = ("refused", "admitted")
 
 Sort = Literal["enrolled", "name", "credits", "reputation"]
@@ -47,7 +47,7 @@ class _NewKey(StrictModel):
 
 
 def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
-    """``contributors``, ``contributors/{id}``, and under it ``revoke`` and ``rebind``."""
+    """Return the routes ``contributors`` and ``contributors/{id}``, with ``revoke`` and ``rebind`` below it."""
     found = APIRouter()
 
     @found.get("/contributors")
@@ -58,7 +58,7 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
         find: Annotated[str, Query(max_length=80)] = "",
         sort: Sort = "enrolled",
     ) -> dict[str, Any]:
-        """A page of accounts with balance, reputation, strip of verdicts and epsilon."""
+        """Return a page of accounts with balance, reputation, verdict strip and epsilon."""
         with view.state.database.reading() as tx:
             everybody = _everybody(view, payouts, tx, find, sort)
             shown = everybody[offset : offset + limit]
@@ -85,7 +85,7 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
 
     @found.get("/contributors/{contributor}")
     def one(visitor: Looking, contributor: str) -> dict[str, Any]:
-        """One account over the rounds; for operators also its keys."""
+        """Return one account over the rounds; for operators also its keys."""
         with view.state.database.reading() as tx:
             row = tx.execute(select(accounts).where(accounts.c.contributor == contributor)).first()
             if row is None:
@@ -117,13 +117,13 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
 
     @found.post("/contributors/{contributor}/revoke")
     def revoke(visitor: Changing, contributor: str, given: _Reason) -> dict[str, Any]:
-        """`gym-server revoke`: what was revoked, and how many transfers were cancelled."""
+        """Revoke a key like `gym-server revoke`; return what was revoked and the number of cancelled transfers."""
         view.require_running()
         return keys.revoke_as_coordinator(contributor, plain(given.reason, 500))
 
     @found.post("/contributors/{contributor}/rebind")
     def rebind(visitor: Changing, contributor: str, given: _NewKey) -> dict[str, Any]:
-        """`gym-server rebind`: the key that the account has now."""
+        """Set a new key like `gym-server rebind`; return the account's new key."""
         view.require_running()
         return keys.rebind(contributor, bytes.fromhex(given.public_key))
 
@@ -133,7 +133,7 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
 def _everybody(
     view: HubView, payouts: Payouts, tx: Connection, find: str, sort: Sort
 ) -> list[dict[str, Any]]:
-    """All accounts that are looked for, in order; without what takes long to find."""
+    """Return all matching accounts in order, without the fields that are expensive to compute."""
     columns = (accounts.c.contributor, accounts.c.name, accounts.c.status, accounts.c.enrolled_at)
     query = select(*columns).order_by(accounts.c.enrolled_at, accounts.c.contributor)
     if find:
@@ -175,7 +175,7 @@ def _connected(tx: Connection, contributors: Sequence[str], now: float) -> set[s
 def _strips(
     view: HubView, tx: Connection, visitor: Visitor, contributors: Sequence[str], after: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """The verdicts of each contributor after a round, one a round, oldest first."""
+    """Return the verdicts of each contributor after a round, one per round, oldest first."""
     columns = (updates.c.contributor, updates.c.server_round, updates.c.verdict, updates.c.reason)
     query = select(*columns).where(updates.c.contributor.in_(contributors), updates.c.server_round > after)
     is_sealed = view.is_sealed_from(visitor)
@@ -185,7 +185,7 @@ def _strips(
     for row in tx.execute(query):
         reason = row.reason
         if is_sealed and row.verdict == "rejected":
-            reason = ErrorCode.UPDATE_REFUSED.value  # as in the ledger
+            reason = ErrorCode.UPDATE_REFUSED.value  # the ledger also records only this code
         of_rounds = found[row.contributor]
         before = of_rounds.get(row.server_round)
         if before is None or _STRENGTH.index(row.verdict) > _STRENGTH.index(before["verdict"]):
@@ -198,7 +198,7 @@ def _strips(
 
 
 def _over_rounds(tx: Connection, contributor: str) -> list[dict[str, Any]]:
-    """Reputation after each round with an update of theirs, its score with its error, and its credits; oldest first."""
+    """Return reputation, score with its error, and credits for each round of a contributor, oldest first."""
     query = (
         select(
             contributions.c.server_round,

@@ -1,4 +1,4 @@
-"""The dashboard's face: its screens' routes and its feed, served from a thread of the hub or alone."""
+"""The dashboard server: the screens' routes and their event feed, on a thread of the hub or standalone."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
 
 SCREENS_FOLDER = Path(__file__).parent / "screens"
-"""The pages' scripts."""
+"""Folder of the pages' scripts."""
 
 
 def routers(fed: Federation, view: HubView) -> list[APIRouter]:
-    """Return the API's routes, one router a screen."""
+    """Return the API's routes, one router per screen."""
     return [
         home.routes(view, fed.lease_histories, fed.fingerprint),
         rounds.routes(view),
@@ -38,13 +38,13 @@ def routers(fed: Federation, view: HubView) -> list[APIRouter]:
 
 
 class Dashboard:
-    """The pages of one hub. Opening it takes the address.
+    """The dashboard of one hub. Construction binds the address.
 
     Args:
         fed: The hub.
-        listen: ``host:port``.
-        public: Whether everybody is a viewer.
-        is_running: Whether the hub's rounds run in this process.
+        listen: Address as ``host:port``.
+        public: True to let everybody view it without a key.
+        is_running: True if the hub's rounds run in this process.
 
     Raises:
         GymError: ``ADDRESS_IN_USE``, ``USAGE``.
@@ -76,16 +76,16 @@ class Dashboard:
 
     @property
     def url(self) -> str:
-        """What is printed; with the token where there is one."""
+        """Return the URL to print, with the token if there is one."""
         return self.server.url
 
     def start(self) -> None:
-        """Serve from a thread until ``stop``."""
+        """Serve on a thread until ``stop``."""
         self._begin()
         self.server.start()
 
     def run(self) -> None:
-        """Serve until a signal."""
+        """Serve until a signal arrives."""
         self._begin()
         try:
             self.server.run()
@@ -93,12 +93,12 @@ class Dashboard:
             self._end()
 
     def stop(self) -> None:
-        """Give the address back, and end what ``start`` began."""
+        """Release the address, and stop what ``start`` began."""
         self._end()
         self.server.stop()
 
     def _newest_model(self, fed: Federation, is_running: bool) -> NewestModel | None:
-        """What answers for the newest version. Pages are sent no more than that something changed: roles differ."""
+        """Return the newest model's server. Pages only learn that it changed, since they have different roles."""
         if fed.config.dashboard is None or not fed.config.dashboard.ask:
             return None
         news = PageEvent("newest-model", {})
@@ -118,7 +118,7 @@ class Dashboard:
 
 
 def _tls(fed: Federation, listen: str) -> Tls | None:
-    """The hub's own certificate wherever others reach the pages."""
+    """Return the hub's own certificate if the pages can be reached from other machines."""
     if is_loopback(f"//{listen}"):
         return None
     certificate, key = (fed.folder / "keys" / name for name in ("tls.crt", "tls.key"))

@@ -1,4 +1,4 @@
-"""Entries of the ledger as pages get them: with names, and never with a large list."""
+"""Ledger entries in the form that pages receive: with names, and without large lists."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MAX_FIELDS = 40
 
 
 def entry_events(tx: Connection, rows: Sequence[Any]) -> list[PageEvent]:
-    """Rows of the ledger as events, each with its sequence as the id.
+    """Convert ledger rows to events whose ids are the sequence numbers.
 
-    ``data`` is ``{sequence, kind, name, body}``. In place of a list or an object of the body is how many parts it has,
-    under ``num_`` and its name. ``name`` is what the contributor chose that the body names, or null.
+    ``data`` is ``{sequence, kind, name, body}``. A list or object in the body is replaced by its number of items, under
+    ``num_`` and its key. ``name`` is the name of the contributor in the body, or null.
     """
     bodies = [_trimmed(json.loads(row.body)) for row in rows]
     named = {body["contributor"] for body in bodies if isinstance(body.get("contributor"), str)}
@@ -34,10 +34,10 @@ def entry_events(tx: Connection, rows: Sequence[Any]) -> list[PageEvent]:
 
 
 def names_of(tx: Connection, contributors: Sequence[str]) -> dict[str, str]:
-    """What these contributors call themselves, by id."""
+    """Return the names that contributors have chosen, by id."""
     found: dict[str, str] = {}
     columns = select(accounts.c.contributor, accounts.c.name)
-    for at in range(0, len(contributors), 500):  # SQLite bounds the values of a statement
+    for at in range(0, len(contributors), 500):  # SQLite limits the values of a statement
         some = columns.where(accounts.c.contributor.in_(contributors[at : at + 500]))
         found |= {row.contributor: row.name for row in tx.execute(some)}
     return found

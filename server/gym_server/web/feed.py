@@ -1,7 +1,7 @@
-"""The hub's state as events: one thread looks while a page is open, and every page is sent what changed.
+"""The hub's state as server-sent events: one thread polls while a page is open, and every page receives the changes.
 
-What the ledger holds has its sequence as the event's id. A page that comes back with ``Last-Event-ID`` gets the entries
-since then from the database, so there is no gap and no double.
+A ledger event has the entry's sequence number as its id. A page that reconnects with ``Last-Event-ID`` gets the entries
+since then from the database, so none is missing or sent twice.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from gym_server.web.home import snapshot
 log = logging.getLogger("gym_server")
 
 _LEAST_SECONDS = 0.25
-"""Between two looks: 4 Hz at most."""
+"""Minimum time between two polls, in seconds (4 Hz)."""
 _UNCOUNTED_SECONDS = 1.0
-"""Between two looks at a database that does not say whether it changed."""
+"""Time between two polls of a database without a change counter, in seconds."""
 _MOST_SECONDS = 10.0
-"""Between two looks at the state, part of which changes by time alone: who is connected."""
+"""Maximum time between two reads of the state, in seconds: connections time out without a write to the database."""
 _MAX_MISSED = 500
-"""Entries that a page which comes back is sent; a page that missed more reads its data again."""
+"""Maximum number of entries sent to a reconnecting page; a page that missed more reloads its data."""
 
 
 class HubFeed:
-    """Publishes what changes at a hub.
+    """Publishes the changes of a hub.
 
-    Events: ``snapshot`` (the state of the round, see ``gym_server.web.home``); from the ledger ``verdict``, ``version``
-    and ``ledger``, each an entry (``gym_server.web.entries``); and ``position``, how many entries a page begins with.
+    Events: ``snapshot`` (the state of the round, see ``gym_server.web.home``); the ledger events ``verdict``,
+    ``version`` and ``ledger``, each an entry (``gym_server.web.entries``); and ``position``, the number of entries at
+    the time a page connects.
     """
 
     def __init__(self, state: HubState, live_config: LiveConfig, lease_histories: LeaseHistoryCache) -> None:
@@ -51,12 +52,12 @@ class HubFeed:
         self._thread = threading.Thread(target=self._watch, name="web-feed", daemon=True)
         self._lock = threading.Lock()
         self._position = self._size()
-        """The last entry that was published, or that no page was open for."""
+        """The last entry that was published, or skipped because no page was open."""
         self._seen: int | None = None
         self._shown: dict[str, Any] | None = None
-        """The state that open pages have; None while there are none."""
+        """The state that open pages have; None if there are none."""
         self.looks = 0
-        """How often the state was read for open pages; an idle hub's is not."""
+        """How often the state was read for open pages; it is not read while the hub is idle."""
 
     def start(self) -> None:
         self._thread.start()
@@ -67,22 +68,22 @@ class HubFeed:
             self._thread.join(timeout=5)
 
     def _since(self, last: int | None) -> Iterator[PageEvent]:
-        """How a stream begins: the entries that a page missed, where the ledger is, and the state."""
+        """Yield the first events of a stream: the entries that a page missed, the ledger's position, and the state."""
         with self._lock:
             size = self._size()
         if last is not None and not 0 <= size - last <= _MAX_MISSED:
-            yield RELOAD  # it missed too much, or the hub was restored from an older state
+            yield RELOAD  # the page missed too much, or the hub was restored from an older state
             return
         if last is not None:
             yield from self._entries(last, size - last)
         yield PageEvent("position", {"sequence": size}, size)
-        # Its reader is listed already, so a later state is sent to it as well.
+        # Its reader is registered already, so it also receives later states.
         yield PageEvent(
             "snapshot", self._shown or snapshot(self._state, self._live_config.current, self._lease_histories)
         )
 
     def _watch(self) -> None:
-        """Look until the end, whatever happens to the database meanwhile."""
+        """Poll until the feed stops, and continue after database errors."""
         is_blind = False
         while not self._ended.is_set():
             try:
@@ -100,7 +101,7 @@ class HubFeed:
                 self._ended.wait(_UNCOUNTED_SECONDS)
 
     def _skip(self, count: int | None) -> None:
-        """Leave out what was written while no page was open. A page reads its position after this, or is open."""
+        """Skip what was written while no page was open. A page reads its position after this, or is open."""
         with self._lock:
             if not self.feed.has_readers.is_set() and (count is None or count != self._seen):
                 self._position, self._seen = self._size(), count
@@ -109,7 +110,7 @@ class HubFeed:
         """Publish changes while a page is open."""
         seen, looked_at, self._shown = None, 0.0, None
         while self.feed.has_readers.is_set():
-            count = counter()  # before the look: what comes during it is another count
+            count = counter()  # read before polling, so that a change during the poll is noticed
             is_idle = count is not None and count == seen
             if not is_idle or time.monotonic() - looked_at > _MOST_SECONDS:
                 seen, looked_at = count, time.monotonic()

@@ -1,7 +1,7 @@
-"""How the hub itself does: the process, its disk, its queue, refusals; and the same figures for Prometheus.
+"""Health figures of the hub: process, disk, queue, refusals; as JSON and for Prometheus.
 
-What shows where the hub can be hurt (its disk, queue, calls and connections) is for the operator. In private rounds so
-are refusals: a reason follows from what is in an update.
+Figures that help an attacker (disk, queue, calls and connections) are only for the operator. In private rounds so are
+refusals, since their reasons depend on the content of updates.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from gym_server.traffic import HubTraffic
 from gym_server.web.hub_view import HubView
 
 RECENT_ROUNDS = 20
-"""Rounds whose refusals and rejections are counted."""
+"""Number of rounds whose refusals and rejections are counted."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def routes(view: HubView, traffic: HubTraffic) -> APIRouter:
-    """``health``."""
+    """Return the route ``health``."""
     found = APIRouter()
 
     @found.get("/health")
     def health(visitor: Looking) -> dict[str, Any]:
-        """The figures of ``health_of``."""
+        """Return the figures of ``health_of``."""
         return health_of(view, traffic, visitor)
 
     return found
 
 
 def beside(view: HubView, traffic: HubTraffic) -> APIRouter:
-    """``/metrics``, outside of the API, where Prometheus looks."""
+    """Return the route ``/metrics``, outside of the API, where Prometheus expects it."""
     found = APIRouter()
 
     @found.get("/metrics")
     def metrics(visitor: Measuring) -> Response:
-        """The same in the text format of Prometheus."""
+        """Return the figures in Prometheus' text format."""
         return Response(metrics_of(health_of(view, traffic, visitor)), media_type=CONTENT_TYPE)
 
     return found
 
 
 def health_of(view: HubView, traffic: HubTraffic, visitor: Visitor) -> dict[str, Any]:
-    """The figures that a visitor may see; what this one may not see is None."""
+    """Return the health figures; those that the visitor may not see are None."""
     current, head = view.state.round_store.current(), view.state.round_store.head()
     is_operator = view.is_operator(visitor)
     with view.state.database.reading() as tx:
@@ -94,7 +94,7 @@ _BY_STATE = select(messages.c.state, func.count()).group_by(messages.c.state)
 
 
 def _verdicts(tx: Connection) -> list[dict[str, Any]]:
-    """Verdicts on updates of late, by code where one was refused at admission."""
+    """Return the counts of recent verdicts on updates, with the code of refusals at admission."""
     newest = int(tx.scalar(select(func.max(updates.c.server_round))) or 0)
     by = (updates.c.verdict, updates.c.code)
     recent = select(*by, func.count().label("number")).where(updates.c.server_round > newest - RECENT_ROUNDS)
@@ -103,7 +103,7 @@ def _verdicts(tx: Connection) -> list[dict[str, Any]]:
 
 
 def _stored(tx: Connection) -> dict[str, int]:
-    """All objects of the store: what contributors sent, and soups."""
+    """Return the number and bytes of all stored objects: uploads and soups."""
     soups = select(versions.c.soup_sha256, versions.c.soup_bytes)
     every = select(objects.c.sha256, objects.c.size_bytes).union(soups).subquery()
     number, size = tx.execute(select(func.count(), func.coalesce(func.sum(every.c.size_bytes), 0))).one()
@@ -127,14 +127,14 @@ def _disk(view: HubView) -> dict[str, int | None]:
 
 
 def metrics_of(health: dict[str, Any]) -> bytes:
-    """The same figures in Prometheus' text format, by a registry that lives as long as the answer."""
+    """Return the figures in Prometheus' text format, with a registry for this response only."""
     registry = CollectorRegistry()
     registry.register(_Figures(health))
     return generate_latest(registry)
 
 
 class _Figures:
-    """Collects what ``health_of`` found; figures that are None are left out."""
+    """Converts the figures of ``health_of`` to metrics; figures that are None are skipped."""
 
     def __init__(self, health: dict[str, Any]) -> None:
         self._health = health

@@ -1,4 +1,4 @@
-"""The first screen: the state of the round, who works on it, the last verdicts, and what the hub is."""
+"""The first screen: the state of the round, contributors at work, the last verdicts, and facts about the hub."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gym_server.web.entries import entry_events
 from gym_server.web.hub_view import HubView
 
 MAX_TASKS = 300
-"""Contributors at work that one snapshot lists; the others are counted."""
+"""Maximum number of contributors at work that a snapshot lists; the others are counted."""
 _MAX_VERDICTS = 20
 
 
 def routes(view: HubView, lease_histories: LeaseHistoryCache, fingerprint: str) -> APIRouter:
-    """``overview``: what the screen begins with."""
+    """Return the route ``overview``, with the initial data of the screen."""
     found = APIRouter()
 
     @found.get("/overview")
     def overview(visitor: Looking) -> dict[str, Any]:
-        """What does not change while rounds run, the last verdicts, and a snapshot."""
+        """Return the facts that do not change while rounds run, the last verdicts, and a snapshot."""
         recent = select(ledger).where(ledger.c.kind == "verdict").order_by(ledger.c.sequence.desc())
         with view.state.database.reading() as tx:
             verdicts = entry_events(tx, list(tx.execute(recent.limit(_MAX_VERDICTS))))
@@ -58,12 +58,12 @@ def routes(view: HubView, lease_histories: LeaseHistoryCache, fingerprint: str) 
 
 
 def snapshot(state: HubState, config: ServerConfig, lease_histories: LeaseHistoryCache) -> dict[str, Any]:
-    """The state of the round under way; an event of that name carries the same.
+    """Return the state of the current round; the event ``snapshot`` has the same data.
 
-    ``state`` is open, collecting, merging, committed or aborted, or empty before the first round; times are Unix
-    seconds; ``merge`` is ``{phase, done, total}`` in state merging; ``tasks`` has a line for each contributor at work,
-    ``{name, outcome, phase, done, total}``, those who are awaited first. In private rounds they are only counted: every
-    open page is sent this.
+    ``state`` is open, collecting, merging, committed or aborted, or empty before the first round. Times are Unix
+    seconds. ``merge`` is ``{phase, done, total}`` in state merging. ``tasks`` has an item for each contributor at work,
+    ``{name, outcome, phase, done, total}``, unfinished ones first. In private rounds they are only counted, since every
+    open page receives this.
     """
     with state.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
@@ -99,7 +99,7 @@ def snapshot(state: HubState, config: ServerConfig, lease_histories: LeaseHistor
 
 
 def _num_counting(by_verdict: dict[str, int]) -> int:
-    """Updates that count for the quorum: all but those that were refused at admission."""
+    """Return how many updates count towards the quorum: all but those refused at admission."""
     return sum(count for verdict, count in by_verdict.items() if verdict != "refused")
 
 

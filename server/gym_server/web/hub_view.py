@@ -23,7 +23,7 @@ class HubView:
 
     Attributes:
         state: The hub's state.
-        live_config: The config that applies now.
+        live_config: The config in force.
         is_running: True if the hub's rounds run in this process. A dashboard on the folder of a stopped hub is
             read-only.
         newest: Serves the newest version; None unless the operator allows it.
@@ -38,15 +38,15 @@ class HubView:
 
     @property
     def config(self) -> ServerConfig:
-        """The config that applies now."""
+        """Return the config in force."""
         return self.live_config.current
 
     def may_change(self, visitor: Visitor) -> bool:
-        """True if the pages offer this visitor actions that change the hub."""
+        """Return True if the pages offer this visitor actions that change the hub."""
         return self.is_running and self.is_operator(visitor)
 
     def is_operator(self, visitor: Visitor) -> bool:
-        """True if the visitor may see what only the operator may see."""
+        """Return True if the visitor may see what only the operator may see."""
         return visitor.role >= Role.OPERATOR
 
     def require_running(self) -> None:
@@ -63,7 +63,7 @@ class HubView:
             )
 
     def is_sealed_from(self, visitor: Visitor) -> bool:
-        """True if the visitor may not see the details that private rounds keep out of the open ledger.
+        """Return True if the visitor may not see the details that private rounds keep out of the open ledger.
 
         These are refusals, the reasons of rejections, norms, sizes, exact times, and who is connected or training. The
         operator may see them (docs/privacy.md, "What is released, and what covers it").

@@ -1,4 +1,4 @@
-"""Invites: made and shown once, listed and cancelled. For the operator alone."""
+"""The invites screen, for the operator only: create and show once, list and cancel invites."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _NewInvite(StrictModel):
 
 
 def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
-    """``invites``, as `gym-server invites` lists, creates and cancels them."""
+    """Return the routes under ``invites``, which list, create and cancel like `gym-server invites`."""
     found = APIRouter()
 
     @found.get("/invites")
@@ -33,7 +33,7 @@ def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
-        """A page of invites, the newest first, without the invites themselves."""
+        """Return a page of invites, newest first, without the tokens."""
         with view.state.database.reading() as tx:
             total = int(tx.scalar(select(func.count()).select_from(invites)) or 0)
             shown = invites_of(view.state.database, view.state.clock, offset, limit)
@@ -47,7 +47,7 @@ def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
 
     @found.post("/invites")
     def create(visitor: Changing, given: _NewInvite) -> dict[str, Any]:
-        """The answer is the only one that has the invite itself: the hub keeps its hash."""
+        """Create an invite. Only this response contains the token, of which the hub stores the hash."""
         view.require_running()
         made = make_invites(
             view.config, view.state.folder, accounts, fingerprint, 1, given.note, given.valid_hours * 3600
@@ -56,7 +56,7 @@ def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
 
     @found.delete("/invites/{invite}")
     def cancel(visitor: Changing, invite: str) -> dict[str, Any]:
-        """Cancel an open invite: its id."""
+        """Cancel an open invite; return its id."""
         view.require_running()
         return {"cancelled": cancel_invites(view.state.database, view.state.clock, [invite])}
 
@@ -64,5 +64,5 @@ def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
 
 
 def qr_rows(text: str) -> list[str]:
-    """A QR code as rows of ``0`` and ``1`` (a dark module), without its quiet zone."""
+    """Return a QR code as rows of ``0`` and ``1`` (a dark module), without its quiet zone."""
     return ["".join(str(int(bool(module))) for module in row) for row in segno.make_qr(text).matrix]

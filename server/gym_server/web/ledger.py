@@ -1,7 +1,7 @@
-"""The ledger: its entries, the newest signed head, the proof that an entry is under it, and all of it as a file.
+"""The ledger screen: entries, the newest signed head, inclusion proofs, and the whole ledger as a file.
 
-Anybody who reaches the hub's port can have every proof, and with it every entry; what is not for everybody is sealed
-or not in the ledger. So viewers get entries as they are.
+Anybody who can reach the hub's port can get every proof, and so every entry; confidential content is sealed, or not in
+the ledger. So viewers see entries unchanged.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gym_server.store.tables import accounts, ledger, ledger_subjects
 from gym_server.web.hub_view import HubView
 
 MAX_BODY_BYTES = 2000
-"""Of an entry in a list; a larger body is left out there, and read by itself."""
+"""Maximum size of an entry's body in a list, in bytes; a larger body is omitted, and fetched separately."""
 MAX_DOWNLOADS = 2
-"""Files of the whole ledger that are sent at once."""
+"""Maximum number of simultaneous downloads of the whole ledger."""
 _CHUNK_BYTES = 256 * 2**10
 
 
 def routes(view: HubView) -> APIRouter:
-    """``ledger``, ``ledger/{sequence}`` with its proof, and ``ledger/export``."""
+    """Return the routes ``ledger``, ``ledger/{sequence}`` with its proof, and ``ledger/export``."""
     found = APIRouter()
     downloads = threading.BoundedSemaphore(MAX_DOWNLOADS)
 
@@ -44,7 +44,7 @@ def routes(view: HubView) -> APIRouter:
         kind: Annotated[str, Query(max_length=60)] = "",
         contributor: Annotated[str, Query(max_length=80)] = "",
     ) -> dict[str, Any]:
-        """A page of entries below ``before``, of a kind or about a contributor, and the newest signed head."""
+        """Return a page of entries below ``before``, by kind or contributor, and the newest signed head."""
         query = select(ledger).order_by(ledger.c.sequence.desc()).limit(limit + 1)
         if before:
             query = query.where(ledger.c.sequence < before)
@@ -57,7 +57,7 @@ def routes(view: HubView) -> APIRouter:
         with view.state.database.reading() as tx:
             rows = tx.execute(query).all()
             kinds = [{"kind": name, "count": count} for name, count in tx.execute(counted)]
-            # The names of everybody whom a shown entry is about.
+            # The names of all contributors that a listed entry is about.
             about = select(ledger_subjects.c.contributor).where(
                 ledger_subjects.c.sequence.in_([row.sequence for row in rows])
             )
@@ -77,7 +77,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/ledger/export")
     def export(visitor: Looking) -> Response:
-        """The file that `gym-server ledger export` writes, up to the newest head."""
+        """Return the file that `gym-server ledger export` writes, up to the newest head."""
         head = view.state.ledger.newest_head()
         if head is None:
             raise GymError(
@@ -93,7 +93,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/ledger/{sequence}")
     def proof(visitor: Looking, sequence: int) -> dict[str, Any]:
-        """An entry with its proof under a head, and the values that a reader computes again."""
+        """Return an entry with its proof under a head, and the values that a reader can recompute."""
         if not 1 <= sequence <= 2**53:
             raise GymError(ErrorCode.NOT_FOUND, f"the ledger has no entry {sequence}")
         proven = view.state.ledger.proof(sequence)
@@ -123,7 +123,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
 
 
 def _check(proven: EntryProof, public_key: bytes) -> dict[str, Any]:
-    """The verification that a reader can do again, and every value that it passes through."""
+    """Return the verification that a reader can repeat, with all intermediate values."""
     head, sequence = proven.head, proven.entry.sequence
     try:
         proven.verify(public_key)
@@ -143,7 +143,7 @@ def _check(proven: EntryProof, public_key: bytes) -> dict[str, Any]:
 
 
 def _file(view: HubView, size: int) -> Iterator[bytes]:
-    """What `gym-server ledger export` writes, in pieces."""
+    """Yield the content of `gym-server ledger export`, in chunks."""
     book = view.state.ledger
     entries = (entry for entry in book.entries() if entry.sequence <= size)
     heads = (head for head in book.heads() if head.size <= size)
@@ -160,7 +160,7 @@ def _file(view: HubView, size: int) -> Iterator[bytes]:
 
 
 class _Download(StreamingResponse):
-    """A file of the ledger; its place among the downloads is given back however it ends."""
+    """A download of the ledger that releases its slot however it ends."""
 
     def __init__(self, content: Iterator[bytes], places: threading.BoundedSemaphore, name: str) -> None:
         disposition = {"Content-Disposition": f'attachment; filename="{name}"'}

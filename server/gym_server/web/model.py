@@ -1,4 +1,4 @@
-"""The model: its versions as a chain of digests, their bytes, how well each did, and what the newest answers."""
+"""The model screen: the chain of versions with digests, sizes and scores, and answers of the newest version."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
 
 MAX_POINTS = 2000
-"""Versions in a chart, the newest ones."""
+"""Maximum number of versions in a chart, the newest ones."""
 MAX_EVALUATIONS = 500
-"""Evaluations in a chart, the newest ones."""
+"""Maximum number of evaluations in a chart, the newest ones."""
 MAX_TASKS = 200
-"""Curves of one answer."""
+"""Maximum number of curves in one response."""
 MAX_ANSWER_TOKENS = 512
-"""Of an answer to an operator."""
+"""Maximum length of an answer to an operator, in tokens."""
 
 
 class AskedQuestion(StrictModel):
-    """An operator's question. It is passed on, and neither kept nor logged."""
+    """An operator's question. It is forwarded, and neither stored nor logged."""
 
     prompt: str = Field(min_length=1, max_length=4000)
 
 
 def routes(view: HubView) -> APIRouter:
-    """``model``, a page of versions; ``model/figures``, what its charts show; and what is below ``model/newest``."""
+    """Return the routes ``model``, a page of versions, ``model/figures``, chart data, and those of ``model/newest``."""
     found = APIRouter()
 
     @found.get("/model")
@@ -48,7 +48,7 @@ def routes(view: HubView) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 25,
     ) -> dict[str, Any]:
-        """A page of versions, the newest first, with the digests that they follow from."""
+        """Return a page of versions, newest first, with the digests of their parents."""
         newest = select(versions).order_by(versions.c.height.desc())
         with view.state.database.reading() as tx:
             total = int(tx.scalar(select(func.count()).select_from(versions)) or 0)
@@ -93,7 +93,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/model/figures")
     def figures(visitor: Looking) -> dict[str, Any]:
-        """Held-out losses as ``[height, after]``, from version 0 on, and a curve for each task of the gate."""
+        """Return held-out losses as ``[height, after]`` from version 0 on, and a curve for each task of the gate."""
         newest = select(versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         with view.state.database.reading() as tx:
             rows = tx.execute(newest.order_by(versions.c.height.desc()).limit(MAX_POINTS)).all()[::-1]
@@ -104,12 +104,12 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/model/newest")
     def newest(visitor: Looking) -> dict[str, Any]:
-        """What the newest version answers, and how far it is."""
+        """Return the newest version's answers, and its progress."""
         return _newest_facts(view, visitor)
 
     @found.post("/model/newest/ask")
     def ask(given: AskedQuestion, visitor: Changing) -> StreamingResponse:
-        """A stream of the newest version's answer to an operator."""
+        """Stream the newest version's answer to an operator."""
         model = _require_newest(view)
         server = model.ready()
         path, body = model.request(given.prompt, MAX_ANSWER_TOKENS, streamed=True)
@@ -121,7 +121,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.post("/model/newest/again")
     def again(visitor: Changing) -> dict[str, Any]:
-        """Try again to have the newest version answer."""
+        """Restart the newest version's server after a failure."""
         _require_newest(view).again()
         return {}
 
@@ -129,9 +129,9 @@ def routes(view: HubView) -> APIRouter:
 
 
 def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
-    """What the newest version answers, for those who may have the model.
+    """Return the newest version's answers, for visitors who may have the model.
 
-    The hub's port gives soups to accounts. Where anybody may enrol, everybody may see answers; elsewhere operators.
+    The hub's port gives soups to accounts. So answers are public if anybody may enrol, otherwise for operators.
     """
     if view.newest is None:
         return {"is_on": False}
@@ -142,10 +142,10 @@ def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
 
 
 def _require_newest(view: HubView) -> NewestModel:
-    """Refuse a question where nothing answers.
+    """Return the server of the newest version, or refuse the question.
 
     Raises:
-        GymError: ``UNAVAILABLE``.
+        GymError: ``UNAVAILABLE`` if the newest version is not served.
     """
     if view.newest is None:
         raise GymError(
@@ -157,13 +157,13 @@ def _require_newest(view: HubView) -> NewestModel:
 
 
 def _digests(tx: Connection, heights: list[int]) -> dict[int, str]:
-    """Digests of versions, by height; the base is none of them."""
+    """Return the digests of versions by height; the base is not included."""
     query = select(versions.c.height, versions.c.digest).where(versions.c.height.in_(heights))
     return {row.height: row.digest for row in tx.execute(query)}
 
 
 def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:
-    """Bytes of the merged updates, by round."""
+    """Return the bytes of the merged updates, by round."""
     number = updates.c.server_round
     query = select(number, func.sum(updates.c.delta_bytes)).where(
         number.in_(of_rounds), updates.c.verdict == "merged"
@@ -172,7 +172,7 @@ def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:
 
 
 def _evaluations(tx: Connection) -> list[dict[str, Any]]:
-    """What the gate measured of each version that was committed: a curve for each suite and task."""
+    """Return the gate's results for each committed version, with a curve per suite and task."""
     newest = select(ledger.c.body).where(ledger.c.kind == EVALUATED).order_by(ledger.c.sequence.desc())
     parents = dict(tx.execute(select(versions.c.height, versions.c.parent)).tuples().all())
     curves: dict[tuple[str, str], dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Answers of the newest version and of the one before to the operator's prompts, in a small file next to the model."""
+"""Answers of the newest and the previous version to the operator's prompts, in a small file next to the model."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gym_fed.core.files import write_atomically
 from gym_server.rounds.versions import Version
 
 MAX_TOKENS = 128
-"""Of one answer."""
+"""Maximum length of one answer, in tokens."""
 MAX_CHARACTERS = 4000
-"""Of one answer that is kept; a token may be many characters."""
+"""Maximum length of one stored answer, in characters; a token may be many characters."""
 MAX_BYTES = 1 << 20
 
 log = logging.getLogger("gym_server")
 
 
 class FixedAnswer(StrictModel):
-    """What a version answered to a prompt."""
+    """A version's answer to a prompt."""
 
     prompt: str
     text: str
     is_cut: bool = False
-    """Whether it would have gone on."""
+    """True if the answer was cut off at its maximum length."""
     problem: str = ""
-    """Why it has no text."""
+    """The reason why there is no text; empty if there is."""
 
 
 class AnsweredVersion(StrictModel):
@@ -47,12 +47,12 @@ class _KeptAnswers(StrictModel):
 
 
 class NewestAnswers:
-    """The answers of two versions, the newest first.
+    """The answers of two versions, newest first.
 
     Args:
-        prompts: What is asked.
-        known: The file of a run before; one that cannot be read is none.
-        file: Where they are kept.
+        prompts: The operator's prompts.
+        known: File of an earlier run; ignored if it cannot be read.
+        file: File to store the answers in.
     """
 
     def __init__(self, prompts: Sequence[str], known: Path, file: Path) -> None:
@@ -65,7 +65,7 @@ class NewestAnswers:
         """Make a version the newest.
 
         Returns:
-            The prompts that it has not answered.
+            The prompts that it has not answered yet.
         """
         others = [one for one in self._versions if one.digest != version.digest and one.answers]
         own = next((one for one in self._versions if one.digest == version.digest), None)
@@ -76,23 +76,23 @@ class NewestAnswers:
         return [prompt for prompt in self._prompts if prompt not in known]
 
     def add(self, answer: FixedAnswer) -> None:
-        """An answer of the newest version."""
+        """Add an answer of the newest version."""
         if len(answer.text) > MAX_CHARACTERS:
             answer = answer.model_copy(update={"text": answer.text[:MAX_CHARACTERS], "is_cut": True})
         newest, *others = self._versions
         self._versions = (newest.model_copy(update={"answers": [*newest.answers, answer]}), *others)
 
     def save(self) -> None:
-        """Write them for the next start. Where that fails, the next start has them answered again."""
+        """Write the answers for the next start. If that fails, the next start generates them again."""
         try:
             write_atomically(
                 self._file, _KeptAnswers(versions=list(self._versions)).model_dump_json().encode()
             )
-        except Exception as error:  # noqa: BLE001 (a full disk is the hub's to report)
+        except Exception as error:  # noqa: BLE001 (reporting a full disk is the hub's task)
             log.warning("the answers of the newest version are not kept: %s", error)
 
     def rows(self) -> list[dict[str, Any]]:
-        """For each prompt, who answered what, the newest version first."""
+        """Return the answers to each prompt, newest version first."""
         found = []
         for prompt in self._prompts:
             answers = [

@@ -1,7 +1,7 @@
-"""The newest version answers: a child process serves it, and is asked the operator's prompts after every round.
+"""Serve the newest version in a child process, and send it the operator's prompts after every round.
 
-A thread follows the versions. Whatever goes wrong here is shown on the page, and is none of the rounds' business. There
-is one more model in memory, not two: the version before ends before the next is written and loaded.
+A thread follows the versions. Failures are shown on the page, and never affect the rounds. At most one additional model
+is in memory: the previous version's process ends before the next version is written and loaded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from gym_server.web.newest_answers import MAX_TOKENS, FixedAnswer, NewestAnswers
 from gym_server.web.version_folder import NotWritten, VersionFolder
 
 FOLDER_NAME = "newest-model"
-"""In the hub's folder."""
+"""Name of the folder in the hub's folder."""
 ANSWERS_NAME = "answers.json"
 _SETTINGS = ("device=cpu", "num_threads=1", "engine.max_concurrent=4", "engine.max_queued=16")
 _LOOK_SECONDS = 1.0
-"""Between two looks for a newer version."""
+"""Time between two checks for a newer version, in seconds."""
 _POLL_SECONDS = 0.1
 _JOIN_SECONDS = 5
 
@@ -42,14 +42,14 @@ log = logging.getLogger("gym_server")
 
 @dataclass(frozen=True)
 class _NewestState:
-    """What pages are shown; replaced as a whole.
+    """The state that pages show; replaced as a whole.
 
     Attributes:
         phase: ``waiting``, ``writing``, ``loading``, ``answering``, ``ready`` or ``failed``.
-        version: That is served, or to be.
-        has_chat_template: Whether it is asked as in a conversation.
-        num_bytes: Of its folder.
-        output: Why it failed: the last lines that its process printed.
+        version: Height of the version that is served, or about to be.
+        has_chat_template: True if the version is prompted in a chat.
+        num_bytes: Size of its folder.
+        output: The last lines that its process printed before it failed.
     """
 
     phase: str = "waiting"
@@ -64,10 +64,10 @@ class NewestModel:
 
     Args:
         state: The hub's state.
-        live_config: The config that applies now.
-        is_running: Whether its rounds run in this process. The folder of another hub is left as it is: what is
-            written goes to a temporary folder.
-        changed: Called after every change of what ``facts`` gives.
+        live_config: The config in force.
+        is_running: True if the hub's rounds run in this process. If not, the hub's folder is left unchanged, and the
+            version is written to a temporary folder.
+        changed: Called after every change of ``facts``.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class NewestModel:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and its processes."""
+        """Stop the thread and its processes."""
         self._ended.set()
         self._woken.set()
         self._folder.stop()
@@ -109,15 +109,15 @@ class NewestModel:
             self._temporary.cleanup()
 
     def again(self) -> None:
-        """Have the newest version written and loaded once more, after a failure."""
+        """Write and load the newest version again after a failure."""
         self._again.set()
         self._woken.set()
 
     def ready(self) -> ModelServer:
-        """What answers now.
+        """Return the server that answers now.
 
         Raises:
-            GymError: ``UNAVAILABLE``.
+            GymError: ``UNAVAILABLE`` if there is none.
         """
         server = self._server
         if server is None or self._phase() not in ("answering", "ready"):
@@ -127,14 +127,14 @@ class NewestModel:
         return server
 
     def request(self, prompt: str, max_tokens: int, *, streamed: bool) -> tuple[str, dict[str, Any]]:
-        """The path and the body that ask `gym api`; a base that knows no conversations continues the text."""
+        """Return path and body of a request to `gym api`; a base without chat template continues the text instead."""
         body = {"model": SERVED_NAME, "max_tokens": max_tokens, "temperature": 0, "stream": streamed}
         if self._progress.has_chat_template:
             return "/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
         return "/completions", {**body, "prompt": prompt}
 
     def facts(self, is_operator: bool) -> dict[str, Any]:
-        """As pages get it; what the processes printed, and what is on disk, is the operator's."""
+        """Return the state for pages; process output and disk usage are only for the operator."""
         progress, phase, server = self._progress, self._phase(), self._server
         found = {"phase": phase, "version": progress.version, "prompts": self._answers.rows()}
         if not is_operator:
@@ -145,7 +145,7 @@ class NewestModel:
         return {**found, "bytes": progress.num_bytes, "output": output}
 
     def _phase(self) -> str:
-        """A server that ended by itself has failed."""
+        """Return the phase; a server that exited by itself has failed."""
         server = self._server
         is_gone = server is not None and server.status == "failed"
         return "failed" if is_gone else self._progress.phase
@@ -155,7 +155,7 @@ class NewestModel:
         self._changed()
 
     def _follow(self) -> None:
-        """Serve the newest version until the end; one that failed is left until the next, or until ``again``."""
+        """Serve the newest version until the end; a failed one is not retried until the next, or until ``again``."""
         tried = ""
         while not self._ended.is_set():
             self._woken.clear()
@@ -170,7 +170,7 @@ class NewestModel:
             self._woken.wait(_LOOK_SECONDS)
 
     def _serve(self, version: Version) -> None:
-        """Write a version, load it, and have it answer. Where that fails, the page says so."""
+        """Write and load a version, and send it the prompts. If that fails, the page shows the failure."""
         self._end_server()
         self._show(phase="writing", version=version.height, num_bytes=0, output=())
         try:
@@ -186,7 +186,7 @@ class NewestModel:
             self._show(phase="failed", output=("The hub's log has the trace.",))
 
     def _write_and_ask(self, version: Version) -> None:
-        """Write a version where it is not written yet, load it, and have the missing prompts answered."""
+        """Write a version unless its folder exists, load it, and send it the prompts without an answer."""
         missing = self._answers.begin(version)
         written = self._folder.written(version) or self._folder.write(version)
         self._show(
@@ -203,7 +203,7 @@ class NewestModel:
         self._show(phase="ready")
 
     def _load(self, version: Version) -> ModelServer | None:
-        """A server that is ready; None where it failed, or everything ends."""
+        """Return a server that is ready; None if it failed, or on shutdown."""
         server = ModelServer(
             str(self._folder.path),
             self._folder.path.parent,
@@ -221,13 +221,13 @@ class NewestModel:
             return None
         if server.status != "ready":
             log.warning("version %d is not served: it could not be loaded", version.height)
-            self._folder.remove()  # what the disk lost is written again next time
+            self._folder.remove()  # damaged files are written again next time
             self._show(num_bytes=0)
             return None
         return server
 
     def _answer(self, server: ModelServer, prompt: str) -> bool:
-        """Have one prompt answered; False where the server has ended, or takes too long."""
+        """Send one prompt; return False if the server has ended, or takes too long."""
         path, body = self.request(prompt, MAX_TOKENS, streamed=False)
         headers = {"Authorization": f"Bearer {server.key}"}
         try:

@@ -1,4 +1,4 @@
-"""What privacy the hub promises, what of its budget is spent, and on whom."""
+"""The privacy screen: the hub's promise, and the budget spent in total and per contributor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gym_server.web.entries import names_of
 from gym_server.web.hub_view import HubView
 
 _MAX_ROUNDS_AHEAD = 1000
-"""How far ahead the end of the budget is looked for."""
+"""Maximum number of future rounds that are checked against the budget."""
 
 
 def routes(view: HubView) -> APIRouter:
-    """``privacy``: `gym-server privacy` with a page of its contributors."""
+    """Return the route ``privacy``: `gym-server privacy` with a page of its contributors."""
     found = APIRouter()
     if view.config.privacy is not None:
         threading.Thread(target=_prepare, name="web-privacy", daemon=True).start()
@@ -31,7 +31,7 @@ def routes(view: HubView) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=10**9)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
-        """`gym-server privacy --json` with a page of contributors, and the rounds that the budget still pays for."""
+        """Return `gym-server privacy --json` with a page of contributors, and the rounds that the budget pays for."""
         shown = report(view.config, view.state.database, offset, limit)
         with view.state.database.reading() as tx:
             known = names_of(tx, [one["contributor"] for one in shown["contributors"]])
@@ -54,6 +54,6 @@ def routes(view: HubView) -> APIRouter:
 
 
 def _prepare() -> None:
-    """Import what accounts for privacy, which takes seconds, before the first page needs it."""
+    """Import the privacy accounting, which takes seconds, before the first page needs it."""
     with suppress(GymError):
         epsilon([NoiseEvent(noise_multiplier=1.0)], 1e-5)

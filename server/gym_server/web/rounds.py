@@ -1,4 +1,4 @@
-"""The screens of rounds: all of them by pages, and one with its verdicts, its recipe and how to replay it."""
+"""The screens of rounds: a paged list, and one round with its verdicts, recipe and replay command."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from gym_server.web.hub_view import MAX_ROWS, HubView
 MAX_POINTS = 1000
 """Maximum points of the chart; beyond it, every n-th version is drawn, and always the newest."""
 _OPEN_VERDICTS = (*PAID_VERDICTS, "aborted")
-"""What the ledger of a private hub says of an update by name."""
+"""Verdicts that the ledger of a private hub records in clear text."""
 _LARGEST = 2**31 - 1
 
 
 def routes(view: HubView) -> APIRouter:
-    """``rounds``, ``rounds/losses`` and ``rounds/N``."""
+    """Return the routes ``rounds``, ``rounds/losses`` and ``rounds/N``."""
     found = APIRouter()
 
     @found.get("/rounds")
@@ -43,7 +43,7 @@ def routes(view: HubView) -> APIRouter:
         before: Annotated[int | None, Query(ge=1, le=_LARGEST)] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
     ) -> dict[str, Any]:
-        """Rounds below ``before``, newest first."""
+        """Return rounds below ``before``, newest first."""
         query = select(rounds).order_by(rounds.c.server_round.desc()).limit(limit)
         if before is not None:
             query = query.where(rounds.c.server_round < before)
@@ -59,7 +59,7 @@ def routes(view: HubView) -> APIRouter:
 
     @found.get("/rounds/losses")
     def losses(visitor: Looking) -> dict[str, Any]:
-        """Held-out loss by version: ``[height, before, after]``; the base is ``[0, None, after]``."""
+        """Return held-out losses by version: ``[height, before, after]``; the base is ``[0, None, after]``."""
         columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         known = versions.c.heldout_after.is_not(None)
         with view.state.database.reading() as tx:
@@ -78,7 +78,7 @@ def routes(view: HubView) -> APIRouter:
         offset: Annotated[int, Query(ge=0, le=_LARGEST)] = 0,
         limit: Annotated[int, Query(ge=1, le=MAX_ROWS)] = 200,
     ) -> dict[str, Any]:
-        """A round, and a part of its updates: refused ones last, otherwise as they came."""
+        """Return a round and a page of its updates, in order of arrival except that refused ones come last."""
         sealed = view.is_sealed_from(visitor)
         with view.state.database.reading() as tx:
             row = tx.execute(select(rounds).where(rounds.c.server_round == server_round)).first()
@@ -109,7 +109,7 @@ def routes(view: HubView) -> APIRouter:
 
 
 def _lines(tx: Connection, rows: list[Any], sealed: bool) -> list[dict[str, Any]]:
-    """Rounds with their versions and the counts of their verdicts."""
+    """Return rounds with their versions and the counts of their verdicts."""
     numbers = [row.server_round for row in rows]
     by = (updates.c.server_round, updates.c.verdict)
     tally = select(*by, func.count()).where(updates.c.server_round.in_(numbers)).group_by(*by)
@@ -135,7 +135,7 @@ def _line(row: Any, version: Any, counts: dict[str, int]) -> dict[str, Any]:
 def _updates(
     tx: Connection, server_round: int, offset: int, limit: int, sealed: bool
 ) -> tuple[int, list[dict[str, Any]]]:
-    """How many updates of a round there are to see, and some of them."""
+    """Return the number of visible updates of a round, and a page of them."""
     where = updates.c.server_round == server_round
     if sealed:
         where = and_(where, updates.c.verdict.in_(_OPEN_VERDICTS))
@@ -170,7 +170,7 @@ def _updates(
             ),
         )
         .where(where)
-        # The order in which they came is not for everybody in private rounds.
+        # In private rounds the order of arrival is hidden from viewers.
         .order_by(updates.c.verdict == "refused", updates.c.update_id if sealed else updates.c.received_at)
         .limit(limit)
         .offset(offset)
@@ -190,7 +190,7 @@ def _updates(
 
 
 def _set_aside(tx: Connection, server_round: int) -> list[dict[str, Any]]:
-    """Replies of a round that nobody could read; the ledger knows no update of theirs."""
+    """Return the unreadable replies of a round, which are not updates in the ledger."""
     query = (
         select(messages.c.receipt, nodes.c.contributor, accounts.c.name)
         .join(nodes, nodes.c.node_id == messages.c.node_id)
@@ -210,5 +210,5 @@ def _set_aside(tx: Connection, server_round: int) -> list[dict[str, Any]]:
 
 
 def _recipe(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What was set, as it was set."""
+    """Return the settings of a recipe that are set, unchanged."""
     return {key: value for key, value in recipe.items() if value not in (None, {}, [])}

@@ -1,4 +1,4 @@
-"""Variants that contributors keep on the hub: how many and how large; for the operator also which, and taking down."""
+"""The variants screen: number and size for all visitors; for the operator also a list, removal and permission."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class _Removal(_Variant):
 
 
 def routes(view: HubView, hub_variants: HubVariants) -> APIRouter:
-    """``variants`` for all, ``variants/list`` and what takes down and allows for the operator.
+    """Return the routes ``variants`` for all visitors, and for the operator ``variants/list`` and those that change it.
 
-    Names and readers are for those who may read a variant (docs/variants.md): a viewer gets counts.
+    Names and readers are only for those who may read a variant (docs/variants.md), so a viewer gets counts.
     """
     found = APIRouter()
 
     @found.get("/variants")
     def counted(visitor: Looking) -> dict[str, Any]:
-        """How many variants of how many owners, and their bytes."""
+        """Return the number of variants and owners, and the total bytes."""
         held = variants.c.document.is_not(None)
         figures = select(
             func.count(),
@@ -63,7 +63,7 @@ def routes(view: HubView, hub_variants: HubVariants) -> APIRouter:
         after: Annotated[str, Query(max_length=400)] = "",
         limit: Annotated[int, Query(ge=1, le=100)] = 50,
     ) -> dict[str, Any]:
-        """A page of variants, and those that were taken down."""
+        """Return a page of variants, and those that were taken down."""
         held, following = hub_variants.page(None, after, limit)
         newest = select(variant_takedowns).order_by(variant_takedowns.c.owner, variant_takedowns.c.name)
         with view.state.database.reading() as tx:
@@ -100,13 +100,13 @@ def routes(view: HubView, hub_variants: HubVariants) -> APIRouter:
 
     @found.post("/variants/remove")
     def remove(visitor: Changing, given: _Removal) -> dict[str, Any]:
-        """Take a variant down: what was removed."""
+        """Take a variant down; return what was removed."""
         view.require_running()
         return hub_variants.remove(given.owner, given.name, "coordinator", plain(given.reason, 500))
 
     @found.post("/variants/allow")
     def allow(visitor: Changing, given: _Variant) -> dict[str, Any]:
-        """Let its owner put a variant again."""
+        """Allow the owner to upload a variant again."""
         view.require_running()
         hub_variants.allow(given.owner, given.name)
         return {"owner": given.owner, "variant": given.name, "allowed": True}

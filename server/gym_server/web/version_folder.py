@@ -1,4 +1,4 @@
-"""The newest version as a model folder, written by a process of its own; a newer one takes its place."""
+"""The newest version as a model folder, written by a separate process; a newer version replaces it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_server.rounds.versions import Version
 
 
 class NotWritten(Exception):
-    """The process ended without a version.
+    """Raised if the process ended without a version.
 
     Attributes:
         output: The last lines that it printed.
@@ -31,15 +31,15 @@ class NotWritten(Exception):
 
 
 class VersionFolder:
-    """One folder for the newest version.
+    """The model folder of the newest version.
 
     Args:
-        live_config: The config that applies now.
+        live_config: The config in force.
         folder: The hub's folder.
         base: The base model.
         round_store: The hub's rounds and versions.
-        root: Where the folder is to be.
-        staging: For copies of remote objects.
+        root: Parent of the model folder.
+        staging: Folder for copies of remote objects.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class VersionFolder:
         self._process = JobProcess("gym_server.rounds.version_process")
 
     def written(self, version: Version) -> WrittenVersion | None:
-        """What the folder says, where it holds this version."""
+        """Return the description in the folder, if the folder contains this version."""
         with suppress(OSError, ValidationError):
             found = WrittenVersion.model_validate_json((self.path / WRITTEN_NAME).read_bytes())
             return found if found.digest == version.digest else None
         return None
 
     def write(self, version: Version) -> WrittenVersion:
-        """Write a version and put it in the place of the one before.
+        """Write a version and replace the previous one.
 
         Raises:
-            NotWritten: With what the process printed. What it has written is gone: rounds need the disk.
+            NotWritten: With the process's output. Its files are deleted, since rounds need the disk space.
         """
         new = self.path.with_name("model.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -85,7 +85,7 @@ class VersionFolder:
         try:
             output = self._run(job)
             self.remove()
-            with suppress(OSError):  # it ended well, and without the folder
+            with suppress(OSError):  # the process succeeded, but wrote no folder
                 new.rename(self.path)
         finally:
             shutil.rmtree(new, ignore_errors=True)
@@ -94,21 +94,21 @@ class VersionFolder:
         return found
 
     def remove(self) -> None:
-        """Forget what is written."""
+        """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def num_bytes(self) -> int:
-        """Of the files on disk."""
+        """Return the total size of the files, in bytes."""
         with suppress(OSError):
             return sum(file.stat().st_size for file in self.path.iterdir())
         return 0
 
     def stop(self) -> None:
-        """End a process that writes now; none is started any more."""
+        """Stop a running process, and start no more."""
         self._process.stop()
 
     def _run(self, job: VersionJob) -> list[str]:
-        """What the process printed, once it has written the folder."""
+        """Run the process until the folder is written; return its output."""
         try:
             return self._process.run(job)[1]
         except JobFailed as failed:
