@@ -1,4 +1,4 @@
-"""Places of backups (a folder or any fsspec URL), and each backup's manifest: its files by sha256.
+"""Destinations of backups (a folder or any fsspec URL), and each snapshot's manifest: its files by sha256.
 
 objects/ab/<sha256>              every object once, whichever snapshots name it
 snapshots/<time>-<entries>/      database, config, keys and state of one moment, and manifest.json, written last
@@ -45,12 +45,12 @@ class File(StrictModel):
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name is a path inside whatever folder it is put into."""
+    """Return True if a relative path stays inside the folder that it is joined to."""
     return bool(_PLAIN.fullmatch(name)) and not {".", ".."} & set(name.split("/"))
 
 
 class SnapshotManifest(StrictModel):
-    """What belongs to a snapshot, and which state of the ledger it is of; a snapshot without one is none."""
+    """The content of a snapshot and its ledger state. A snapshot without a manifest is unfinished."""
 
     format: Literal["gym-backup-1"] = "gym-backup-1"
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
@@ -58,17 +58,17 @@ class SnapshotManifest(StrictModel):
     software_version: str
     database: Literal["sqlite", "postgresql"]
     head: dict[str, Any] | None
-    """The newest signed head of the ledger in the database's copy; None for a ledger without an entry."""
+    """The newest signed head of the ledger in the database's copy; None for an empty ledger."""
     files: dict[str, File]
-    """By path inside the hub's folder; ``DATABASE`` stands for the database."""
+    """Files by path inside the hub's folder; ``DATABASE`` is the database."""
     objects: dict[str, int]
-    """Size by sha256."""
+    """Sizes in bytes, by sha256."""
     records: dict[str, File] = Field(default_factory=dict)
-    """Of evaluations, by path inside the hub's folder; they lie among the objects of the place."""
+    """Evaluation records by path inside the hub's folder; they are stored with the objects."""
 
     @property
     def stored(self) -> set[str]:
-        """sha256 of everything of this snapshot that lies among the objects of the place."""
+        """Return the sha256 of everything of this snapshot that is stored with the objects."""
         return {*self.objects, *(file.sha256 for file in self.records.values())}
 
     @field_validator("files", "records")
@@ -81,18 +81,18 @@ class SnapshotManifest(StrictModel):
 
     @property
     def signed_head(self) -> SignedHead | None:
-        """``head``, parsed."""
+        """Return ``head``, parsed."""
         return None if self.head is None else SignedHead.from_dict(self.head)
 
     @property
     def size(self) -> int:
-        """How many entries the ledger has."""
+        """Return the number of ledger entries."""
         head = self.signed_head
         return 0 if head is None else head.size
 
     @classmethod
     def from_dict(cls, document: Any) -> SnapshotManifest:
-        """Raise ``STATE_CORRUPT`` if it is not a manifest."""
+        """Parse a manifest; raise ``STATE_CORRUPT`` if it is invalid."""
         try:
             found = cls.model_validate(document)
             _ = found.signed_head
@@ -116,7 +116,7 @@ class Place:
         self._is_local = isinstance(self._fs, LocalFileSystem)
 
     def put(self, local: Path, name: str) -> tuple[str, int]:
-        """Copy a local file to ``name``, whole or not at all; gives the sha256 and size of what was read."""
+        """Copy a local file to ``name`` atomically; return the sha256 and size of the copied bytes."""
         target = f"{self._root}/{name}"
         if self._is_local:
             make_folder(Path(target).parent)
@@ -142,7 +142,7 @@ class Place:
         """Copy ``name`` to a new local file.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when it is missing, or has not this sha256.
+            GymError: ``STATE_CORRUPT`` if it is missing, or has another sha256.
         """
         local.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, mode)
@@ -152,7 +152,7 @@ class Place:
             os.fsync(file.fileno())
 
     def check(self, name: str, sha256: str, copy: IO[bytes] | None = None) -> None:
-        """Raise ``STATE_CORRUPT`` unless ``name`` is there and has this sha256; what is read is written to ``copy``."""
+        """Raise ``STATE_CORRUPT`` unless ``name`` exists with this sha256; its content is written to ``copy``."""
         digest = hashlib.sha256()
         for block in self._blocks(name):
             digest.update(block)
@@ -162,7 +162,7 @@ class Place:
             raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
 
     def manifests(self) -> dict[str, SnapshotManifest]:
-        """Every finished snapshot by its name, oldest first.
+        """Return every finished snapshot by name, oldest first.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a manifest that cannot be read.
@@ -176,7 +176,7 @@ class Place:
         return dict(sorted(found.items(), key=lambda item: (item[1].created_at, item[0])))
 
     def objects(self) -> dict[str, int]:
-        """Every object that is here, with its size."""
+        """Return every stored object with its size in bytes."""
         found = {}
         for path, details in self._find("objects").items():
             name = path.rpartition("/")[2]
@@ -185,7 +185,7 @@ class Place:
         return found
 
     def drop_unfinished(self) -> int:
-        """Delete what killed backups left: snapshots without a manifest, and partial files. Returns how many files."""
+        """Delete files of killed backups: snapshots without a manifest, and partial files. Return their number."""
         finished = {f"{self._root}/snapshots/{name}" for name in self.manifests()}
         gone = 0
         for path in [*self._find("snapshots"), *self._find("objects")]:
@@ -200,7 +200,7 @@ class Place:
         return gone
 
     def drop(self, snapshot: str) -> None:
-        """Delete a snapshot, its manifest first, so that a kill leaves an unfinished one and no wrong one."""
+        """Delete a snapshot, its manifest first, so that an interruption leaves an unfinished one, not a wrong one."""
         folder = f"snapshots/{snapshot}"
         self._fs.rm_file(f"{self._root}/{folder}/{MANIFEST}")
         for path in self._find(folder):
@@ -250,12 +250,12 @@ class Place:
 
 
 def object_name(sha256: str) -> str:
-    """The path of an object in a place."""
+    """Return the path of an object in a destination."""
     return f"objects/{sha256[:2]}/{sha256}"
 
 
 def _parents(finished: set[str], path: str) -> set[str]:
-    """The folders of ``path`` that are inside of a finished snapshot."""
+    """Return the folders of ``path`` that are inside a finished snapshot."""
     return {folder for one in finished if path.startswith(one + "/") for folder in [path.rpartition("/")[0]]}
 
 

@@ -1,4 +1,4 @@
-"""Copies of a PostgreSQL database by its own programs, pg_dump and pg_restore; passwords never in arguments."""
+"""Copies of a PostgreSQL database with pg_dump and pg_restore; passwords are never passed as arguments."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def without_password(url: str) -> str:
 
 
 def dump(url: str, archive: Path) -> None:
-    """Write an archive of the database, of one state of it.
+    """Write an archive of one consistent state of the database.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` without pg_dump; ``UNAVAILABLE`` with what it says.
+        GymError: ``MISSING_DEPENDENCY`` without pg_dump; ``UNAVAILABLE`` with its error message.
     """
     _run("pg_dump", make_url(url), "--format=custom", "--no-owner", f"--file={archive}")
 
 
 def load(url: str, archive: Path) -> None:
-    """Bring an archive into an empty database, all of it or nothing.
+    """Restore an archive into an empty database, completely or not at all.
 
     Raises:
-        GymError: ``FILE_EXISTS`` when the database has tables; else as ``dump``.
+        GymError: ``FILE_EXISTS`` if the database has tables; otherwise as in ``dump``.
     """
     engine = create_engine(url)
     try:

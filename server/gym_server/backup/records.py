@@ -1,7 +1,7 @@
-"""Records of evaluations in backups and in `gym-server gc`: whole pairs of document and samples, named by their sha256.
+"""Evaluation records in backups and in `gym-server gc`: complete pairs of document and samples, named by their sha256.
 
-A record is evidence and no state: a hub runs without it. The ledger names the documents that its rounds were judged
-by; a document names its samples.
+A record is evidence, not state: a hub runs without it. The ledger names the documents by which its rounds were judged,
+and a document names its samples.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ROUND = re.compile(r"\bround (\d+),")
 
 
 def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Documents and samples that belong together, each with its sha256; what is half written is left out."""
+    """Yield matching documents and samples, each with its sha256; incomplete records are skipped."""
     for path in _documents(folder):
         with contextlib.suppress(
             GymError, OSError
-        ):  # the hub may be writing, and evaluates again what is damaged
+        ):  # the hub may be writing it; a damaged record is evaluated again
             document, samples = read_document(path), samples_path(path)
             digests = file_sha256(path), file_sha256(samples)
             if digests[1] == document.detailed_evaluation_results.checksum:
@@ -42,19 +42,19 @@ def whole_records(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def missing_records(folder: Path, tx: Connection) -> int:
-    """How many documents the ledger names that are not in the hub's folder."""
+    """Return the number of documents that the ledger names and the hub's folder lacks."""
     named = _named(tx)
     return len(named - {file_sha256(path) for path in _documents(folder)}) if named else 0
 
 
 def unneeded_records(folder: Path, base: BaseSpec, tx: Connection, before: float) -> list[Path]:
-    """Files of records that neither the ledger nor a version is about, and what killed writes left.
+    """Return record files that belong to no ledger entry and no version, and leftovers of killed writes.
 
     Args:
         folder: The hub's folder.
         base: The base model.
         tx: A read transaction.
-        before: Unix seconds; what is younger stays.
+        before: Unix seconds; younger files are kept.
     """
     named = _named(tx)
     known = {base.digest, *tx.scalars(select(versions.c.digest))}
@@ -75,7 +75,7 @@ def _documents(folder: Path) -> list[Path]:
 
 
 def _named(tx: Connection) -> set[str]:
-    """sha256 of the documents that entries of the ledger name."""
+    """Return the sha256 of the documents that ledger entries name."""
     found = set[str]()
     for text in tx.scalars(select(ledger.c.body).where(ledger.c.kind == EVALUATED)):
         for suite in json.loads(text).get("suites", ()):
@@ -87,7 +87,7 @@ def _is_needed(path: Path, named: set[str], known: set[str], living: set[int]) -
     try:
         document = read_document(path)
     except GymError:
-        return True  # not ours to judge: what it is of cannot be read
+        return True  # unreadable, so keep it
     identity = _identity(document)
     of_round = _ROUND.search(identity.get("rows", ""))
     if of_round is not None:

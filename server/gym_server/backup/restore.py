@@ -1,7 +1,7 @@
-"""`gym-server restore`: make a hub's folder from a backup, whole or not at all, and sign the statement of the restore.
+"""`gym-server restore`: create a hub's folder from a backup, completely or not at all, and sign a restore statement.
 
 Everything is restored into a folder next to the new one, checked, signed, and then renamed into place. A killed restore
-leaves nothing but that folder, which the next one deletes.
+leaves only that working folder, which the next one deletes.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ def restore(
     database_url: str | None = None,
     objects: str | None = None,
 ) -> dict[str, Any]:
-    """Make a hub's folder out of a snapshot.
+    """Create a hub's folder from a snapshot.
 
     Args:
-        url: Where the backups are.
-        folder: A new or empty one.
-        snapshot: Its name; None: the newest.
-        known: The newest head of the hub that anybody holds, as far as the coordinator knows.
-        fork: Go on although what followed the snapshot is lost for good.
-        reason: Shown to contributors.
-        database_url: An empty PostgreSQL database, in place of the config's.
-        objects: Where the objects go, in place of the config's ``storage.objects``.
+        url: Location of the backups.
+        folder: A new or empty folder.
+        snapshot: Name of the snapshot; None takes the newest.
+        known: The hub's newest head that the coordinator knows of, held by anybody.
+        fork: Continue although what followed the snapshot is permanently lost.
+        reason: Reason, shown to contributors.
+        database_url: An empty PostgreSQL database, instead of the config's.
+        objects: Location of the objects, instead of the config's ``storage.objects``.
 
     Returns:
-        ``snapshot``, ``server``, ``entries`` (that stand), ``lost`` (how many are known to be lost), ``objects``.
+        ``snapshot``, ``server``, ``entries`` (number of valid ones), ``lost`` (number known to be lost), ``objects``.
 
     Raises:
-        GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder with something in it;
-            ``STATE_CORRUPT`` if it differs from the backup; ``STALE`` when a newer state is known;
-            ``CONFIG_INVALID`` if the config in the backup names a place outside ``folder``, on this machine or another,
-            that the caller has not named.
+        GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder that is not empty;
+            ``STATE_CORRUPT`` if the result differs from the backup; ``STALE`` if a newer state is known;
+            ``CONFIG_INVALID`` if the config in the backup names a location outside ``folder``, on this machine or
+            another, that the caller has not named.
     """
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -116,23 +116,23 @@ def restore(
 def fork_in_place(
     folder: Path, reason: str, at_entry: int | None = None, known: SignedHead | None = None
 ) -> SignedRestored:
-    """Sign the statement for a folder that was put back without ``restore``.
+    """Sign the restore statement for a folder that was copied back without ``restore``.
 
     Args:
-        folder: The hub's; it must not run.
-        reason: Shown to contributors.
-        at_entry: The last entry that stands, where the hub has gone on since; None: the newest.
-        known: A head that contributors hold, and the hub cannot show.
+        folder: The hub's folder; the hub must not be running.
+        reason: Reason, shown to contributors.
+        at_entry: The last valid entry, if the hub has added entries since; None: the newest.
+        known: A head that contributors hold, and that the hub's ledger lacks.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while the hub runs; what ``Ledger.restored`` raises.
+        GymError: ``STATE_LOCKED`` while the hub runs; errors of ``Ledger.restored``.
     """
     with folder_lock(folder), Federation.open(folder) as fed:
         return fed.ledger.restored(reason, at_entry, known)
 
 
 def read_head(path: Path) -> SignedHead:
-    """A head from a file: ``keys/newest-head.json``, or what `gym-client ledger head --json` printed.
+    """Read a head from a file: ``keys/newest-head.json``, or the output of `gym-client ledger head --json`.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it is invalid.
@@ -147,7 +147,7 @@ def read_head(path: Path) -> SignedHead:
 
 @contextlib.contextmanager
 def _alone(work: Path) -> Iterator[None]:
-    """An empty working folder that nobody else uses, and that is gone afterwards."""
+    """Yield an empty working folder that nobody else uses; it is deleted afterwards."""
     work.mkdir(mode=0o700, exist_ok=True)
     with folder_lock(work):
         try:
@@ -176,7 +176,7 @@ def _chosen(place: Place, snapshot: str | None) -> tuple[str, SnapshotManifest]:
 
 
 def _newer_head(place: Place, manifest: SnapshotManifest, known: SignedHead | None) -> SignedHead | None:
-    """The highest head beyond the snapshot that is known of: from other snapshots, or given."""
+    """Return the highest known head beyond the snapshot: from other snapshots, or ``known``."""
     heads = [other.signed_head for other in place.manifests().values() if other.server == manifest.server]
     if known is not None and known.head.server != manifest.server:
         raise GymError(
@@ -216,13 +216,13 @@ def _bring(
 
 
 def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reason: str) -> SignedRestored:
-    """Verify the ledger that was brought, and append the statement to it."""
+    """Verify the restored ledger, and append the statement to it."""
     config = load_config(fresh / CONFIG_NAME, ServerConfig)
     key = SigningKey.load(fresh / "keys" / "ledger.pem", PassphraseSource(PASSPHRASE_VARIABLE).get)
     if server_id(key.public_key) != manifest.server:
         raise GymError(ErrorCode.STATE_CORRUPT, f"the backup's key is not that of {manifest.server}")
     anchor = fresh / "keys" / NEWEST_HEAD
-    anchor.unlink(missing_ok=True)  # of the moment when keys were copied, which was after the database
+    anchor.unlink(missing_ok=True)  # from when the keys were copied, which was after the database
     database = Database.open(config.storage.database, fresh)
     try:
         found = Ledger(database, key, anchor)
@@ -242,7 +242,7 @@ def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reas
 
 
 def _give(fresh: Path, storage: dict[str, str]) -> None:
-    """Write the caller's places into the config that was brought: the hub uses them from now on."""
+    """Write the caller's locations into the restored config: the hub uses them from now on."""
     if not storage:
         return
     import yaml
@@ -250,7 +250,7 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
     path = fresh / CONFIG_NAME
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict) or not isinstance(document.get("storage") or {}, dict):
-        return  # which load_config refuses
+        return  # load_config refuses it
     document["storage"] = {**(document.get("storage") or {}), **storage}
     write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)
 
@@ -261,15 +261,15 @@ def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set
     Anybody who can write to the backup may have changed the config.
 
     Args:
-        config: As it was brought.
-        manifest: Of the snapshot.
-        given: Keys of ``storage`` that the caller has named.
+        config: The restored config.
+        manifest: The snapshot's manifest.
+        given: Keys of ``storage`` that the caller has set.
     """
     database, objects = config.storage.database, config.storage.objects
     name = database.removeprefix(_SQLITE)
     is_file = (
         database.startswith(_SQLITE) and is_inside(name) and not set(name) & set(":?")
-    )  # no URI of SQLite's
+    )  # not a SQLite URI
     if manifest.database == "sqlite" and not is_file:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
