@@ -1,7 +1,8 @@
-"""The hub's privacy budget: the cost of every round per contributor, what is left, and where the run stops.
+"""The hub's privacy budget: the cost of every round per contributor, the remaining budget, and the end of the run.
 
-What a round costs is written in the transaction that ends it, whether it is committed or rolled back: who saw the
-noised soup saw it. Costs add up, for the run and for each contributor: rounds without an update of theirs cost nothing.
+A round's cost is written in the transaction that ends it, whether the round is committed or rolled back, because the
+noised soup was visible either way. Costs are composed for the run and for each contributor; a round without an update
+of a contributor costs that contributor nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ADJACENCY = "zero-out: one contributor's updates count for nothing in every sum 
 SAMPLING = "none: every admitted update is in, and who takes part is public"
 SPENT = "the privacy budget is spent"
 _PROMISED = "privacy_promised"
-"""Key of the setting that keeps what contributors were promised last."""
+"""Key of the setting that stores the last promise to contributors."""
 
 _MAX_VARIANCE = int(MAX_STD) ** 2 >> 16
 
@@ -36,10 +37,11 @@ _MAX_VARIANCE = int(MAX_STD) ** 2 >> 16
 def spending(
     state: HubState, config: ServerConfig, server_round: int, contributors: Sequence[str]
 ) -> Callable[[Connection], None]:
-    """What a round costs those whose updates are in it, to be written in the transaction that ends it.
+    """Return a function that records a round's cost for the contributors of its updates.
 
     Returns:
-        Writes the costs and the ledger's entry of kind ``privacy``; nothing where the hub promises nothing.
+        Writes the costs and a ledger entry of kind ``privacy`` in the transaction that ends the round; does nothing if
+        the hub promises no privacy.
     """
     privacy = config.privacy
     if privacy is None:
@@ -80,13 +82,13 @@ def spending(
 
 
 def is_spent(config: ServerConfig, database: Database) -> bool:
-    """Whether another round would take the run above its budget."""
+    """Return True if another round would exceed the run's budget."""
     privacy = config.privacy
     return privacy is not None and _after_next(database, privacy) > privacy.epsilon
 
 
 def rounds_paid(config: ServerConfig, database: Database, wanted: int) -> int:
-    """How many more rounds the budget pays for, ``wanted`` at most."""
+    """Return how many more rounds the budget pays for, at most ``wanted``."""
     privacy = config.privacy
     if privacy is None:
         return wanted
@@ -102,13 +104,13 @@ def rounds_paid(config: ServerConfig, database: Database, wanted: int) -> int:
 
 
 def has_begun(database: Database) -> bool:
-    """Whether anything of the budget is spent."""
+    """Return True if any of the budget is spent."""
     with database.reading() as tx:
         return bool(_events(tx))
 
 
 def end_of_run(config: ServerConfig, database: Database, round_store: RoundStore) -> str:
-    """Why no more rounds are opened, in words."""
+    """Return the reason why no more rounds are opened, as text."""
     privacy = config.privacy
     if (
         privacy is None
@@ -123,12 +125,12 @@ def end_of_run(config: ServerConfig, database: Database, round_store: RoundStore
 
 
 def check_promise(config: ServerConfig, base: BaseSpec, database: Database, round_store: RoundStore) -> None:
-    """Whether the hub can keep what it promises; checked before it serves.
+    """Check before serving that the hub can keep its privacy promise.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a budget that is not enough for the first round, for noise that cannot be
-            drawn, for a hub that promised privacy and no longer does, and for one that merged without noise before;
-            ``DEPENDENCY_MISSING`` without dp-accounting.
+        GymError: ``CONFIG_INVALID`` for a budget too small for the first round, for noise that cannot be drawn, for a
+            hub that promised privacy and no longer does, and for one that has merged without noise before;
+            ``MISSING_DEPENDENCY`` without dp-accounting.
     """
     privacy = config.privacy
     with database.reading() as tx:
@@ -175,7 +177,7 @@ def check_promise(config: ServerConfig, base: BaseSpec, database: Database, roun
 def _remember(
     database: Database, round_store: RoundStore, privacy: PrivacyConfig, before: str | None
 ) -> None:
-    """Keep what is promised; a round that began under less of a promise ends here, before anything is merged."""
+    """Store the promise; abort a running round that began without one or under a stronger one."""
     now = {"epsilon": privacy.epsilon, "target_delta": privacy.target_delta}
     then = json.loads(before) if before else None
     current = round_store.current()
@@ -191,7 +193,7 @@ def _remember(
 
 
 def clipping_norm(config: ServerConfig, database: Database) -> float:
-    """The clip of the next merge: with adaptive clipping the one that the last version left, else the config's."""
+    """Return the clip of the next merge: with adaptive clipping that of the last version, else the config's."""
     privacy = config.privacy
     assert privacy is not None
     if privacy.adaptive_clipping is None:
@@ -204,7 +206,7 @@ def clipping_norm(config: ServerConfig, database: Database) -> float:
 
 
 def promise(config: ServerConfig, database: Database) -> dict[str, Any]:
-    """``central`` of ``StatusReply.privacy_json``: what is promised and what is spent; empty without privacy."""
+    """Return ``central`` of ``StatusReply.privacy_json``: what is promised and spent; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -231,7 +233,7 @@ def _promise(tx: Connection, privacy: PrivacyConfig, clip: float) -> dict[str, A
 
 
 def status_json(config: ServerConfig, database: Database) -> str:
-    """``StatusReply.privacy_json``; empty where nothing is promised."""
+    """Return ``StatusReply.privacy_json``; empty if no privacy is promised."""
     promised: dict[str, Any] = {"central": promise(config, database)} if config.privacy is not None else {}
     if config.secure_aggregation is not None:
         promised["secure_aggregation"] = {"threshold": config.secure_aggregation.threshold}
@@ -239,7 +241,7 @@ def status_json(config: ServerConfig, database: Database) -> str:
 
 
 def account_of(config: ServerConfig, database: Database, contributor: str) -> dict[str, Any]:
-    """``privacy`` of ``AccountReply.rewards_json``: what was spent on the caller; empty without privacy."""
+    """Return ``privacy`` of ``AccountReply.rewards_json``: the caller's spending; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -273,7 +275,7 @@ def _accounts(
 def spent_on(
     config: ServerConfig, database: Database, contributors: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """What was spent on each of these contributors; empty without privacy."""
+    """Return the spending of each of these contributors; empty without privacy."""
     privacy = config.privacy
     if privacy is None:
         return {}
@@ -282,7 +284,7 @@ def spent_on(
 
 
 def num_spent_on(database: Database) -> int:
-    """On how many contributors anything was spent."""
+    """Return the number of contributors with any spending."""
     with database.reading() as tx:
         return int(tx.scalar(select(func.count(privacy_spending.c.contributor.distinct()))) or 0)
 
@@ -290,13 +292,13 @@ def num_spent_on(database: Database) -> int:
 def report(
     config: ServerConfig, database: Database, offset: int = 0, most: int | None = None
 ) -> dict[str, Any]:
-    """All of it as of one moment, for `gym-server privacy`.
+    """Return the full report as of one moment, for `gym-server privacy`.
 
     Args:
         config: The hub's config.
         database: The hub's database.
-        offset: Contributors to leave out, in the order of their ids.
-        most: Contributors to list; None: all.
+        offset: Number of contributors to skip, ordered by id.
+        most: Maximum number of contributors to list; None lists all.
     """
     privacy = config.privacy
     if privacy is None:
@@ -333,7 +335,7 @@ def _event(privacy: ReleasePrivacy) -> NoiseEvent:
 
 
 def _events(tx: Connection) -> list[NoiseEvent]:
-    """What was released of the updates of a contributor who was in every round."""
+    """Return the noise events of a contributor who took part in every round."""
     kind = (privacy_spending.c.mechanism, privacy_spending.c.noise_multiplier)
     query = select(*kind, func.count(privacy_spending.c.server_round.distinct()).label("count"))
     return [_counted(row) for row in tx.execute(query.group_by(*kind).order_by(*kind))]

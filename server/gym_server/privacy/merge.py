@@ -1,7 +1,7 @@
-"""Merges with differential privacy on the hub: the seed of a round's noise, and the tensors that an update may hold.
+"""Differentially private merges on the hub: the seed of a round's noise, and the tensors that an update may contain.
 
-A seed belongs to one list of updates and one way of merging it. It is drawn when such a merge begins and kept, for the
-operator alone: merging again after a crash, or in a replay, adds the very same noise.
+A seed belongs to one list of updates and one way of merging it. It is drawn when such a merge begins, and stored for
+the operator only: merging again after a crash, or in a replay, adds exactly the same noise.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def begin_merge(
     merging: Sequence[str],
     root: str | None = None,
 ) -> PrivateMerge | None:
-    """What makes the merge of these updates private; None where the hub promises nothing.
+    """Return the parameters of a private merge of these updates; None if the hub promises no privacy.
 
-    The same list, merged by the same rules with the same root update (its sha256), gets the same seed; another one
-    another.
+    The same list, merged by the same rules with the same root update (its sha256), gets the same seed; any other merge
+    gets another one.
     """
     privacy = config.privacy
     if privacy is None or spec is None:
@@ -59,7 +59,7 @@ def begin_merge(
 
 
 def private_round(recorded: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed: bytes) -> PrivateMerge:
-    """A private merge from the fields of the version's entry (``entry_fields``), the round's task, and its seed."""
+    """Create a private merge from the fields of a version's entry (``entry_fields``), the round's task and its seed."""
     adaptive = recorded["adaptive_clipping"]
     return PrivateMerge(
         ReleasePrivacy.model_validate(
@@ -73,7 +73,7 @@ def private_round(recorded: dict[str, Any], spec: TaskSpec, base: BaseSpec, seed
 
 
 def entry_fields(private: PrivateMerge | None, report: PrivateReport | None) -> dict[str, Any] | None:
-    """For the ledger's version entry: with the seed, which only the operator has, it makes the noise again."""
+    """Return fields for the version's ledger entry; with the operator's seed they reproduce the noise."""
     if private is None or report is None:
         return None
     return {
@@ -86,10 +86,10 @@ def entry_fields(private: PrivateMerge | None, report: PrivateReport | None) -> 
 
 
 def seed_of(database: Database, seed_sha256: str) -> bytes:
-    """The seed of a committed round.
+    """Return the seed of a committed round.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` when the database has lost it.
+        GymError: ``STATE_CORRUPT`` if it is missing in the database.
     """
     with database.reading() as tx:
         seed = tx.scalar(select(privacy_seeds.c.seed).where(privacy_seeds.c.seed_sha256 == seed_sha256))
@@ -103,9 +103,9 @@ def seed_of(database: Database, seed_sha256: str) -> bytes:
 
 
 def trained_tensors(recipe: TrainingRecipe, base: BaseSpec) -> list[str]:
-    """The tensors that an update by a recipe may hold, sorted, by the recipe alone: what is sent has no say.
+    """Return the sorted tensors that an update by a recipe may contain, from the recipe only, not from the update.
 
-    For LoRA on ``all-linear`` every matrix but embeddings and head, by their names.
+    For LoRA on ``all-linear``, all matrices except embeddings and head, identified by their names.
     """
     if not recipe.sends_factors:
         return sorted(base.shapes)
@@ -139,10 +139,11 @@ def _frozen_a(spec: TaskSpec) -> FrozenA | None:
 
 
 def draw_seed(database: Database, server_round: int, merging: str) -> bytes:
-    """The seed of a round's noise: drawn at the first call for ``merging``, the same at every later one.
+    """Return the seed of a round's noise: drawn at the first call for ``merging``, the same at every later one.
 
     Args:
-        merging: Digest of the list of updates and of all that decides what is made of them: never one seed for two.
+        merging: Digest of the list of updates and of everything that determines the merge, so that no two merges share
+            a seed.
     """
     where = (privacy_seeds.c.server_round == server_round) & (privacy_seeds.c.merging == merging)
     with database.transaction() as tx:

@@ -1,8 +1,8 @@
-"""A secure round from the first keys to the last share: advertise, share, train, confirm, unmask.
+"""A round of secure aggregation, in five stages: advertise, share, train, confirm, unmask.
 
-The round's states stay what they are: the first three stages are ``collecting``; the freeze to ``merging`` fixes who
-survives, and the last two come after it. A stage ends when everybody it still can hear from has spoken and enough
-have, or at its deadline; a node that comes back in time gets the request again, a later one sits the round out.
+The round's states are as usual: the first three stages are in ``collecting``, the freeze to ``merging`` fixes the
+survivors, and the last two follow it. A stage ends when everybody reachable and enough members have answered, or at its
+deadline. A node that returns in time gets the request again; one that is too late misses the round.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ POLL_SECONDS = 0.2
 
 
 class SecureAggregationRound:
-    """Takes one round from ``collecting`` to where its sum can be had, or to its abort.
+    """Runs one round from ``collecting`` until its sum can be unmasked, or until its abort.
 
     Args:
         pace: Decides when the stages end.
-        grid: Reaches the contributors.
+        grid: Sends messages to the contributors.
         current: The round, with its task.
-        content: The task's records; the stages' own messages are added.
-        take: Judges a reply to the training.
-        should_stop: Called between polls.
+        content: Returns the task's records; the stages' own messages are added.
+        take: Judges a reply to the training task.
+        should_stop: Called between polls; True stops the run.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SecureAggregationRound:
         self._pace = pace
 
     def run(self) -> bool:
-        """Continue from the stage the round is in; False when stopped before its end."""
+        """Continue from the current stage; return False if stopped before the end."""
         while not self._should_stop():
             stage = self._stages.current(self._number)
             self._push(stage)
@@ -117,7 +117,7 @@ class SecureAggregationRound:
         for node in sorted(there) if stage.members is None else stage.members:
             known = tasks.get(node)
             if known is None and accounts.get(node) in served:
-                continue  # an account is one participant, whichever of its nodes is there
+                continue  # an account is one participant, whichever of its nodes is connected
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
@@ -175,7 +175,7 @@ class SecureAggregationRound:
                     self._hear(stage, node, reply)
 
     def _hear(self, stage: Stage, node: int, reply: Message) -> None:
-        """Judge what one node says in a stage; nothing it holds can raise out of here."""
+        """Judge one node's reply in a stage; its content cannot raise an error here."""
         outcome, text = "replied", None
         if reply.has_error():
             outcome = "lost" if reply.error.code == LOST else "failed"
@@ -216,7 +216,7 @@ class SecureAggregationRound:
         return revealed
 
     def _check_revealed(self, holder: str, revealed: Revealed) -> None:
-        """Whether an answer is all of the shares that are due, each as it was dealt."""
+        """Check that an answer has all required shares, each as it was dealt."""
         survivors = {*ids(self._stages, self._number, UNMASK)}
         self._same({*revealed.seeds}, survivors)
         self._same({*revealed.mask_keys}, {*self._dealt} - survivors)
@@ -230,7 +230,7 @@ class SecureAggregationRound:
 
     @cached_property
     def _dealt(self) -> dict[str, SealedShares]:
-        """What everybody who masks dealt, by its id; known once the stage share is over."""
+        """Return the shares dealt by each masking member, by id; known once the stage share is over."""
         adverts = self._stages.adverts(self._number, TRAIN)
         shares = self._stages.replies(self._number, SHARE, SealedShares)
         return {signed.advert.contributor: shares[node] for node, signed in adverts.items()}
@@ -262,7 +262,7 @@ class SecureAggregationRound:
         return stage.started_at + self._config.stage_seconds
 
     def _ended(self, stage: Stage) -> bool:
-        """Begin the next stage when this one is over; True when the last one is, or the round was aborted."""
+        """Begin the next stage if this one is over; return True after the last stage or an abort."""
         if stage.name == UNMASK:
             return self._unmasked(stage)
         if stage.name == TRAIN and self._state.round_store.require(self._number).state == MERGING:
@@ -285,7 +285,7 @@ class SecureAggregationRound:
             if tasks and all(outcome == "failed" for _, outcome in tasks.values()):
                 return self._abort(f"all {counted(len(tasks), 'contributor')} failed to begin")
             if len(replied) < needed_survivors(self._live_config.current):
-                return False  # those who come in time begin it
+                return False  # members who return in time begin it
         else:
             wanted = needed_survivors(self._live_config.current)
         outstanding = any(outcome == "" for _, outcome in tasks.values())
@@ -327,19 +327,19 @@ class SecureAggregationRound:
         return self._freeze()
 
     def _is_out_of_reach(self, stage: Stage, tasks: dict[int, tuple[str, str]]) -> bool:
-        """Whether more members failed than may be missing; one that went away may come back."""
+        """Return True if more members failed than may be missing; one that disconnected may return."""
         if stage.members is None:
             return False
         failed = sum(outcome == "failed" for _, outcome in tasks.values())
         return len(stage.members) - failed < needed_survivors(self._live_config.current)
 
     def _stage_ends(self, stage: Stage, wanted: int) -> float:
-        """The stage's deadline; sooner where as many have answered as are wanted, by what stages take here."""
+        """Return the stage's deadline, or an earlier time once ``wanted`` members have answered, by usual durations."""
         ends = self._pace.stage_ends(self._number, stage.name, stage.started_at, wanted)
         return self._deadline(stage) if ends is None else min(ends, self._deadline(stage))
 
     def _freeze(self) -> bool:
-        """The list of updates is frozen: unmask the sum of those of them whose key still stands."""
+        """Begin to unmask the sum of the frozen list's updates, without those whose key was revoked."""
         with self._state.database.reading() as tx:
             chosen = updates.c.update_id.in_(self._state.round_store.require(self._number).merging)
             rows = tx.execute(select(updates).where(chosen)).all()
@@ -366,11 +366,11 @@ class SecureAggregationRound:
         return False
 
     def _is_asking(self, stage: Stage) -> bool:
-        """Whether an answer is still under way."""
+        """Return True if an answer is pending."""
         return any(outcome == "" for _, outcome in self._tasks(stage).values())
 
     def _is_over(self, stage: Stage) -> bool:
-        """Whether no answer can come any more."""
+        """Return True if no more answers can arrive."""
         tasks = self._tasks(stage)
         waiting = any(outcome in ("", "lost") for _, outcome in tasks.values())
         return (
@@ -388,7 +388,7 @@ class SecureAggregationRound:
         try:
             recover(members, survivors, revealed.values(), self._threshold, self._number)
         except GymError as error:
-            return self._abort(error.message)  # more shares as they were dealt change nothing
+            return self._abort(error.message)  # more of the same dealt shares would not help
         failpoint("secure-unmasked")
         return True
 

@@ -36,8 +36,8 @@ class Stage:
 
     Attributes:
         name: One of ``STAGES``.
-        members: Nodes that it is for; None for all that are connected.
-        started_at: Unix time.
+        members: Nodes in the stage; None for all connected nodes.
+        started_at: Start of the stage, Unix seconds.
     """
 
     name: str
@@ -46,20 +46,20 @@ class Stage:
 
 
 class Stages:
-    """Rows of ``secure_stages`` and ``secure_messages``."""
+    """The stages of all rounds, in the tables ``secure_stages`` and ``secure_messages``."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
 
     def begin(self, server_round: int, name: str, members: Sequence[int] | None) -> None:
-        """Begin a stage and fix its members; one that has begun stays as it is."""
+        """Begin a stage and fix its members; a stage that has begun is not changed."""
         chosen = None if members is None else json.dumps(sorted(members))
         row = {"server_round": server_round, "stage": name, "members": chosen, "started_at": self._clock()}
         with self._database.transaction() as tx:
             insert_if_absent(tx, secure_stages, **row)
 
     def get(self, server_round: int, name: str) -> Stage | None:
-        """A stage, if it has begun."""
+        """Return a stage, or None if it has not begun."""
         where = (secure_stages.c.server_round == server_round) & (secure_stages.c.stage == name)
         with self._database.reading() as tx:
             row = tx.execute(select(secure_stages).where(where)).first()
@@ -68,25 +68,25 @@ class Stages:
         return Stage(row.stage, None if row.members is None else json.loads(row.members), row.started_at)
 
     def members(self, server_round: int, name: str) -> list[int]:
-        """Nodes of a stage; none before it has begun."""
+        """Return the nodes of a stage; empty before it has begun."""
         stage = self.get(server_round, name)
         return list(stage.members or []) if stage else []
 
     def current(self, server_round: int) -> Stage:
-        """The latest stage; the first one is begun for all that are connected."""
+        """Return the latest stage; if there is none, begin the first one for all connected nodes."""
         self.begin(server_round, ADVERTISE, None)
         begun = [stage for name in STAGES if (stage := self.get(server_round, name)) is not None]
         return begun[-1]
 
     def tasks(self, server_round: int, name: str) -> dict[int, tuple[str, str]]:
-        """Node id to (message id, outcome) of a stage, those who replied first in the order in which they did."""
+        """Return (message id, outcome) of a stage's tasks by node id, in the order of replies."""
         said = select(secure_messages).where(_key(server_round, name)).order_by(secure_messages.c.replied_at)
         with self._database.reading() as tx:
             rows = tx.execute(said).all()
         return {int(row.node_id): (row.message_id, row.outcome) for row in rows}
 
     def record_task(self, server_round: int, name: str, node_id: int, message_id: str) -> None:
-        """Note that a node was sent the stage's task (again, when its lease was lost)."""
+        """Record that a node was sent the stage's task (again, if its lease was lost)."""
         key = _key(server_round, name, node_id)
         with self._database.transaction() as tx:
             tx.execute(secure_messages.delete().where(key))
@@ -99,7 +99,7 @@ class Stages:
     def record_outcome(
         self, server_round: int, name: str, node_id: int, outcome: str, reply: str | None = None
     ) -> None:
-        """``replied`` with what was said, ``failed`` or ``lost``."""
+        """Record ``replied`` with the reply, ``failed`` or ``lost``."""
         with self._database.transaction() as tx:
             tx.execute(
                 update(secure_messages)
@@ -108,32 +108,32 @@ class Stages:
             )
 
     def replies(self, server_round: int, name: str, kind: type[T]) -> dict[int, T]:
-        """What every node said in a stage."""
+        """Return every node's reply in a stage."""
         where = _key(server_round, name) & (secure_messages.c.outcome == "replied")
         with self._database.reading() as tx:
             rows = tx.execute(select(secure_messages).where(where)).all()
         return {int(row.node_id): parse(kind, row.reply) for row in rows}
 
     def adverts(self, server_round: int, name: str | None = None) -> dict[int, SignedAdvert]:
-        """Signed keys by node: of all who advertised, or of a stage's members."""
+        """Return the signed keys by node: of all who advertised, or of a stage's members."""
         found = self.replies(server_round, ADVERTISE, SignedAdvert)
         if name is None:
             return found
         return {node: found[node] for node in self.members(server_round, name)}
 
     def participants(self, server_round: int) -> Participants:
-        """Who has begun, as sent to all of them."""
+        """Return the participants who have begun, as sent to all of them."""
         adverts = self.adverts(server_round, SHARE).values()
         return Participants(adverts=sorted(adverts, key=lambda signed: signed.advert.contributor))
 
 
 def check_upload(database: Database, manifest: UpdateManifest, path: Path, spec: BaseSpec) -> None:
-    """Whether an uploaded object is masked votes of its round; see ``check_masked``."""
+    """Check that an uploaded object contains masked votes of its round; see ``check_masked``."""
     voters = len(Stages(database).members(manifest.server_round, TRAIN))
     check_masked(path, spec, bits_for(voters))
 
 
 def _key(server_round: int, name: str, node_id: int | None = None) -> ColumnElement[bool]:
-    """The rows of a stage; of one node, where that is given."""
+    """Select the rows of a stage, or of one node in it."""
     key = (secure_messages.c.server_round == server_round) & (secure_messages.c.stage == name)
     return key if node_id is None else key & (secure_messages.c.node_id == node_id)

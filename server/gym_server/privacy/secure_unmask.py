@@ -1,4 +1,4 @@
-"""Compute the sum of survivors' votes from the shares that they revealed, for the merge and for a replay."""
+"""Compute the sum of the survivors' votes from the revealed shares, for the merge and for a replay."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gym_server.state import HubState
 
 @dataclass(frozen=True)
 class SecureSum:
-    """What a secure round's soup is made of.
+    """The ingredients of a secure round's soup.
 
     Attributes:
         paths: Files of the survivors' masked votes.
-        masks: What takes off the masks that do not cancel.
-        bits: k of the files.
-        step_norm: L2 norm of the step that one contributor's votes stand for.
-        threshold: Shares that give a secret back.
+        masks: Masks to add that remove those that do not cancel.
+        bits: Number of bits k of the files.
+        step_norm: L2 norm of the step that one contributor's votes represent.
+        threshold: Number of shares needed to recover a secret.
     """
 
     paths: Sequence[Path]
@@ -46,11 +46,11 @@ class SecureSum:
         return len(self.paths)
 
     def sums(self, spec: BaseSpec) -> Iterator[tuple[str, NDArray[np.int16]]]:
-        """Name and ``[size]`` sums of votes; see ``sum_masked``."""
+        """Yield name and ``[size]`` sums of votes; see ``sum_masked``."""
         return sum_masked(self.paths, spec, self.masks, self.bits)
 
     def entry_fields(self) -> dict[str, Any]:
-        """For the ledger's version entry: with the objects and the shares it makes the sum again."""
+        """Return fields for the version's ledger entry; with objects and shares they reproduce the sum."""
         return {
             "voters": self.voters,
             "threshold": self.threshold,
@@ -66,13 +66,13 @@ def secure_sum(
 
     Args:
         state: The hub's state.
-        server_round: The round.
-        manifests: Manifests of the updates to merge: all survivors', since no votes can be left out any more.
-        threshold: The threshold of the round.
-        step_norm: The step norm of the soup.
+        server_round: Number of the round.
+        manifests: Manifests of the updates to merge: those of all survivors, since no votes can be removed any more.
+        threshold: Number of shares needed to recover a secret.
+        step_norm: L2 norm of the step that one contributor's votes represent.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when secrets do not come back, or the updates are not those of the survivors.
+        GymError: ``ROUND_ABORTED`` if secrets cannot be recovered, or the updates are not those of the survivors.
     """
     stages = Stages(state.database, state.clock.now)
     members, survivors = ids(stages, server_round, TRAIN), ids(stages, server_round, UNMASK)
@@ -92,7 +92,7 @@ def secure_sum(
 def secure_ingredient(
     state: HubState, config: ServerConfig, current: Round, manifests: Sequence[UpdateManifest]
 ) -> SecureSum | None:
-    """The sum of the round that is merged now; None where the hub sees every update."""
+    """Return the sum of the current round; None without secure aggregation."""
     secure = config.secure_aggregation
     if secure is None:
         return None
@@ -100,12 +100,12 @@ def secure_ingredient(
     if current.spec is not None and current.spec.secure_aggregation is not None:
         threshold = current.spec.secure_aggregation.threshold
     step = secure.step_norm if config.privacy is None else config.privacy.clipping_norm
-    assert step is not None  # the config says so
+    assert step is not None  # ensured by the config
     return secure_sum(state, current.server_round, manifests, threshold, step)
 
 
 def ids(stages: Stages, server_round: int, name: str) -> dict[str, Advert]:
-    """Signed keys of a stage's members by their ids in the round, sorted."""
+    """Return the signed keys of a stage's members by their ids in the round, sorted."""
     found = (signed.advert for signed in stages.adverts(server_round, name).values())
     return {advert.contributor: advert for advert in sorted(found, key=lambda advert: advert.contributor)}
 
@@ -117,17 +117,17 @@ def recover(
     threshold: int,
     server_round: int,
 ) -> list[Mask]:
-    """Masks to add to the survivors' sum: their own masks' inverses, and those of the pairs with who went.
+    """Return the masks to add to the survivors' sum: inverses of their own masks, and pairwise masks of dropouts.
 
     Args:
-        members: Who masked.
-        survivors: Whose masked votes are in the sum.
-        revealed: Answers whose every share is one that was dealt.
-        threshold: How many answers are needed.
-        server_round: The round.
+        members: Members who masked their votes.
+        survivors: Members whose masked votes are in the sum.
+        revealed: Answers that contain only dealt shares.
+        threshold: Number of answers needed.
+        server_round: Number of the round.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when a secret does not come back as its owner signed it.
+        GymError: ``ROUND_ABORTED`` if a recovered secret differs from the one that its owner signed.
     """
     answers = list(revealed)
     masks = []
