@@ -1,1 +1,1 @@
-"""`gym-server`: one module a group of commands, and what the coordinator sees."""
+"""The `gym-server` commands, one module per group, and their output."""

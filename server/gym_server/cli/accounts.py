@@ -1,4 +1,4 @@
-"""`gym-server invites`, `accounts`, `revoke` and `rebind`: letting contributors in, and their keys."""
+"""`gym-server invites`, `accounts`, `revoke` and `rebind`: contributors' accounts, invites and keys."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def rebind(
 
 
 def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:
-    """Print the rows of ``accounts_of`` as a table; 80 columns unless ``wide``."""
+    """Return the rows of ``accounts_of`` as a table; 80 columns unless ``wide``."""
     from rich.table import Column
 
     from gym_fed.core.tables import TextTable, short_ids
@@ -112,10 +112,10 @@ def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:
 
 
 def whole_id(fed: Any, beginning: str) -> str:
-    """The account whose id is ``beginning``, or begins so.
+    """Return the id of the account whose id is or starts with ``beginning``.
 
     Raises:
-        GymError: ``NOT_FOUND`` for none, ``USAGE`` for several.
+        GymError: ``NOT_FOUND`` if there is none, ``USAGE`` if there are several.
     """
     from sqlalchemy import select
 
@@ -133,7 +133,7 @@ def whole_id(fed: Any, beginning: str) -> str:
 
 
 def accounts_of(fed: Any) -> list[dict[str, Any]]:
-    """Return the accounts, the oldest first."""
+    """Return the accounts, oldest first."""
     from sqlalchemy import select
 
     from gym_server.store.tables import accounts as table
@@ -160,7 +160,7 @@ use each once, within {span}; to send along with it:
   join       gym-client join --invite INVITE --data FILE
   leave      gym-client leave
   uninstall  pip uninstall gym-fed, and delete ~/.gym-fed: keys and receipts"""
-"""What a friend needs besides an invite."""
+"""Instructions for the receiver of an invite."""
 
 
 @invites_app.command("create")

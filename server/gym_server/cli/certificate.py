@@ -1,4 +1,4 @@
-"""`gym-server certificate`: show what the hub serves, have an authority sign for its key, or make one of its own."""
+"""`gym-server certificate`: show the hub's certificate, request one from an authority, or create a self-signed one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Checks before the first contributor trains: data, model, folders and privacy budget of the rounds to come.
+"""Checks before the first contributor trains: data, model, folders and privacy budget of the coming rounds.
 
-A config that can be read may still name a held-out file that is absent, or promise rounds that its budget does not pay
-for. Found at the first merge, that would cost everybody's work.
+A valid config may still name a held-out file that is missing, or more rounds than its budget pays for. Without these
+checks the first merge would fail, after everybody's work.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from gym_server.store.objects import ObjectStore
 from gym_server.store.room import shortage
 
 ROWS_FOR_PAY = 200
-"""Held-out rows on which benchmarks/pay.py was run."""
+"""Number of held-out rows in benchmarks/pay.py; with fewer, scores are less certain."""
 
 
 def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges) -> list[str]:
-    """Everything that a round of this hub needs and that can be known beforehand.
+    """Check everything that a round of this hub needs and that can be known in advance.
 
     Returns:
-        What is worth knowing and no reason to stay away, a line each.
+        Warnings that do not prevent serving, one per line.
 
     Raises:
-        GymError: The first thing that would fail later, with the key of the config that it is about.
+        GymError: The first problem that would cause a failure later, with its config key.
     """
     check_soup(config)
     _check_newest_soup(state.folder, state.store, state.round_store)
@@ -61,7 +61,7 @@ def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges
 
 
 def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore) -> None:
-    """Contributors need the newest soup; it is absent where another place of objects was named in an earlier run."""
+    """Check that the newest soup is stored: it is missing if an earlier run used another location for objects."""
     soups = round_store.soups()
     if soups and not store.has(soups[-1].sha256):
         raise GymError(
@@ -74,7 +74,7 @@ def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore
 
 
 def _overridden(recipes: RecipeChanges) -> list[str]:
-    """List the settings by which `gym-server recipe set` overrides the config, a line each."""
+    """Return the settings by which `gym-server recipe set` overrides the config, one per line."""
     settings = recipes.settings()
     return [
         f"{key}={value} holds, by gym-server recipe set: the config is overridden"
@@ -110,7 +110,7 @@ def _check_budget(config: ServerConfig, database: Database, round_store: RoundSt
 
 
 def _check_writable(folder: Path) -> None:
-    """Raises ``NOT_WRITABLE`` or ``DISK_FULL`` for a folder in which no file can be made."""
+    """Raise ``NOT_WRITABLE`` or ``DISK_FULL`` if no file can be created in a folder."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".check-") as file:
             file.write(b"\0" * 4096)
@@ -123,7 +123,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _check_evals_data(config: ServerConfig, folder: Path) -> None:
-    """The folder of evaluation sets, also where no suite needs it yet."""
+    """Check the folder of evaluation datasets, even if no suite needs it yet."""
     named = config.gate.evals_data
     if named is not None and not (folder / named).is_dir():
         raise GymError(
@@ -134,7 +134,7 @@ def _check_evals_data(config: ServerConfig, folder: Path) -> None:
 
 
 def _check_trainer(config: ServerConfig) -> None:
-    """The trainer's packages, where the hub itself is to train: ``requirements-hub.txt`` leaves them out."""
+    """Check for the trainer's packages if the hub itself must train: ``requirements-hub.txt`` leaves them out."""
     if config.root is None:
         return
     from gym_fed.core.requirements import require_package
@@ -145,7 +145,7 @@ def _check_trainer(config: ServerConfig) -> None:
 
 
 def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
-    """The held-out rows, if the config names any; the root data is looked at too."""
+    """Return the held-out rows, if the config names any; check the root data too."""
     gate, root = config.gate, config.root
     rows: list[Any] = []
     if gate.heldout is not None:
@@ -160,7 +160,7 @@ def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
 
 
 def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> list[str]:
-    """Check that the base has the weights that the federation began with, and can read the held-out rows."""
+    """Check that the base has the weights that the federation began with, and can process the held-out rows."""
     with _about("gate.evals"):
         suites = suites_of(config.gate, state.folder)
     with _about("base_model"):
@@ -194,7 +194,7 @@ def _check_model(state: HubState, config: ServerConfig, heldout: list[Any]) -> l
 
 
 def _pay_notes(config: ServerConfig, heldout_rows: int) -> list[str]:
-    """Warn if the held-out data measures contributions badly, or not at all."""
+    """Return a warning if the held-out data measures contributions badly, or not at all."""
     rewards = config.rewards
     if rewards.measures and heldout_rows < ROWS_FOR_PAY:
         return [
@@ -214,7 +214,7 @@ def _some(rows: list[dict[str, Any]], source: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def _about(key: str) -> Iterator[None]:
-    """Refusals that name the key of the config."""
+    """Prefix errors inside the block with the config key."""
     try:
         yield
     except GymError as error:

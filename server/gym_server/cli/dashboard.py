@@ -1,4 +1,4 @@
-"""`gym-server dashboard` and `dashboard-keys`: the pages of a hub's folder, and who may log in to them."""
+"""`gym-server dashboard` and `dashboard-keys`: the pages of a hub's folder, and the keys to log in to them."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def _keys(folder: Path) -> WebKeys:
     from gym_fed.web.keys import KEYS_NAME, WebKeys
     from gym_server.federation import read_config
 
-    read_config(folder)  # that it is a hub's folder
+    read_config(folder)  # raises if it is not a hub's folder
     return WebKeys(folder / "keys" / KEYS_NAME)

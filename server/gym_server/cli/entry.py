@@ -1,4 +1,4 @@
-"""Console entry point of `gym-server`; it imports next to nothing itself."""
+"""Console entry point of `gym-server`, almost without imports of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gym_fed.core.entry import run
 
 
 def main() -> NoReturn:
-    """See ``gym_fed.core.entry.run``."""
+    """Run the command line; see ``gym_fed.core.entry.run``."""
     run("gym_server.cli.main")
 
 

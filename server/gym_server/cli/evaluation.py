@@ -1,4 +1,4 @@
-"""`gym-server eval`: versions of a hub on suites of tasks; `gym-server compare`: what the rounds have changed."""
+"""`gym-server eval`: evaluate versions on suites of tasks; `gym-server compare`: compare a version with version 0."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def compare(
 
 
 def change_as_json(change: VersionChange) -> dict[str, Any]:
-    """The figures with their warnings."""
+    """Return the figures with their warnings."""
     return {
         "version": change.height,
         "digest": change.digest,

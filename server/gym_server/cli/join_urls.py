@@ -1,4 +1,4 @@
-"""The commands to join a hub: what its coordinator runs, and what a contributor types."""
+"""Instructions for joining a hub: commands for its coordinator and for contributors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gym_fed.core.errors import GymError
 
 
 def ways_in(folder: Path, config: ServerConfig, fingerprint: str, port: int = 0) -> list[tuple[str, str]]:
-    """The steps, each with a label.
+    """Return the commands to join, each with a label.
 
     Args:
-        folder: The hub's, as the coordinator names it.
-        config: Of the hub.
-        fingerprint: Of its TLS key; empty for plain text.
-        port: Where it listens, if the config leaves that open.
+        folder: The hub's folder, as the coordinator names it.
+        config: The hub's config.
+        fingerprint: Fingerprint of the hub's TLS key; empty for plain text.
+        port: The hub's port, if the config leaves it open.
     """
     file, address = folder / CONFIG_NAME, _address(config, port)
     if address is None:
@@ -48,7 +48,7 @@ def steps_after_init(folder: Path, config: ServerConfig, fingerprint: str) -> li
 
 
 def notes_after_init(config: ServerConfig) -> list[str]:
-    """Return the consequences of the choices that might surprise."""
+    """Return notes on consequences of the choices that may be surprising."""
     from gym_fed.base.files import REDISTRIBUTABLE, licence_of
     from gym_fed.base.models import NANO, resolve
 
@@ -79,7 +79,7 @@ def notes_after_init(config: ServerConfig) -> list[str]:
 
 
 def way_in(steps: Sequence[tuple[str, str]]) -> str:
-    """The first of the steps on one line, without the fingerprint, which the client then shows for comparison."""
+    """Return the first step on one line, without the fingerprint, which the client then shows for comparison."""
     label, command = steps[0]
     return f"{label}: {command.partition(' --fingerprint')[0]}"
 

@@ -293,7 +293,7 @@ def attribute(
         print_json({**shares.to_dict(), "names": names, "usage": usage_id, "recorded": is_new})
         return
     by_round: dict[tuple[int, int], int] = {}
-    for share in shares.rounds:  # a round is there once for each version that was used
+    for share in shares.rounds:  # a round appears once per used version
         where = (share.server_round, share.height)
         by_round[where] = by_round.get(where, 0) + share.amount
     for (server_round, height), part in sorted(by_round.items()):

@@ -1,6 +1,6 @@
 """Live display of a running hub: who joined, who trains and how far, who is awaited, verdicts, losses.
 
-An observer that reads the database a few times a second and reports what changed; the rounds know nothing of it.
+It is an observer that polls the database a few times a second and reports changes; the rounds do not depend on it.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ log = logging.getLogger("gym_server")
 
 _POLL_SECONDS = 0.5
 _STEPS = 4
-"""Into how many parts a task's progress is reported, where lines are written."""
+"""Number of progress reports per task in line output."""
 _MAX_LINES = 20
-"""Of one look at the database; a thousand contributors that join at once are reported as a number."""
+"""Maximum number of lines per poll; if a thousand contributors join at once, only their number is reported."""
 
 
 @dataclass(frozen=True)
 class HubEvent:
-    """Something that changed."""
+    """A change to report."""
 
     kind: str
     text: str
@@ -84,7 +84,7 @@ def changes(before: Snapshot, now: Snapshot) -> list[HubEvent]:
 
 
 def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
-    """New verdicts and losses: of rounds that are ``over``, or of the present one."""
+    """Return new verdicts and losses, either of rounds that are ``over`` or of the current one."""
     events = []
     for update, (number, who, verdict, reason) in now.verdicts.items():
         known = before.verdicts.get(update)
@@ -108,9 +108,9 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
 
 
 def line_console() -> Console:
-    """Print a line to standard output; above the live region if both are on one terminal.
+    """Return the console for output lines: that of the live region if both are on one terminal.
 
-    The region is drawn anew over whatever else is written to its terminal.
+    The region is redrawn below whatever is written to its console.
     """
     from gym_fed.core.console import err, out
 
@@ -118,15 +118,15 @@ def line_console() -> Console:
 
 
 class Watcher(AbstractContextManager["Watcher"]):
-    """Reports, from a thread of its own, what changes at a hub while the block runs.
+    """Reports changes at a hub from a separate thread while the block runs.
 
     Args:
         state: The hub's state.
         config: The hub's config.
         lease_histories: The earlier tasks of contributors.
-        on_event: Called with every event; None for nobody.
-        console: A terminal that keeps the state at its bottom; None for none.
-        footer: Lines below that state; more may come while the block runs.
+        on_event: Called with every event; None reports none.
+        console: Console of a terminal that shows the state at its bottom; None shows none.
+        footer: Lines below that state; lines may be added while the block runs.
     """
 
     def __init__(
@@ -144,13 +144,13 @@ class Watcher(AbstractContextManager["Watcher"]):
         self._console = console
         self._footer = footer
         self._is_blind = False
-        """Whether the database is away, which the log says once."""
+        """True while the database is unreachable, so that it is logged only once."""
         self._before = Snapshot()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def __enter__(self) -> Watcher:
-        self._before = self._look(None) or Snapshot()  # what changes before the thread runs is reported, too
+        self._before = self._look(None) or Snapshot()  # changes before the thread starts are reported too
         self._thread.start()
         return self
 
@@ -219,17 +219,17 @@ def _shown(name: str) -> str:
 
 
 MAX_SHOWN = 12
-"""Contributors in the region; the others are counted."""
+"""Maximum number of contributors in the region; the others are counted."""
 _LOSSES = 6
 """Number of newest versions whose loss is shown, in addition to the base's."""
 
 
 def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:
-    """The state in a few lines; a narrow terminal cuts them off.
+    """Return the state as a few lines; a narrow terminal truncates them.
 
     Args:
-        now: What to show.
-        footer: Lines that stay below it.
+        now: The snapshot to show.
+        footer: Lines below the state.
     """
     from rich.text import Text
 
@@ -248,7 +248,7 @@ def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:
 
 
 def loss_shown(loss: float) -> str:
-    """Four decimals; a number that nobody's loss has, as contributors may report one, in few characters."""
+    """Format a loss with four decimals, or with three digits if it is absurdly large, as contributors may report."""
     return f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3g}"
 
 
@@ -273,7 +273,7 @@ def _progress(task: TaskProgress) -> str:
 
 
 def _losses(now: Snapshot) -> list[str]:
-    """The losses of the newest versions, the oldest first, and where the last one is from."""
+    """Return the losses of the newest versions, oldest first, and the source of the last one."""
     heights = sorted(height for height in now.losses if height)[-_LOSSES:]
     if not heights:
         return []
@@ -285,7 +285,7 @@ def _losses(now: Snapshot) -> list[str]:
 
 
 def _spans(heights: Sequence[int]) -> str:
-    """Ascending numbers, those in a row as one span: `1, 4 to 6`. A rollback leaves gaps."""
+    """Format ascending numbers with consecutive ones as a span: `1, 4 to 6`. A rollback leaves gaps."""
     spans: list[list[int]] = []
     for height in heights:
         if spans and spans[-1][-1] == height - 1:

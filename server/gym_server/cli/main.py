@@ -1,4 +1,4 @@
-"""`gym-server`: init, run, invites, status, rounds, ledger, variants, model. Heavy imports are inside the commands."""
+"""`gym-server`: init, run, invites, status, rounds, ledger, variants, model. Commands import heavy packages lazily."""
 
 from __future__ import annotations
 

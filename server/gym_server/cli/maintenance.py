@@ -254,10 +254,10 @@ def gc(
 
 
 def parse_duration(text: str) -> float:
-    """``30m``, ``1h``, ``7d`` or ``90s`` in seconds.
+    """Parse ``30m``, ``1h``, ``7d`` or ``90s`` to seconds.
 
     Raises:
-        GymError: ``USAGE`` quoting what is none.
+        GymError: ``USAGE`` quoting an invalid duration.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""Options that the commands of `gym-server` share: ``--dir``, and the opened hub of that folder."""
+"""Options shared by the `gym-server` commands: ``--dir``, and a function that opens the hub of that folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_FOLDER = Path("hub")
 
 @contextmanager
 def opened(folder: Path, overrides: tuple[str, ...] = ()) -> Iterator[Federation]:
-    """The hub of a folder. Import what a command needs inside: the reader then sees what is waited for."""
+    """Open a folder's hub. Import slow packages inside the block, so that the user sees what is being waited for."""
     with spinner("opening the hub"):
         from gym_server.federation import Federation
 

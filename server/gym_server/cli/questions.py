@@ -1,4 +1,4 @@
-"""The questions of `gym-server init`: each in a line, with a default that Enter takes, and again after a mistake."""
+"""The prompts of `gym-server init`: each on one line, with a default for Enter, and repeated after a mistake."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class _HubQuestion(NamedTuple):
     label: str
     why: str
     read: Callable[[str], Any]
-    """Makes a value of what was typed; raises ``GymError`` for what the config would refuse."""
+    """Parses the typed text; raises ``GymError`` for a value that the config would refuse."""
 
 
 def choose(given: Mapping[str, object], may_ask: bool) -> HubChoices:
     """Collect the settings of a new hub from flags, or by prompts if there are none and a terminal is present.
 
     Args:
-        given: Values of flags by field of ``HubChoices``; what is None was not given.
-        may_ask: False takes the defaults for what was not given.
+        given: Values of flags by field of ``HubChoices``; None for flags that were not given.
+        may_ask: True to prompt if no flag was given; False uses the defaults.
 
     Raises:
-        GymError: The first flag that cannot be, with its name.
+        GymError: The first invalid flag, with its name.
     """
     answers = {key: str(value) for key, value in given.items() if value is not None}
     if not answers and may_ask and _is_terminal():
@@ -92,7 +92,7 @@ def _base_model(text: str) -> str:
 
 
 def _folder(text: str) -> str:
-    """A folder or file by its whole path, for the hub may be started from anywhere; a name as it is."""
+    """Return the absolute path of a folder or file, since the hub may be started anywhere; keep model names."""
     path = Path(text).expanduser()
     return str(path.absolute()) if path.exists() else text
 
@@ -108,7 +108,7 @@ def _enrolment(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    """``host:port``, or a host alone, for the usual port."""
+    """Parse ``host:port``, or a host alone with the default port."""
     try:
         Endpoint.parse(text)
     except ValueError as error:
@@ -121,7 +121,7 @@ def _address(text: str) -> str:
 
 
 def _heldout(text: str) -> str | None:
-    """A file by its whole path, or ``task:`` names, with a row at least."""
+    """Return the absolute path of a file, or ``task:`` names, after checking that there is at least one row."""
     if text == _NONE:
         return None
     from gym_fed.data.rows import as_kind
@@ -131,7 +131,7 @@ def _heldout(text: str) -> str | None:
     try:
         rows = as_kind(coordinator_rows(source, "auto", 1, Path(), "heldout"), "supervised")
     except GymError as error:
-        if "--columns" not in error.hint:  # which no question and no flag here takes
+        if "--columns" not in error.hint:  # no prompt or flag of this command accepts it
             raise
         columns = "--columns prompt=THEIRS,completion=THEIRS"
         again = f"write it anew with: gym data convert {shlex.quote(text)} heldout.jsonl --to completion {columns}"
@@ -157,7 +157,7 @@ def _number(key: str, text: str) -> int:
 
 
 def _require(values: dict[str, Any]) -> None:
-    """Raise ``CONFIG_INVALID`` for what the config file would be refused for."""
+    """Raise ``CONFIG_INVALID`` for values that the config would refuse."""
     try:
         ServerConfig.model_validate(values)
     except ValidationError as error:
@@ -165,7 +165,7 @@ def _require(values: dict[str, Any]) -> None:
 
 
 def _own_address() -> str:
-    """This machine's address towards the internet; empty where it has none. No packet is sent."""
+    """Return this machine's address towards the internet; empty if it has none. No packet is sent."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
         return str(probe.getsockname()[0])
@@ -193,4 +193,4 @@ _QUESTIONS = {
         "Quorum", "Updates that a round waits for; from 3 on, one malicious is outvoted.", _min_contributors
     ),
 }
-"""By field of ``HubChoices``, in the order in which they are asked."""
+"""Prompts by field of ``HubChoices``, in order."""

@@ -1,4 +1,4 @@
-"""`gym-server recipe show` and `set`: how contributors train from the next round on."""
+"""`gym-server recipe show` and `set`: the training recipe from the next round on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def change(
         settings_after = with_settings(known, changes)
         after = fed.source.config(settings_after)
         values = _values(after)
-        # What is as in the file needs no setting, so that it follows the file again.
+        # A value equal to the file's needs no setting, so that it follows the file again.
         overrides = {
             key: text
             for key, text in settings_after.items()
@@ -75,7 +75,7 @@ def change(
 
 
 def recipe_of(config: ServerConfig, source: ConfigText, recipes: RecipeChanges) -> dict[str, Any]:
-    """The values that hold, the digest, and what of the file is overridden: ``{key: value of the file}``."""
+    """Return the values in force, the digest, and the file's values that are overridden, by key."""
     from gym_server.rounds.recipes import recipe_digest
 
     values, file = _values(config), _values(source.config())
@@ -93,7 +93,7 @@ def _values(config: ServerConfig) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """Key and YAML text of a setting.
+    """Parse a setting to its key and YAML text.
 
     Raises:
         GymError: ``USAGE`` for a key outside of the two sections.

@@ -1,4 +1,4 @@
-"""`gym-server run`: the gRPC hub on the event loop, the Flower ServerApp's strategy on a thread, one process."""
+"""`gym-server run`: the gRPC hub on the event loop and the Flower strategy on a thread, in one process."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ log = logging.getLogger("gym_server")
 
 _GRACE_SECONDS = 5.0
 _DRAIN_SECONDS = 3.0
-"""How long a hub that is done still answers, so that contributors fetch their last verdict and balance."""
+"""How long a finished hub still answers, in seconds, so that contributors can fetch their last verdict and balance."""
 
 _CALL_THREADS = 8
-"""For what calls do with the database; what takes long has threads of its own (``gym_server.rpc.threads``)."""
+"""Threads for the database work of calls; long work has its own threads (``gym_server.rpc.threads``)."""
 _TENURE_SECONDS = 2.0
-"""How often the lock on the database is looked after."""
+"""Time between two checks of the lock on the database, in seconds."""
 _AWAY_SECONDS = 3.0
-"""How long the strategy waits when the database or the object store is away."""
+"""How long the strategy waits if the database or the object store is unreachable, in seconds."""
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 
@@ -79,20 +79,20 @@ def run_hub(
     """Serve until stopped, or until all rounds are committed with ``exit_when_done``.
 
     Args:
-        folder: Made by `gym-server init`.
-        overrides: ``a.b=value`` settings that win over the config file.
-        insecure: Plain text; loopback only.
-        exit_when_done: Leave when the rounds are done, instead of serving on.
-        dashboard: ``host:port`` of the dashboard; None leaves it to the config.
+        folder: The hub's folder, created by `gym-server init`.
+        overrides: ``a.b=value`` settings that override the config file.
+        insecure: Serve plain text, only on loopback addresses.
+        exit_when_done: Exit when the rounds are done, instead of continuing to serve.
+        dashboard: ``host:port`` of the dashboard; None uses the config's.
         on_listening: Called once with the federation and the port.
-        on_dashboard: Called once with the URL of the pages, where there are any.
-        on_round: Called after each round that ended.
-        on_change: Called when the rounds are done, with what they have changed; None to leave that check out, as does
+        on_dashboard: Called once with the URL of the dashboard, if there is one.
+        on_round: Called after each ended round.
+        on_change: Called when the rounds are done, with the comparison to version 0; None skips the comparison, as does
             ``check: false`` in the config.
-        server_app: Runs on the grid instead of DeltaSoup: any Flower strategy's ``start``, say.
+        server_app: Function that runs on the grid instead of DeltaSoup, such as any Flower strategy's ``start``.
 
     Returns:
-        Why there is nothing left to do; empty when it was stopped before its end.
+        The reason why all work is done; empty if the hub was stopped before.
 
     Raises:
         GymError: ``STATE_LOCKED``, ``CONFIG_INVALID``, ``ADDRESS_IN_USE``, ``UNAVAILABLE``.
@@ -153,7 +153,7 @@ def run_hub(
 
 
 def _dashboard_of(fed: Federation, listen: str | None) -> AbstractContextManager[Dashboard | None]:
-    """The dashboard of the command line or of the config, with its address taken; of neither, None."""
+    """Open the dashboard of the command line or the config, which binds its address; None if neither names one."""
     config = fed.config.dashboard
     if listen is None and config is None:
         return nullcontext()
@@ -261,7 +261,7 @@ class _Server:
         return ending
 
     async def _report_change(self, stop_waiter: asyncio.Task[Any]) -> None:
-        """Compare the newest version with version 0 in a process of its own; a stop ends that."""
+        """Compare the newest version with version 0 in a separate process, until a stop."""
         if self._on_change is None:
             return
         from gym_server.evaluations.change_process import ChangeRun
@@ -283,34 +283,34 @@ class _Server:
                 return server.add_insecure_port(address)
             pair = served_pair(self._fed.folder, self._fed.passphrase.get)
             return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        except RuntimeError as error:  # somebody took it just now, say
+        except RuntimeError as error:  # for example if the port was taken just now
             require_free(address)
             raise GymError(
                 ErrorCode.UNAVAILABLE, f"cannot listen on {address}: {error}", "change `listen`"
             ) from error
 
     async def _keep_hub_lock(self, done: asyncio.Event) -> None:
-        """End the hub when another one took its database over."""
+        """Stop the hub if another one has taken over its database."""
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
                 await asyncio.to_thread(self._hub_lock.keep)
             except StoreAway as away:
-                log.debug("%s", away)  # the strategy says so
+                log.debug("%s", away)  # the strategy reports it
             except GymError as error:
                 self._failure = error
                 done.set()
                 return
 
     async def _keep_clock(self) -> None:
-        """Follow the machine's clock, and report where it was set or differs from all contributors'."""
+        """Follow the machine's clock, and report if it was set or differs from most contributors' clocks."""
         watch = ClockWatch(self._fed.clock, self._fed.contributor_clocks)
         while True:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
                 await asyncio.to_thread(watch.look)
             except (StoreAway, OSError, SQLAlchemyError) as error:
-                log.debug("%s", error)  # the strategy says so
+                log.debug("%s", error)  # the strategy reports it
 
     async def _collect_garbage(self) -> None:
         """Delete unreferenced files at intervals, on the threads for long work."""
@@ -321,7 +321,7 @@ class _Server:
                 await heavily(gc_pass, self._fed.state, self._fed.config)
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
                 log.warning("gc: failed, trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
-            except Exception:  # one row that cannot be read must not end all later passes
+            except Exception:  # one unreadable row must not end all later passes
                 log.exception("gc: nothing was deleted this time")
             await asyncio.sleep(PASS_SECONDS)
 
@@ -340,7 +340,7 @@ class _Server:
                         self._stop.is_set,
                     )
                     break
-                except StoreAway as away:  # the stored round holds where to continue, as after a restart
+                except StoreAway as away:  # the stored round is resumed, as after a restart
                     log.warning("%s; trying again in %.0f s", away, _AWAY_SECONDS)
                     if self._stop.wait(_AWAY_SECONDS):
                         break

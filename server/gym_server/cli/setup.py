@@ -32,7 +32,7 @@ _LARGE_RECIPE = """\
   gradient_accumulation_steps: 2
   max_length: 512"""
 _LEAST_OPEN_PORT = 1024
-"""Only root may listen on lower ports."""
+"""Lowest port that users other than root may listen on."""
 
 TEMPLATE = """\
 # Config of a gym-fed hub. Unknown keys are refused; `gym-server run --set a.b=c` overrides a key.
@@ -183,7 +183,7 @@ class HubChoices:
     name: str = "a gym-fed community"
     enrolment: str = "invite"
     address: str = f"127.0.0.1:{DEFAULT_PORT}"
-    """host:port at which contributors reach the hub."""
+    """Address ``host:port`` at which contributors reach the hub."""
     heldout: str | None = None
     num_rounds: int = 10
     min_contributors: int = 3
@@ -195,7 +195,7 @@ class HubChoices:
 
     @property
     def listen(self) -> str:
-        """The address itself if it is local, else its port on all interfaces (the default port if it is below 1024)."""
+        """The address if it is local, else its port on all interfaces (the default port if it is below 1024)."""
         if self.is_local:
             return self.address
         host, port = Endpoint.parse(self.address)

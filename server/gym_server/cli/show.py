@@ -1,4 +1,4 @@
-"""Output of the commands: plain data first (``--json``), tables made from it."""
+"""Output of the commands: plain data first (``--json``), and tables made from it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from gym_server.strategy.backoff import paused
 
 MAX_LOG_LINE = 2000
 MAX_LOG_TRACE = 20_000
-"""Characters of a log line, and of the trace below it."""
+"""Maximum length of a log line, and of the traceback below it, in characters."""
 
 
 class LogLine(logging.Formatter):
-    """One line a record, in which nothing from outside moves the cursor or passes for another record.
+    """Formats a record as one line, so that untrusted text cannot move the cursor or imitate another record.
 
-    Line ends inside a message are written out; a trace follows in indented lines, so none begins like a record.
+    Line breaks inside a message are escaped. A traceback follows on indented lines, which cannot look like a record.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -57,7 +57,7 @@ def _indented(trace: str) -> str:
 
 
 def log_to_stderr() -> None:
-    """The hub's own log on the terminal, one plain line each."""
+    """Write the hub's log to the terminal, one plain line per record."""
     handler: logging.Handler
     if err.is_terminal:
         handler = RichHandler(
@@ -82,7 +82,7 @@ def log_to_stderr() -> None:
 def status_of(
     state: HubState, config: ServerConfig, steering: Steering, payouts: Payouts, fingerprint: str
 ) -> dict[str, Any]:
-    """Show the state of the federation: round, contributors, version, ledger."""
+    """Return the state of the federation: round, contributors, version, ledger."""
     head, current = state.round_store.head(), state.round_store.current()
     with state.database.reading() as tx:
         connected = select(func.max(nodes.c.connected_until)).where(
@@ -192,7 +192,7 @@ def rounds_of(database: Database, round_store: RoundStore) -> list[dict[str, Any
 
 
 def _set_aside(database: Database, names: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """Replies that nobody could read, by their round."""
+    """Return the unreadable replies by round."""
     query = (
         select(messages.c.group_id, messages.c.receipt, nodes.c.contributor)
         .join(nodes, nodes.c.node_id == messages.c.node_id)
@@ -213,13 +213,13 @@ def rounds_tables(rounds: list[dict[str, Any]]) -> list[TextTable]:
 
 
 def describe_round(database: Database, round_store: RoundStore, server_round: int) -> dict[str, Any]:
-    """One round as data, and as a line of text under ``text``."""
+    """Return one round as data, with a line of text under ``text``."""
     line = next(r for r in rounds_of(database, round_store) if r["server_round"] == server_round)
     return {**line, "text": _round_title(line)}
 
 
 def ledger_lines(entry: dict[str, Any]) -> list[str]:
-    """An entry on a line; one of evaluations with a line more for each task."""
+    """Format an entry as one line; an evaluation entry has another line per task."""
     return [_ledger_line(entry), *(_evaluated_lines(entry) if entry["kind"] == EVALUATED else ())]
 
 
@@ -281,7 +281,7 @@ def _short(value: Any) -> str:
 
 
 def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
-    """The report of ``gym_server.privacy.budget`` for people."""
+    """Yield the report of ``gym_server.privacy.budget`` as text and tables."""
     central = facts["central"]
     if not central:
         yield "this hub promises no differential privacy (no privacy section in its config)"
@@ -310,7 +310,7 @@ def privacy_lines(facts: dict[str, Any]) -> Iterator[str | TextTable]:
 
 
 def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) -> dict[str, Any]:
-    """The rule of pay, and every contributor that ever sent an update or has an account."""
+    """Return the reward rule, and every contributor that has an account or ever sent an update."""
     pay = config.rewards
     with database.reading() as tx:
         names = {row.contributor: row.name for row in tx.execute(select(accounts))}
@@ -335,7 +335,7 @@ def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) ->
 
 
 def rewards_table(rewards: dict[str, Any], wide: bool = False) -> TextTable:
-    """Print the rewards of ``rewards_shown`` as a table; ids are shortened unless ``wide``."""
+    """Return the rewards of ``rewards_shown`` as a table; ids are shortened unless ``wide``."""
     title = (
         f"{rewards['pool']} credits a round, at most {rewards['credits_per_nat']:g} per nat that is certainly gained: "
         f"{rewards['quality_weight']:.0%} by {rewards['score']}, {rewards['participation_weight']:.0%} to all who were "

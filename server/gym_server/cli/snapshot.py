@@ -22,7 +22,7 @@ from gym_server.strategy.lease_history import LeaseHistoryCache
 
 _COUNTED_IN_BYTES = ("fetch", "upload")
 _VERSIONS = 6
-"""Whose loss is looked at, the newest ones."""
+"""Number of newest versions whose loss is read."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TaskProgress:
 
     name: str
     outcome: str
-    """Empty while it is awaited, else replied, failed or lost."""
+    """Empty while the answer is awaited, else replied, failed or lost."""
     phase: str = ""
     done: int = 0
     total: int = 0
@@ -51,39 +51,39 @@ class TaskProgress:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The hub at one moment. Names are as their owners wrote them."""
+    """The state of a hub at one moment. Names are unescaped, as their owners wrote them."""
 
     server_round: int = 0
     state: str = ""
     deadline: float | None = None
     tasks: dict[int, TaskProgress] = field(default_factory=dict)
-    """By node."""
+    """Tasks by node id."""
     members: dict[str, str] = field(default_factory=dict)
     """Names of accounts, by id."""
     connected: int = 0
     verdicts: dict[str, tuple[int, str, str, str]] = field(default_factory=dict)
-    """Of each update of the round and the one before: round, contributor, verdict, reason."""
+    """Round, contributor, verdict and reason of each update of the current and the previous round, by update."""
     losses: dict[int, tuple[int, float, str]] = field(default_factory=dict)
     """For each of the last versions that lead to the current one: round, loss, and source of the loss. Version 0 is
     included, with round 0, if its held-out loss is known."""
     version: int = 0
-    """The current one; lower than before after `gym-server rollback`."""
+    """Height of the current version; it decreases after `gym-server rollback`."""
     committed: int = 0
-    """Rounds that lead to the current version, of ``num_rounds``."""
+    """Number of rounds, of ``num_rounds``, that lead to the current version."""
     num_rounds: int = 0
     quorum: int = 0
     merge: str = ""
     """Phase and steps of the merge, as text; empty unless the state is merging."""
     reason: str = ""
-    """Why the last round was aborted."""
+    """The reason why the last round was aborted."""
     pause: str = ""
-    """Why no round begins, where the coordinator paused the hub."""
+    """The pause by the coordinator; empty if there is none."""
     seen_at: float = field(default_factory=time.time)
     """The hub's time of the snapshot."""
 
     @property
     def admitted(self) -> int:
-        """Updates of the round that count towards the quorum."""
+        """Number of the round's updates that count towards the quorum."""
         return sum(
             number == self.server_round and verdict in ("admitted", *PAID_VERDICTS)
             for number, _, verdict, _ in self.verdicts.values()
@@ -91,7 +91,7 @@ class Snapshot:
 
     @property
     def awaited(self) -> int:
-        """Contributors at work, of whom a round that is over awaits none."""
+        """Number of contributors at work; 0 once the round is over."""
         if self.state not in ("open", "collecting"):
             return 0
         return sum(not task.outcome for task in self.tasks.values())
@@ -100,13 +100,13 @@ class Snapshot:
 def look(
     state: HubState, config: ServerConfig, lease_histories: LeaseHistoryCache, before: Snapshot | None = None
 ) -> Snapshot:
-    """Read the hub's state; changes nothing and waits for no writer.
+    """Read the hub's state, without changes and without waiting for a writer.
 
     Args:
         state: The hub's state.
         config: The hub's config.
         lease_histories: The earlier tasks of contributors.
-        before: Losses that it has are not worked out again.
+        before: Earlier snapshot, whose losses are reused.
     """
     now = state.clock.now()
     known = {} if before is None else {(h, loss[0]): loss for h, loss in before.losses.items()}

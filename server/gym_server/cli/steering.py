@@ -1,4 +1,4 @@
-"""`gym-server pause`, `resume`, `skip` and `rollback`: the coordinator steers, whether the hub runs or not."""
+"""`gym-server pause`, `resume`, `skip` and `rollback`, for a hub that is running or stopped."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def rollback(
         from gym_server.strategy.backoff import end_wait
 
         facts = fed.steering.rollback(version, reason)
-        end_wait(fed.database)  # after rounds that came to nothing
+        end_wait(fed.database)  # a running hub may be waiting after failed rounds
     ended = "" if facts.aborted_round is None else f"; round {facts.aborted_round} is aborted"
     print_result(
         as_json,

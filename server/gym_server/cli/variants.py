@@ -26,7 +26,7 @@ def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> N
 
 
 def variants_table(variants: list[dict[str, Any]]) -> TextTable:
-    """Print the variants of ``variants_of`` as a table."""
+    """Return the variants of ``variants_of`` as a table."""
     from gym_fed.core.tables import TextTable
 
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
