@@ -1,8 +1,8 @@
-"""The contributor's Flower app: takes a task and returns a signed delta. Runs in the agent and in stock Flower.
+"""The contributor's Flower app, which trains on a task and returns a signed delta, in the agent or in stock Flower.
 
-Settings come from the node's config (then the run's): ``home``, ``data``, ``data-format``, ``columns``, ``model``,
-``device``, and ``by-reference``, which the agent sets to have the delta sent as an object. ``{partition}`` in ``home``
-and ``data`` stands for Flower's ``partition-id``, so that a simulation gives every node its own key and shard.
+Settings come from the node's config, then the run's: ``home``, ``data``, ``data-format``, ``columns``, ``model``,
+``device``, and ``by-reference``, which the agent sets to send the delta as an object. ``{partition}`` in ``home`` and
+``data`` is replaced by Flower's ``partition-id``, so that each node of a simulation has its own key and shard.
 """
 
 from __future__ import annotations

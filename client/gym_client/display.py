@@ -66,9 +66,9 @@ class EventReporter(Display):
     """Forwards all events, and prints the current activity after ``_SILENT_SECONDS`` of silence.
 
     Args:
-        inner: The display that shows.
+        inner: The display that events are forwarded to.
         often: True to update the activity on every tick (a terminal), False to repeat it at doubling intervals.
-        clock: A monotonic clock in seconds.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(self, inner: Display, often: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -207,7 +207,7 @@ class TerminalDisplay(Display):
 
     def still(self, activity: str, seconds: float) -> None:
         if self._phase:
-            return  # its bar is on the screen
+            return  # its bar is already displayed
         line = Text(f"{plain(activity, MAX_NEWS)} ({seconds:.0f} s)")
         if self._spinner is None:
             self._spinner = self._console.status(line)
@@ -217,7 +217,7 @@ class TerminalDisplay(Display):
     def progress(self, phase: str, done: int, total: int, loss: float | None) -> None:
         self._stop_spinner()
         if done >= total and self._shown == (phase, total):
-            return  # its bar is full already
+            return  # its bar is already complete
         if phase != self._phase:
             self._end()
             self._phase = phase

@@ -28,16 +28,16 @@ def pushed_to(home: Home, name: str) -> list[ServerPin]:
 
 
 def remove_everywhere(home: Home, name: str, owner: str | None, insecure: bool) -> Iterator[HubRemoval]:
-    """Remove a variant from each hub in turn; repeated calls give the same answer.
+    """Remove a variant from all hubs, one after the other; safe to repeat.
 
     Args:
-        home: With the accounts.
-        name: The variant's name.
-        owner: The account whose it is; a hub where this home has another account is left alone. None: a user id.
-        insecure: Plain text, to loopback addresses.
+        home: The home with the accounts.
+        name: Name of the variant.
+        owner: Id of the owner's account; hubs where this home has another account are skipped. None for a user id.
+        insecure: Use plain text for loopback addresses.
 
     Raises:
-        GymError: Of the first hub that cannot be reached or refuses; what is removed stays removed.
+        GymError: For the first hub that is unreachable or refuses; earlier removals remain.
     """
     for pin in with_account(home):
         if not pin.contributor:  # an account that was left cannot make requests
@@ -60,12 +60,12 @@ def check_hubs(home: Home, signed: SignedRemoval) -> list[dict[str, Any]]:
     """Verify the hubs' receipts with the ledger keys known to this home.
 
     Returns:
-        A row for each hub: ``address``, ``server``, ``status`` and ``proven``. Where its entry was checked, also
-        ``ledger_sequence`` and ``is_same_document``: whether the entry is of a revision that the receipt lists.
-        ``proven`` needs that, or a receipt of this home by which the entry is of the variant.
+        One row per hub: ``address``, ``server``, ``status`` and ``proven``, and if its entry was checked,
+        ``ledger_sequence`` and ``is_same_document`` (True if the entry is for a revision in the receipt). ``proven``
+        requires that, or a receipt of this home that links the entry to the variant.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` for a receipt that its hub did not sign, or that is of something else.
+        GymError: ``SIGNATURE_INVALID`` if the hub did not sign a receipt, or it is for something else.
     """
     keys = {pin.server: pin.ledger_key for pin in with_account(home) if pin.ledger_key}
     rows: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def _entry(hub: HubRemoval, owner: str, ledger_key: bytes) -> Entry:
     """Verify a hub's receipt and return the entry it proves.
 
     Raises:
-        GymError: As ``check_hubs``.
+        GymError: As in ``check_hubs``.
     """
     receipt = hub.receipt or {}
     proof = check_receipt({"proof": receipt.get("proof")}, ledger_key)

@@ -32,13 +32,13 @@ class HubVariant:
     """A variant as reported by the hub.
 
     Attributes:
-        signed: The owner's signed manifest.
-        base: Which of the hub's models it belongs to: ``base``, or ``version N``.
-        key_status: The present status of the signing key: active, rotated or revoked.
-        put_at: Unix seconds.
+        signed: Manifest signed by the owner.
+        base: The hub's model that it belongs to: ``base``, or ``version N``.
+        key_status: Current status of the signing key: active, rotated or revoked.
+        put_at: Time of the push in Unix seconds.
         is_public: True if all enrolled contributors may read it.
-        num_readers: Who else may; reported to the owner alone.
-        readers: The readers' ids, if a single variant was requested.
+        num_readers: Number of other readers; reported only to the owner.
+        readers: Ids of the readers, if a single variant was requested.
     """
 
     signed: SignedVariant
@@ -85,9 +85,9 @@ def to_push(
     Using the hub's copy of an equal manifest makes an interrupted push repeatable.
 
     Args:
-        client: The hub.
+        client: Client of the hub.
         manifest: The manifest; its owner is replaced by the account at the hub.
-        signed: What was signed before, if anything was.
+        signed: The manifest signed earlier; None if there is none.
     """
     present = key_for(client.home, client.pin).public_key
     owner = client.pin.contributor
@@ -100,7 +100,7 @@ def to_push(
 
 
 def held_variant(client: HubClient, name: str) -> SignedVariant | None:
-    """Return what the hub has under one of the account's names; None if there is nothing valid."""
+    """Return the hub's variant with one of the account's names; None if there is no valid one."""
     try:
         return get_variant(client, "", name).signed
     except GymError as error:
@@ -120,19 +120,19 @@ def push_variant(
     """Upload a variant to the hub. Call again to resume.
 
     Args:
-        client: The hub.
+        client: Client of the hub.
         delta: The file that the manifest names.
         signed: The manifest, signed by the account at the hub.
-        readers: Ids of who else may read it, ``*`` for everyone enrolled; None leaves that as it is.
+        readers: Ids of other accounts that may read it, ``*`` for everyone enrolled; None leaves them unchanged.
         progress: Called with the upload's progress.
         should_stop: Checked between chunks.
 
     Returns:
-        The hub's receipt, checked and kept in the home.
+        The hub's receipt, verified and stored in the home.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` for a file that is not the manifest's; the hub's refusals, before a byte is sent;
-            ``INTERRUPTED``; ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign.
+        GymError: ``HASH_MISMATCH`` if the file does not match the manifest; the hub's errors, before the upload;
+            ``INTERRUPTED``; ``SIGNATURE_INVALID`` if the hub's ledger key did not sign the receipt.
     """
     manifest = signed.manifest
     if (digest := file_sha256(delta)) != manifest.delta_sha256:
@@ -165,9 +165,9 @@ def get_variant(client: HubClient, owner: str, name: str) -> HubVariant:
     """Request a variant and verify its signature and name.
 
     Args:
-        client: The hub.
-        owner: Id of the account; empty: the own one.
-        name: The variant's name.
+        client: Client of the hub.
+        owner: Id of the account; empty for one's own.
+        name: Name of the variant.
 
     Raises:
         GymError: ``NOT_FOUND``, ``KEY_REVOKED``, ``SIGNATURE_INVALID``.
@@ -195,20 +195,21 @@ def pull_variant(
 ) -> PulledVariant:
     """Download a variant and verify it. Call again to resume.
 
-    The checks: it is signed by the owner with a key that the hub's ledger assigns to the owner and that was not
-    revoked; the ledger records it and nothing newer; the file has its SHA-256, is a valid delta, and fits its base.
+    The variant must be signed by the owner with a key that the hub's ledger assigns to the owner and that was not
+    revoked, and be the newest revision in the ledger. The file must have its SHA-256, be a valid delta, and match its
+    base.
 
     Args:
-        client: The hub.
-        owner: Id of the account; empty: the own one.
-        name: The variant's name.
-        folder: The folder for the file, which is named by its SHA-256.
+        client: Client of the hub.
+        owner: Id of the account; empty for one's own.
+        name: Name of the variant.
+        folder: Folder for the file, which is named by its SHA-256.
         progress: Called with the progress of ledger and download.
         should_stop: Checked between chunks.
-        local: A file that may be the wanted one; if it is, it is taken and nothing is fetched.
+        local: A file to use instead of a download if its digest matches.
 
     Raises:
-        GymError: What ``get_variant``, ``check_variant`` and ``download`` raise; ``DELTA_INVALID``, ``BASE_MISMATCH``.
+        GymError: Errors of ``get_variant``, ``check_variant`` and ``download``; ``DELTA_INVALID``, ``BASE_MISMATCH``.
     """
     variant = get_variant(client, owner, name)
     sequence = check_variant(client, variant.signed, lambda done, total: progress("ledger", done, total))
@@ -244,11 +245,11 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
     """Remove one of the account's variants from the hub.
 
     Returns:
-        The hub's receipt, checked and kept in the home.
+        The hub's receipt, verified and stored in the home.
 
     Raises:
-        GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID`` for a receipt that the hub's ledger key did not sign, or that is
-            of another variant.
+        GymError: ``NOT_FOUND``; ``SIGNATURE_INVALID`` if the hub's ledger key did not sign the receipt, or it is for
+            another variant.
     """
     reply = client.call("DeleteVariant", pb.DeleteVariantRequest(name=name))
     return _keep(client, reply.receipt_json, name, None)
@@ -257,7 +258,7 @@ def remove_variant(client: HubClient, name: str) -> dict[str, Any]:
 def known_slots(home: Home, server: str) -> dict[str, str]:
     """Return the names of this home's variants by their slot in a hub's ledger, from stored receipts.
 
-    The ledger contains no variant names: only the receipt of a push links an entry to one.
+    The ledger contains no variant names; only the receipt of a push links an entry to a name.
     """
     names: dict[str, str] = {}
     for receipt in kept_receipts(home, server):
@@ -269,7 +270,7 @@ def known_slots(home: Home, server: str) -> dict[str, str]:
 
 
 def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
-    """Refuse the removal proof of a variant that this home knows to be another than ``name``."""
+    """Reject a removal proof for a variant that this home knows under a different name."""
     slots, slot = known_slots(client.home, client.pin.server), str(proof.entry.body.get("variant"))
     if slots.get(slot, name) != name or (name in slots.values() and slot not in slots):
         raise GymError(

@@ -1,4 +1,4 @@
-"""The contributor's account at a hub: receipts, verdicts, balance, and the residuals that verdicts settle."""
+"""A contributor's account at a hub: receipts, verdicts, balance and residuals."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Account:
     """The contributor's account at one hub.
 
     Attributes:
-        receipts: Those of this run, oldest first.
-        balance: Credits, as last heard; None before that.
+        receipts: Receipts of this run, oldest first.
+        balance: Balance in credits as last reported by the hub; None before the first report.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The agent: takes tasks from the hub, hands each to a Flower ``ClientApp``, and brings the reply back.
+"""The agent: fetches tasks from a hub, passes each to a Flower ``ClientApp``, and returns the reply.
 
-All state is written to disk before it is relied on, so an agent may be killed at any point: the next one finds its
-lease, its checkpoint, its signed update and its partial upload, and resumes from there.
+All state is written to disk before it is used, so an agent can be killed at any point: the next one finds its lease,
+checkpoint, signed update and partial upload, and resumes from there.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class AgentResult:
     """The result of one run of the agent.
 
     Attributes:
-        receipts: One for every task that was answered, oldest first.
-        finished: True if the hub finished all rounds.
-        balance: Credits; None when the hub was gone before it could be asked.
+        receipts: Receipts of all answered tasks, oldest first.
+        finished: True if the hub has finished all rounds.
+        balance: Balance in credits; None if the hub became unreachable before reporting it.
     """
 
     receipts: list[dict[str, Any]]
@@ -79,20 +79,21 @@ class AgentResult:
 
 
 class Agent:
-    """Work for one hub until it finishes, is stopped, or ``max_rounds`` tasks are done.
+    """Works for one hub until it finishes, is stopped, or ``max_rounds`` tasks are done.
 
     Args:
-        app: Any Flower ``ClientApp``; ``gym_client.app.app`` is the one for gym-fed's own rounds.
-        home: The contributor's folder. The caller holds its lock.
-        client: The hub; enrolled already.
+        app: Any Flower ``ClientApp``; ``gym_client.app.app`` runs gym-fed's own rounds.
+        home: The contributor's home, locked by the caller.
+        client: Client of the hub, where the home is enrolled.
         node_config: The app's ``context.node_config``; ``home`` and ``by-reference`` are added.
-        policy: Limits on what is fetched, trained and sent; from the home when absent.
-        policy_stamp: The stamp of ``policy.yaml`` when ``policy`` was read; None takes the current one.
-        announced: The recipe that was shown before joining; a task that protects examples less is refused.
-        agreement: The terms accepted before joining; a task with other terms needs a new consent.
-        promises: The hub's promises before joining; they are compared with its current ones before every task.
-        display, clock_report: Where news and progress go, and what was reported of the clocks before.
-        stop: Set from outside to end the work at the next checkpoint, as ``stop()`` does.
+        policy: Limits on what is fetched, trained and sent; read from the home if None.
+        policy_stamp: Stamp of ``policy.yaml`` when ``policy`` was read; None for the current stamp.
+        announced: Recipe shown before joining; tasks that protect examples less are rejected.
+        agreement: Terms accepted before joining; tasks with other terms require new consent.
+        promises: The hub's promises before joining, compared with its current ones before every task.
+        display: Shows events and progress.
+        clock_report: Reports clock differences, without repeating earlier reports.
+        stop: Event that ends the work at the next checkpoint, as ``stop()`` does.
     """
 
     def __init__(
@@ -145,11 +146,11 @@ class Agent:
         """Process tasks until the hub finishes, ``max_rounds`` is reached or the agent is stopped.
 
         Args:
-            max_rounds: Stop after N answered tasks; None: when the hub is finished.
+            max_rounds: Stop after this many answered tasks; None runs until the hub is finished.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``stop``; what makes every further task pointless; or the last of several
-                failures in a row.
+            GymError: ``INTERRUPTED`` after ``stop``; an error that would affect all further tasks; or the last of
+                several consecutive failures.
         """
         self.display.busy("fetching the verdicts on earlier updates")
         self._room.needed(lambda: self._recover(self._settle()))
@@ -163,8 +164,7 @@ class Agent:
         return AgentResult(self._account.receipts, finished, self._account.balance)
 
     def _work(self, max_rounds: int | None) -> bool:
-        """Process events until enough tasks are done or a pause begins, when the stream is closed. Return True if the
-        hub is finished."""
+        """Process events until enough tasks are done or a pause begins; return True if the hub is finished."""
         with WorkStream(self.client) as stream:
             while not self._has_done(max_rounds) and (event := self._next(stream)) is not None:
                 if event.HasField("task"):
@@ -253,8 +253,7 @@ class Agent:
         return Hooks(progress, should_stop, self.client.now)
 
     def _reply(self, task: pb.Task, lease: Lease) -> tuple[pb.SubmitRequest, list[Path]]:
-        """Fetch inputs, call the app and upload the result. Return the answer and the files that can be deleted after
-        it."""
+        """Fetch inputs, call the app and upload the result; also return the files to delete after the answer."""
         self._settle()
         passing: list[Path] = []
         self._fetch(task, lease, passing)

@@ -1,7 +1,7 @@
 """Terms that the contributor accepted, stored in the home. Changed terms need a new consent.
 
-Terms are what the hub decides: recipe, codec, base, pay and privacy promises. A learning rate that falls, or rises to
-less than the next power of two, is not a change of terms, since schedules change it every round.
+The hub determines the terms: recipe, codec, base, pay and privacy promises. A learning rate that decreases, or
+increases to less than the next power of two, is not a change of terms, since schedules change it every round.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Terms:
 
     Attributes:
         server: Id of the hub.
-        data: Digest of the contributor's data: other data is agreed to again.
-        asked: Every value, by its dotted key.
+        data: Digest of the contributor's data; other data requires a new consent.
+        asked: All values of the terms by dotted key.
     """
 
     server: str
@@ -91,8 +91,8 @@ class Renewal:
     """A change of terms while the contributor works for the hub.
 
     Attributes:
-        name: For ``--accept``.
-        changes: A line each.
+        name: Identifier of the new terms for ``--accept``.
+        changes: Descriptions of the changes, one line each.
     """
 
     name: str
@@ -107,9 +107,9 @@ class Agreement:
     """The accepted terms of one hub.
 
     Args:
-        home: Remembers what was agreed to.
-        terms: The terms that the hub announces now.
-        agrees: Prompts for consent to changed terms.
+        home: The home, which stores accepted terms.
+        terms: The hub's current terms.
+        agrees: Function that prompts for consent to changed terms.
         display: Displays changes of the terms.
         again: The command that resumes, without ``--accept``.
     """

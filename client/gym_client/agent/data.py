@@ -1,4 +1,4 @@
-"""The contributor's rows: a file, or a small built-in example for a first try."""
+"""The contributor's training data: a file, or a small built-in example."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ def load_data(
     """Load the rows of a file, or the built-in example for None or ``example``. A file is read once per process.
 
     Args:
-        path: The file.
+        path: Path of the file.
         format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
         columns: Mapping of the file's columns; see ``parse_columns``.
-        contaminated_rows: The handling of rows that contain evaluation rows; see ``Policy``.
+        contaminated_rows: How to handle rows that contain evaluation rows; see ``Policy``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming the row; ``POLICY_REFUSED`` for rows that contain
-            evaluation rows, where they are to be refused, and where no others are left; ``USAGE`` for columns that
-            cannot be read.
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` with the row; ``POLICY_REFUSED`` if rows contain evaluation
+            rows and the policy rejects them, or no others are left; ``USAGE`` for invalid columns.
     """
     if path in (None, EXAMPLE):
         if columns:
@@ -108,11 +107,11 @@ def _example() -> Data:
 
 
 def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[], None]) -> Iterator[str]:
-    """Yield a line for each suite of a task that the rows here are not checked against, or not against the same rows.
+    """Yield a line for each evaluation suite of a task that the data cannot be checked against.
 
     Args:
         evaluated_on: Suites of the task. Only names of gym-fed's own suites and tasks are looked up.
-        require_time: Called before each suite, because reading one takes seconds; raises when the time is used up.
+        require_time: Called before each suite, since reading one takes seconds; raises if the time is used up.
     """
     for suite, digest in evaluated_on.items():
         require_time()

@@ -1,7 +1,7 @@
 """The global version on this machine: the base plus committed soups, kept in memory between rounds.
 
-Only the contributor may give a path to the base. A hub gives a plain name, which can only refer to the local cache of
-downloaded models, and only after the contributor has agreed to look there.
+Only the contributor may specify a path to the base. A hub specifies a plain name, which can only refer to the local
+cache of downloaded models, and only after the contributor has agreed to it.
 """
 
 from __future__ import annotations
@@ -96,14 +96,14 @@ class GlobalModel:
         return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
 
     def advance(self, spec: TaskSpec, path_of: Callable[[str], Path]) -> None:
-        """Bring model and tensors to the task's global version, applying only new soups.
+        """Update model and tensors to the task's global version, applying only new soups.
 
         Args:
-            spec: The task; its soups lead from the base to the version.
-            path_of: File of a soup, by sha256.
+            spec: The task, with the soups from the base to the version.
+            path_of: Returns the file of a soup by its sha256.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` when the base or a soup does not belong, ``DELTA_INVALID``;
+            GymError: ``BASE_MISMATCH`` if the base or a soup does not match, ``DELTA_INVALID``;
                 ``MISSING_DEPENDENCY`` for a soup in a plug-in's codec that the task does not record.
         """
         from gym_fed.delta.base import BaseSpec
@@ -180,7 +180,7 @@ def global_model(source: str) -> GlobalModel:
 def keep_model(model: GlobalModel, source: str) -> None:
     """Register a loaded model as the process-wide model under the folder where its files are now.
 
-    Libraries read the config under the name by which the model was loaded; PEFT does when it saves an adapter.
+    Libraries read the config by the name that the model was loaded under; PEFT does so when it saves an adapter.
     """
     model.source = model.model.name_or_path = model.model.config._name_or_path = source
     _loaded.clear()
@@ -191,12 +191,12 @@ def base_source(given: str | None, named: str) -> str:
     """Return the source of the base: the contributor's, or else the hub's plain name for it.
 
     Args:
-        given: ``--model``, now or the last time.
+        given: ``--model`` of this or an earlier run.
         named: The hub's name for its base, from its status or a task.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` for a hub's name that is a path, or that is a file or folder here. Nothing is
-            opened to find that out.
+        GymError: ``POLICY_REFUSED`` if the hub's name is a path, or a file or folder on this machine. No file is
+            opened for this check.
     """
     if given is not None:
         return given

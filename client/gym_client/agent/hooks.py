@@ -1,4 +1,4 @@
-"""Hooks through which work inside a Flower ``ClientApp`` reports progress and checks whether to stop.
+"""Hooks through which code in a Flower ``ClientApp`` reports progress and checks whether to stop.
 
 Flower only passes a message and a context to an app, so the agent sets these hooks around the call. In a stock Flower
 deployment they do nothing.
@@ -22,7 +22,7 @@ Progress = Callable[[str, int, int, float | None], None]
 
 @dataclass(frozen=True)
 class Hooks:
-    """The agent's callbacks for a running app."""
+    """Callbacks of the agent for a running app."""
 
     progress: Progress = lambda phase, done, total, loss: None
     should_stop: Callable[[], bool] = lambda: False
@@ -52,8 +52,8 @@ class TimeLimit:
     """Time limit of one task; it starts when the object is created.
 
     Args:
-        policy: Contains ``max_seconds``.
-        hooks: Their ``should_stop`` also ends the work.
+        policy: Policy with the limit ``max_seconds``.
+        hooks: Hooks whose ``should_stop`` also ends the work.
     """
 
     def __init__(self, policy: Policy, hooks: Hooks) -> None:

@@ -1,4 +1,4 @@
-"""Pauses of the agent: hours, battery, ``pause`` in ``policy.yaml``, `gym-client pause`, and a full disk."""
+"""Pauses of the agent, due to hours, battery, ``pause`` in ``policy.yaml``, `gym-client pause` or a full disk."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def on_battery() -> bool:
 
 @dataclass(frozen=True)
 class PolicyStamp:
-    """A stamp that changes with ``policy.yaml``. Take it before reading the file, so that no later change is missed."""
+    """Identifies a state of ``policy.yaml``. Take it before reading the file, so that no later change is missed."""
 
     found: tuple[int, int, int] | None
     """Modification time, size and inode; None if the file does not exist."""
@@ -80,18 +80,18 @@ class _Wait:
 
 
 class Pauses:
-    """Decide whether work may go on, based on a ``policy.yaml`` that is reloaded when it changes.
+    """Decides if work may run, based on a ``policy.yaml`` that is reloaded when it changes.
 
     Args:
-        home: Contains ``policy.yaml`` and the marker of `gym-client pause`.
-        policy: The policy in force until ``policy.yaml`` changes.
+        home: The home with ``policy.yaml`` and the marker of `gym-client pause`.
+        policy: Initial policy, used until ``policy.yaml`` changes.
         take: Called with a changed policy.
-        display: Reports what is waited for.
-        stop: Ends the waiting.
-        now: The local time of day.
+        display: Displays the reason for waiting.
+        stop: Event that ends the waiting.
+        now: Returns the local time of day.
         battery: Returns True if the machine runs on battery.
-        clock: A monotonic clock in seconds.
-        stamp: The stamp of ``policy.yaml`` when ``policy`` was read; None takes the current one.
+        clock: Returns monotonic time in seconds.
+        stamp: Stamp of ``policy.yaml`` when ``policy`` was read; None for the current stamp.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Pauses:
         """Return True if no new work may start now.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` on battery, where the policy refuses that.
+            GymError: ``POLICY_REFUSED`` on battery, if the policy does not allow that.
         """
         pause = self._look()
         if pause is not None and pause.ends:
@@ -138,14 +138,14 @@ class Pauses:
         return self.interrupted
 
     def note_stage(self, goes_on: bool) -> None:
-        """Note an answered task; ``goes_on`` is True if its secure round needs this machine again."""
+        """Record an answered task; ``goes_on`` is True if its secure round needs this machine again."""
         self._round_until = self._clock() + _STAGE_SECONDS if goes_on else 0.0
 
     def wait(self) -> None:
-        """Block until work may go on, and display the reason.
+        """Block until work may run, and display the reason for waiting.
 
         Raises:
-            GymError: ``INTERRUPTED`` when it is stopped; as ``due``.
+            GymError: ``INTERRUPTED`` if stopped; errors of ``due``.
         """
         self.interrupted, shown = False, ""
         while self.due() and not self._stop.is_set():
@@ -204,13 +204,13 @@ class Pauses:
 
 
 class DiskRoom:
-    """Retry work that failed because the disk was full, once there is more free space.
+    """Retries work that failed because of a full disk, once there is more free space.
 
     Args:
         home: A folder on the disk.
-        display: Reports the start and the end of waiting.
-        stop: Ends the waiting.
-        clock: A monotonic clock in seconds.
+        display: Displays the start and the end of waiting.
+        stop: Event that ends the waiting.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -219,14 +219,14 @@ class DiskRoom:
         self._home, self._display, self._stop, self._clock = home, display, stop, clock
 
     def needed(self, action: Callable[[], T], lost: Callable[[], GymError | None] = lambda: None) -> T:
-        """Call ``action`` until it does not fail for lack of disk space; it must be safe to repeat.
+        """Call ``action`` until it does not fail due to a full disk; it must be safe to repeat.
 
         Args:
-            action: Raises ``DISK_FULL``, or the system's error, where there is none.
-            lost: Why waiting has become pointless, such as a lease that was lost; None while it has not.
+            action: Function that raises ``DISK_FULL``, or the system's error, if the disk is full.
+            lost: Returns an error if waiting has become pointless, such as a lost lease; None otherwise.
 
         Raises:
-            GymError: What ``lost`` returned; ``INTERRUPTED`` after ``stop``; any other error of ``action``.
+            GymError: The error of ``lost``; ``INTERRUPTED`` after ``stop``; any other error of ``action``.
         """
         waited = False
         while True:
@@ -240,7 +240,7 @@ class DiskRoom:
                 if waited:
                     self._display.report("room", "the disk has free space again; work continues")
                 return result
-            # Outside the except block, where the failed attempt has released its resources, such as a lock.
+            # Wait outside the except block, so that the failed attempt has released its resources, such as a lock.
             self._wait(full, lost)
             waited = True
 

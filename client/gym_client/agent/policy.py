@@ -144,7 +144,7 @@ class Policy(StrictModel):
         self.check_download(sum(soup.size_bytes for soup in spec.soups))
 
     def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
-        """Check what a hub announces before there is a task; see ``check``."""
+        """Check an announced recipe before there is a task; see ``check``."""
         _allowed("recipe.algorithm", recipe.algorithm, "algorithms", self.algorithms)
         _allowed("recipe.finetuning", recipe.finetuning, "finetuning", self.finetuning)
         if self.base_digests is not None:

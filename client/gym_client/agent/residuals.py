@@ -1,7 +1,7 @@
-"""Two-phase error feedback: what an update's encoding lost counts only once the hub has merged that update.
+"""Two-phase error feedback: encoding errors of an update are carried over only after the hub has merged it.
 
-``residuals/<server>/`` contains ``residual.safetensors`` (committed), ``round`` (of its update) and one ``<update
-digest>.staged`` for every update without a verdict.
+``residuals/<server>/`` contains ``residual.safetensors`` (committed), ``round`` (the round of its update) and a
+``<update digest>.staged`` for every update without a verdict.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Residuals:
         self.folder = home.residuals(server)
 
     def load(self, lineage: str, rounds: Iterable[int | None] = (None,)) -> ErrorFeedback:
-        """The committed residual, zero at first; see ``ErrorFeedback.load``.
+        """Return the committed residual, initially zero; see ``ErrorFeedback.load``.
 
         Args:
             lineage: Digest of the federation's base.
-            rounds: That made the versions which lead to the task's; None among them: some are not known. A residual of
-                another round is of a version that the coordinator went back from, and is forgotten.
+            rounds: Rounds that made the versions up to the task's; includes None if some are unknown. A residual of
+                another round belongs to a version that was rolled back, and is discarded.
         """
         from gym_fed.delta.feedback import ErrorFeedback
 
@@ -48,7 +48,7 @@ class Residuals:
         return ErrorFeedback.load(self._committed, lineage)
 
     def stage(self, residual: Path, update: str) -> None:
-        """Take over the residual of an update that was sent; its verdict decides what becomes of it."""
+        """Store the residual of a sent update until its verdict."""
         if residual.exists():
             move_file(residual, self.folder / f"{update}{_SUFFIX}")
             fsync_folder(self.folder)
@@ -63,17 +63,17 @@ class Residuals:
         fsync_folder(self.folder)
 
     def staged(self) -> list[str]:
-        """Digests of the updates that wait for their verdict."""
+        """Return the digests of updates that wait for a verdict."""
         return sorted(path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
 
     def settle(self, verdicts: Iterable[dict[str, Any]]) -> dict[str, str]:
-        """Commit or discard what verdicts have been spoken on.
+        """Commit or discard residuals according to verdicts.
 
         Args:
-            verdicts: The hub's, newest first; of several merged updates the newest one's residual stays.
+            verdicts: The hub's verdicts, newest first; of several merged updates, the newest one's residual is kept.
 
         Returns:
-            Digest and verdict of each update that was settled.
+            Digest and verdict of each settled update.
         """
         waiting, settled, has_newest = set(self.staged()), {}, False
         for verdict in verdicts:
@@ -89,7 +89,7 @@ class Residuals:
         return settled
 
     def _round(self) -> int | None:
-        """Of the update that the committed residual is from; None where nothing says it."""
+        """Return the round of the committed residual's update; None if unknown."""
         if not self._round_path.exists():
             return None
         return whole_number(self._round_path.read_text(encoding="ascii", errors="replace"))

@@ -27,13 +27,13 @@ _MAX_REASON = 2_000
 
 
 class TaskObjects:
-    """Transfer a task's objects one at a time, skipping those already at their destination.
+    """Transfers a task's objects one at a time, skipping those already at their destination.
 
     Args:
-        home: Has the cache, and the folder of each task.
-        client: The hub.
+        home: The home with the cache and the task folders.
+        client: Client of the hub.
         policy: Limits on what is fetched and sent.
-        traffic: Counts the bytes.
+        traffic: Counter of transferred bytes.
     """
 
     def __init__(self, home: Home, client: HubClient, policy: Policy, traffic: Traffic) -> None:
@@ -46,11 +46,11 @@ class TaskObjects:
         """Download the objects that a task refers to.
 
         Returns:
-            Files that nothing needs after the task.
+            Files that are not needed after the task.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` before a byte of what is more than the policy allows, ``TOO_LARGE`` for more
-                references than a message may have.
+            GymError: ``POLICY_REFUSED`` before the download if it exceeds the policy's limits, ``TOO_LARGE`` if there
+                are more references than a message may have.
         """
         check_counts(task.content)
         refs = references(task.content)
@@ -83,8 +83,7 @@ class TaskObjects:
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
         """Return a function that reads the bytes of a task's references.
 
-        An object that a task references many times is read once and its bytes are shared, so a small task cannot
-        exhaust memory.
+        An object that a task references several times is read once and shared, so a small task cannot exhaust memory.
         """
         held: dict[str, bytes] = {}
 
@@ -120,7 +119,7 @@ class TaskObjects:
                 except GymError as error:
                     if error.code is not ErrorCode.LEASE_LOST:
                         raise
-                    # The hub still has the stream from before the reconnect, which locks the object for a while.
+                    # The hub still has the stream from before the reconnect, which locks the object for some time.
                     raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
 
             retry(send)

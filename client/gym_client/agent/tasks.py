@@ -1,4 +1,4 @@
-"""Task folders: content, checkpoints and the finished update survive a killed agent."""
+"""Task folders, which keep content, checkpoints and the finished update when the agent is killed."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class TaskFolder:
     def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
         """Start or resume the task.
 
-        Work for the same task and setup is kept. Work under another message id, after the hub reassigned the task, is
-        taken over. Work for earlier rounds of the hub is deleted.
+        Work for the same task and setup is kept, also under another message id if the hub reassigned the task. Work
+        for earlier rounds of the hub is deleted.
 
         Args:
             spec: The task.
-            setup: What else decides the result: data, device, model. Plain JSON.
+            setup: Other inputs that determine the result (data, device, model) as plain JSON.
         """
         identity = _identity(spec, setup)
         if self._identity() == identity:
@@ -86,7 +86,7 @@ class TaskFolder:
         return self.run
 
     def finish(self, spec: TaskSpec, trained: Trained, key: SigningKey, now: float) -> FinishedUpdate:
-        """Sign the delta at ``delta_path`` at the hub's time ``now``, and keep manifest and signature."""
+        """Sign the delta at ``delta_path`` at the hub's time ``now``, and store manifest and signature."""
         issued, expires = lifetime(now)
         manifest = UpdateManifest(
             contributor=key.contributor,
@@ -119,7 +119,7 @@ class TaskFolder:
         """Return the finished update with its original nonce; None if there is none yet.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the file.
+            GymError: ``STATE_CORRUPT`` with the file's name.
         """
         path = self.path / "finished.json"
         if not path.exists():
@@ -146,8 +146,11 @@ class TaskFolder:
         return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)
 
     def renewed(self, spec: TaskSpec, key: SigningKey, now: float) -> FinishedUpdate | None:
-        """Return the finished update, signed again if it answers an earlier message, expires soon after ``now`` (the
-        hub's time) or was signed by a former key."""
+        """Return the finished update, signed again if needed.
+
+        A new signature is needed if it answers an earlier message, expires soon after ``now`` (the hub's time), or
+        was signed with a former key.
+        """
         finished = self.finished()
         if finished is None:
             return None

@@ -1,4 +1,4 @@
-"""One round on the contributor's machine: global version, training, encoding, signature. No network access."""
+"""One round on the contributor's machine: global version, training, encoding and signature. No network access."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def parse_task(text: str) -> TaskSpec:
     """Parse a task strictly and verify the chain of versions in it.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` naming a plug-in of the task that is missing here, or is another;
-            ``POLICY_REFUSED`` naming every key that is unknown, and every value that is off; ``BASE_MISMATCH``
-            naming the version that does not follow from the one before it.
+        GymError: ``MISSING_DEPENDENCY`` with a plug-in of the task that is missing or different on this machine;
+            ``POLICY_REFUSED`` with all unknown keys and invalid values; ``BASE_MISMATCH`` with the first version that
+            does not follow from its predecessor.
     """
     try:
         spec = TaskSpec.model_validate_json(text)
@@ -106,22 +106,22 @@ def perform(
     setup: Setup,
     soup_path: Callable[[str], Path],
 ) -> FinishedUpdate:
-    """Complete a task, resuming earlier work on it.
+    """Complete a task, resuming earlier work.
 
     Args:
         spec: The task.
-        message_id: Names the task's folder.
-        home: Key, task folders and residuals.
+        message_id: Id of the message, and name of the task's folder.
+        home: The home with key, task folders and residuals.
         policy: Limits of this machine.
         setup: Data, model and device.
-        soup_path: File of a soup by its sha256, fetched before.
+        soup_path: Returns the already fetched file of a soup by its sha256.
 
     Returns:
-        The signed update; the same one, nonce included, however often it is asked for.
+        The signed update; repeated calls return the same one with the same nonce.
 
     Raises:
-        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (a checkpoint is kept), and whatever
-            the data, the model or the training give.
+        GymError: ``POLICY_REFUSED``, ``BASE_MISMATCH``, ``INTERRUPTED`` (with a checkpoint), and errors of the data,
+            the model or the training.
     """
     policy.check(spec)
     time_limit = TimeLimit(policy, current_hooks())
@@ -186,7 +186,7 @@ def _trained_update(
 
 @cache
 def _last_encoded() -> LastEncoded:
-    """Return the encoded rows' cache, shared by the rounds of this process, which use the same rows."""
+    """Return the cache of encoded rows, shared by all rounds of this process."""
     from gym_fed.training.rows.last_encoded import LastEncoded
 
     return LastEncoded()

@@ -1,1 +1,1 @@
-"""Base models that this machine lacks: offered by a hub, fetched, checked and stored."""
+"""Base models missing on this machine: the hub's offer, download, verification and storage."""

@@ -1,4 +1,4 @@
-"""Fetch the files of a base from its hub, resumable and bounded, and check them."""
+"""Fetch and verify the files of a base from its hub, with resumable and bounded downloads."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Listing:
-    """The hub's files of its base (empty if it serves none) and 16-byte digests of its tensors (empty if unknown)."""
+    """The hub's list of base files, and 16-byte digests of the base's tensors; either may be empty."""
 
     files: tuple[BaseFile, ...]
     tensors: Mapping[str, bytes]
@@ -56,7 +56,7 @@ class Listing:
         """Check that these are the offered files and that they may be transferred.
 
         Raises:
-            GymError: ``HASH_MISMATCH`` for another list, ``MODEL_INVALID`` as ``check_listing``.
+            GymError: ``HASH_MISMATCH`` for a different list; ``MODEL_INVALID`` as in ``check_listing``.
         """
         check_listing(self.files, "the hub")
         total = sum(file.size_bytes for file in self.files)
@@ -72,7 +72,7 @@ def read_listing(client: HubClient) -> Listing:
     """Request the listing of a hub's base.
 
     Raises:
-        GymError: ``TOO_LARGE`` for more than any base has, ``UNAVAILABLE`` when the line broke.
+        GymError: ``TOO_LARGE`` if it exceeds any base's size, ``UNAVAILABLE`` if the connection breaks.
     """
     files: list[BaseFile] = []
     tensors: dict[str, bytes] = {}
@@ -99,9 +99,9 @@ def differences(listing: Listing, tensors: Mapping[str, bytes], folder: Path | N
     """Describe how a local model differs from the hub's base; empty if that is unknown.
 
     Args:
-        listing: The hub's.
-        tensors: The local model's digests, from ``digests_by_tensor``.
-        folder: The local model's folder; None if unknown.
+        listing: The hub's listing.
+        tensors: Digests of the local model from ``digests_by_tensor``.
+        folder: Folder of the local model; None if unknown.
     """
     if listing.tensors:
         theirs, names = listing.tensors, sorted(listing.tensors.keys() | tensors.keys())
@@ -145,17 +145,17 @@ def fetch_files(
     """Download the files that ``folder`` lacks; call again to resume.
 
     Args:
-        client: The hub, where the caller has an account.
+        client: Client of the hub, where the caller has an account.
         folder: A folder for this base only: files outside the listing are deleted.
-        files: The listing, checked.
+        files: The verified listing.
         retry: Repeats a download while the hub is unreachable.
-        progress: Bytes here, bytes in all.
-        should_stop: True ends it where it is.
+        progress: Called with downloaded and total bytes.
+        should_stop: Checked between chunks; True stops the download.
         count: Called with the bytes of each received chunk.
 
     Raises:
-        GymError: ``DISK_FULL`` before a byte is fetched, ``HASH_MISMATCH``, ``TOO_LARGE``, ``INTERRUPTED``,
-            ``MODEL_INVALID`` for JSON that leads to code or to other files.
+        GymError: ``DISK_FULL`` before the download, ``HASH_MISMATCH``, ``TOO_LARGE``, ``INTERRUPTED``,
+            ``MODEL_INVALID`` for JSON that refers to code or other files.
     """
     missing = [file for file in files if not _is_here(folder, file)]
     _delete_strangers(folder, files, missing)
@@ -213,7 +213,7 @@ def _require_space(folder: Path, missing: Sequence[BaseFile]) -> None:
 
 
 def require_own_weights(folder: Path, names: Sequence[str]) -> None:
-    """Check that the model of ``config.json`` is no larger than the weight files next to it.
+    """Check that the model of ``config.json`` is no larger than the weight files in the folder.
 
     Loading allocates every tensor of the config, including those that no file contains, so a config of a few bytes
     could exhaust memory.
@@ -243,8 +243,7 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
 
 
 def _require_bounded(config: object, num_tensors: int) -> None:
-    """Refuse layer and expert counts that do not fit the number of tensors; even a list of that length would exhaust
-    memory."""
+    """Reject layer and expert counts that do not match the number of tensors, since they could exhaust memory."""
     waiting = [config]
     while waiting:
         node = waiting.pop()

@@ -19,17 +19,17 @@ _COMMIT = re.compile(r"([0-9a-f]{40})?", re.ASCII)
 
 @dataclass(frozen=True)
 class BaseOffer:
-    """Where to get the base. All values are the hub's claims; only the digest is verified.
+    """An offer of the base. All values are the hub's claims; only the digest is verified.
 
     Attributes:
-        base_model: The hub's plain name for it.
-        base_digest: The digest of the base's tensors, which is verified.
-        size_bytes: The size of the files that the hub serves; 0 if it serves none.
-        num_files: The number of files.
-        listing_sha256: The digest of the list of files, so that exactly the accepted list is fetched.
-        licence: The licence in the hub's model card; empty if unknown.
-        public_name: The name on the Hugging Face Hub; empty if there is none.
-        commit: The commit of the files there; empty if unknown.
+        base_model: The hub's plain name for the base.
+        base_digest: Digest of the base's tensors, which is verified.
+        size_bytes: Total size of the files that the hub serves; 0 if it serves none.
+        num_files: Number of files.
+        listing_sha256: Digest of the list of files, so that exactly the accepted list is fetched.
+        licence: Licence in the hub's model card; empty if unknown.
+        public_name: Name on the Hugging Face Hub; empty if there is none.
+        commit: Commit of the files on the Hugging Face Hub; empty if unknown.
     """
 
     base_model: str
@@ -50,7 +50,7 @@ class BaseOffer:
         """Parse the offer in a hub's status; None if there is none.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` for an offer, or a digest, that is not of its form.
+            GymError: ``POLICY_REFUSED`` for an invalid offer or digest.
         """
         if not status.base_json:
             return None

@@ -1,8 +1,8 @@
-"""Fetched base models in the home: one folder each, named by digest and only present when complete.
+"""Downloaded base models in the home: one folder per digest, present only when complete.
 
-bases/<digest>/            all files, checked: their tensors have the digest
-bases/<digest>.partial/    files that have come, and <sha256>.part of the one that is coming
-bases/<digest>.folder      path of a base that the Hugging Face cache holds
+bases/<digest>/            all files, with verified digest
+bases/<digest>.partial/    completed files, and <sha256>.part of the current download
+bases/<digest>.folder      path of a base in the Hugging Face cache
 """
 
 from __future__ import annotations

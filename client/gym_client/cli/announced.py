@@ -1,4 +1,4 @@
-"""Parse what a hub announces in its status: recipe, codec, pay, rounds and downloads."""
+"""Parse a hub's announcements in its status: recipe, codec, pay, rounds and downloads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def announced_pay(status: pb.StatusReply) -> PayTerms | None:
     """Return the terms of pay that the hub announces; None if it announces none.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` for terms that cannot be read.
+        GymError: ``POLICY_REFUSED`` for unreadable terms.
     """
     pay = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED).get("pay")
     if pay is None:
@@ -72,8 +72,8 @@ def announced(status: pb.StatusReply) -> tuple[TrainingRecipe, CodecPolicy]:
     """Return the recipe and codec that the hub announces for its rounds.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` naming a plug-in that is missing here, or is another; ``POLICY_REFUSED`` naming
-            what is unknown or off.
+        GymError: ``MISSING_DEPENDENCY`` with a plug-in that is missing or different on this machine;
+            ``POLICY_REFUSED`` with unknown keys or invalid values.
     """
     plugins = recorded_in(status.recipe_json)
     require_plugins(plugins, "the hub's recipe")

@@ -34,7 +34,7 @@ _ELSEWHERE = (
     *_DAMAGED,
     ErrorCode.UNAVAILABLE,
     ErrorCode.HASH_MISMATCH,
-    ErrorCode.PERMISSION_DENIED,  # a gated model, which the coordinator says may be passed on
+    ErrorCode.PERMISSION_DENIED,  # a gated model, which the coordinator has declared shareable
     ErrorCode.DEADLINE_EXCEEDED,
 )
 _OWN = "give the folder of the federation's base with --base PATH"
@@ -45,18 +45,18 @@ class _Declined(GymError):
 
 
 class BaseFinder:
-    """Find the base that a hub's status names, or fetch it after consent.
+    """Finds the base named in a hub's status, or fetches it after consent.
 
     Args:
-        home: Stores what is fetched.
-        client: The hub.
-        status: The hub's status.
+        home: The home, which stores fetched files.
+        client: Client of the hub.
+        status: Status of the hub.
         policy: Limits on what is fetched.
         consent: Prompts the user.
         display: Displays progress.
-        stop: Stops a download.
+        stop: Event that stops a download.
         retrying: Retries calls while the hub is unreachable.
-        log_in: Enrols where that is still to be done, and opens a session.
+        log_in: Enrols if needed, and opens a session.
         rounds: Number of rounds to take part in; None for all.
     """
 
@@ -94,11 +94,11 @@ class BaseFinder:
         """Load and verify the base.
 
         Args:
-            given: ``--base``, now or the last time: then nothing else is looked at.
+            given: ``--base`` of this or an earlier run; if set, no other source is tried.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` naming what differs; ``MODEL_NOT_FOUND`` where the hub offers nothing;
-                ``PERMISSION_DENIED`` when the person declines; and as ``fetch_files``.
+            GymError: ``BASE_MISMATCH`` with the differences; ``MODEL_NOT_FOUND`` if the hub offers nothing;
+                ``PERMISSION_DENIED`` if the user declines; errors of ``fetch_files``.
         """
         named = self._status.base_model
         if given is not None:
@@ -129,7 +129,7 @@ class BaseFinder:
         """Get the base by its public name from the local cache or the Hugging Face Hub.
 
         Returns:
-            The model; None if it is not available there, but from the hub.
+            The model; None if it is only available from the hub.
         """
         from gym_fed.base.downloads import ensure_model
         from gym_fed.base.models import is_hub_name

@@ -42,7 +42,7 @@ class RoundTime:
 
     Attributes:
         seconds: Seconds of one round; None if unknown.
-        measured: What was timed, or the reason why nothing was.
+        measured: Description of what was timed, or the reason why nothing was.
     """
 
     seconds: float | None
@@ -50,7 +50,7 @@ class RoundTime:
 
 
 class _Timed(Exception):
-    """Raised after the last timed step; nothing of the run is kept."""
+    """Raised after the last timed step, to discard the run."""
 
 
 def time_round(
@@ -63,7 +63,7 @@ def time_round(
     """Time training steps of ``recipe`` on some of ``rows``; the model's tensors are restored afterwards.
 
     Raises:
-        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be tried does not raise.
+        GymError: ``INTERRUPTED`` after ``stop``. A recipe that cannot be timed does not raise.
     """
     if stop.is_set():
         raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
@@ -144,8 +144,10 @@ def _least_rows(recipe: TrainingRecipe) -> int:
 
 
 def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
-    """Return seconds per token of a forward pass and the tokens tried. Lengths double, because short passes are
-    inefficient."""
+    """Return seconds per token of a forward pass and the number of tokens tried.
+
+    Lengths double, because short passes are inefficient.
+    """
     from gym_fed.base.models import pick_device
 
     place = pick_device(device)
@@ -181,11 +183,11 @@ class Costs:
     Attributes:
         round_seconds: Seconds of training in one round; None if it could not be measured.
         total_seconds: Seconds of all remaining rounds; None if their number is unknown.
-        measured: What was timed, or the reason why nothing was.
+        measured: Description of what was timed, or the reason why nothing was.
         base_bytes: Bytes of the base model, if it was fetched in this run.
         total_download_bytes: Bytes of the base, the soups to join, and the soups of all remaining rounds.
         down_bytes_per_second: The download bandwidth; None if unknown.
-        bandwidth_known_by: The source of that value.
+        bandwidth_known_by: Source of the bandwidth.
     """
 
     round_seconds: float | None
@@ -288,7 +290,7 @@ def _factor_params(recipe: LoraRecipe, codec: CodecPolicy) -> dict[str, Any]:
 
 
 def _adapted(model: Any, recipe: LoraRecipe) -> list[tuple[str, tuple[int, int]]]:
-    """Names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
+    """Return names and shapes of the linear weights that the recipe adapts, by PEFT's rules."""
     import torch
 
     weights: list[tuple[str, tuple[int, int]]] = []

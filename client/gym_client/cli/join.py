@@ -62,7 +62,7 @@ class JoinOptions:
 
 @dataclass(frozen=True)
 class JoinTarget:
-    """The hub to join: its address, its TLS fingerprint, and the token that admits the contributor."""
+    """The hub to join: address, TLS fingerprint and admission token."""
 
     address: Address
     fingerprint: str | None
@@ -74,10 +74,10 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
 
     Args:
         options: The command's options.
-        last: The hub that this home joined last, for when nothing names one.
+        last: The hub that this home joined last, used if the options name none.
 
     Raises:
-        GymError: ``USAGE`` when there is no address, or two that differ; ``INVITE_INVALID``.
+        GymError: ``USAGE`` if there is no address, or two different ones; ``INVITE_INVALID``.
     """
     fingerprint = parse_fingerprint(options.fingerprint) if options.fingerprint else None
     given = Address.parse(options.server) if options.server else None
@@ -103,8 +103,8 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
     """Join a hub and work for it until it finishes. The caller holds the home's lock.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` when the person declines; ``INTERRUPTED`` after a signal; and whatever trust,
-            data, model, policy, enrolment or work refuse.
+        GymError: ``PERMISSION_DENIED`` if the user declines; ``INTERRUPTED`` after a signal; errors of trust, data,
+            model, policy, enrolment or work.
     """
     stop = threading.Event()
     try:
@@ -126,7 +126,7 @@ class _Joining:
         self._clock_report = ClockReport(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = _remembered(home, options)
-        # Taken before the file is read, since the terms may be displayed for long.
+        # Taken before the file is read, since the terms may stay on the screen for a long time.
         self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
 
@@ -188,8 +188,10 @@ class _Joining:
         return HubClient(self._home, address, pin)
 
     def _terms(self, client: HubClient, data: Data) -> tuple[pb.StatusReply, Offer]:
-        """Fetch the terms and check them against the policy. Until consent, only files named by the contributor are
-        read."""
+        """Fetch the terms and check them against the policy.
+
+        Until consent, only files named by the contributor are read.
+        """
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
@@ -303,7 +305,7 @@ class _Joining:
         enter(client, self._name, self._target.token, self._stop.is_set)
 
     def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
-        """Repeat ``action`` after the user accepts that the hub was restored from a backup."""
+        """Run ``action``, and repeat it if the user accepts that the hub was restored from a backup."""
         agrees = self._consent.restored
         return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)
 
@@ -347,7 +349,7 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
     }
     for key in ("data_format", "columns"):
         if now["data"] is not None and now[key] is None:
-            settings.pop(key, None)  # the remembered value belongs to another file
+            settings.pop(key, None)  # the stored value belongs to another file
     chosen = {key: now[key] if now[key] is not None else settings.get(key) for key in _REMEMBERED}
     setup = Setup(
         data=chosen["data"],
@@ -361,7 +363,7 @@ def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
 
 def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
     settings: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
-    del settings["device"]  # not remembered
+    del settings["device"]  # not stored
     if options.name:
         settings["name"] = options.name
     home.remember(**settings)

@@ -159,7 +159,7 @@ def join(
     from gym_client.display import make_display
 
     display = make_display(err, as_json)
-    display.busy("starting")  # what is imported next takes seconds on a busy machine
+    display.busy("starting")  # the following imports take seconds on a busy machine
     from gym_client.cli.join import JoinOptions
     from gym_client.cli.join import join as run_join
     from gym_client.cli.service_files import needs_a_person

@@ -1,4 +1,4 @@
-"""The terms of joining: what is sent, what is trained, and on which data."""
+"""The terms of joining: recipe, data and what is sent."""
 
 from __future__ import annotations
 
@@ -91,11 +91,10 @@ class Offer:
         return asdict(self)
 
     def fixed_terms(self) -> dict[str, Any]:
-        """Return the terms that ``--accept`` identifies: all except values that change with every round and measured
-        costs.
+        """Return the terms that ``--accept`` identifies.
 
-        Excluded are downloads, remaining rounds and a decaying learning rate (except for each doubling), the hub's
-        privacy spending, and costs.
+        These are all terms except downloads, remaining rounds, a decaying learning rate (apart from doublings), the
+        hub's privacy spending, and measured costs, which change between rounds or runs.
         """
         terms = self.to_dict()
         del terms["costs"]
@@ -122,7 +121,7 @@ class Offer:
         return replace(self, costs=Costs.of(time, self.rounds, base_bytes, soups, bandwidth))
 
     def check(self, policy: Policy) -> None:
-        """Raise ``POLICY_REFUSED`` for masked votes over the policy's limit: their size is not training's to change."""
+        """Raise ``POLICY_REFUSED`` if masked votes exceed the policy's limit; training cannot reduce their size."""
         if self.secure is not None:
             policy.check_update(self.update_bytes)
 
@@ -136,7 +135,7 @@ class Offer:
         return Panel(table, title=Text(plain(f"join {self.server} at {self.address}", 120)), expand=False)
 
     def lines(self) -> list[tuple[str, str]]:
-        """Label and text of every line."""
+        """Return label and text of every line."""
         ratio = self.bf16_bytes / max(1, self.update_bytes)
         recipe, codec = self.recipe, self.codec
         batch = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"]
@@ -229,8 +228,8 @@ def make_offer(
     """Create the offer from the hub's status and this machine; ``rounds`` limits the rounds, None for all.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for another base than the federation's; ``POLICY_REFUSED`` for a recipe that needs
-            for things a contributor does not know.
+        GymError: ``BASE_MISMATCH`` for a base other than the federation's; ``POLICY_REFUSED`` for a recipe that
+            requires anything a contributor does not have.
     """
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
@@ -285,10 +284,10 @@ def _in_words(counts: RowCounts, recipe: TrainingRecipe) -> tuple[str, ...]:
 
 
 def require_rows(data: Data, recipe: TrainingRecipe) -> None:
-    """Refuse data that the recipe cannot learn from, before joining rather than in every round.
+    """Reject data that the recipe cannot learn from before joining, instead of in every round.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the row and the kind that is needed.
+        GymError: ``DATA_INVALID`` with the row and the required kind.
     """
     from gym_fed.data.rows import as_kind
 
@@ -302,8 +301,8 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     """Count the rows that a round will learn, by encoding them as the round does.
 
     Raises:
-        GymError: As ``require_rows``; ``DATA_INVALID`` when nothing is left to learn, or when the model's chat template
-            refuses a row.
+        GymError: Errors of ``require_rows``; ``DATA_INVALID`` if there is nothing to learn, or the model's chat
+            template rejects a row.
     """
     from gym_fed.base.models import quiet_loading
     from gym_fed.config.hub.round_training import round_training
@@ -317,7 +316,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
         encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)
     counts = counts_of(encoded, len(rows))
     counts.unread = dict(unread_keys(data.rows))
-    if not counts.learned:  # with privacy no row is left out
+    if not counts.learned:  # private training skips no rows
         raise counts.nothing_learned(recipe.max_length)
     return counts
 

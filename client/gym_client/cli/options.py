@@ -1,4 +1,4 @@
-"""Options of the commands that use a contributor's home, and the home that they name."""
+"""Options shared by commands that use a contributor's home."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Use plain text; for 
 
 
 def open_home(folder: Path | None, passphrase_file: Path | None) -> Home:
-    """The home, with where its passphrase comes from."""
+    """Open the home with its passphrase source."""
     from gym_client.identity.home import Home
     from gym_client.identity.keystore import passphrases
 

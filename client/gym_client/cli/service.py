@@ -106,7 +106,7 @@ def _require_consent(home: Home) -> None:
     """Require accepted terms, since a service cannot prompt.
 
     Raises:
-        GymError: ``USAGE`` where nothing was joined, or no terms were accepted.
+        GymError: ``USAGE`` if no hub was joined, or no terms were accepted.
     """
     from gym_client.agent.agreement import has_agreed
     from gym_client.hub.known import last_address

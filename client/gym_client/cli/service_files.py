@@ -66,7 +66,7 @@ class ServiceJob:
     Attributes:
         command: Program and first arguments, before ``join``.
         home: The contributor's folder.
-        environment: What else the process needs, such as ``HOME``.
+        environment: Additional environment variables, such as ``HOME``.
         passphrase_file: A file with the passphrase in its first line; None if the key has none.
     """
 
@@ -88,9 +88,9 @@ class ServiceFile:
     Attributes:
         path: The file's path.
         content: The bytes, in the encoding that the service manager expects.
-        text: The same for people.
-        start: Commands that start it.
-        remove: Commands that end it, before the file is deleted.
+        text: The same content as text for display.
+        start: Commands that start the service.
+        remove: Commands that stop the service before the file is deleted.
     """
 
     path: Path
@@ -106,10 +106,10 @@ def service_file(platform: Platform, service: ServiceJob, user_home: Path) -> Se
     Args:
         platform: The service manager's platform.
         service: The command.
-        user_home: The home folder of the person.
+        user_home: Home directory of the user.
 
     Raises:
-        GymError: ``USAGE`` for a path that the file cannot hold.
+        GymError: ``USAGE`` for a path that the file format cannot represent.
     """
     for text in (*service.words(), str(service.home), *service.environment.values()):
         if not all(map(_is_writable, text)):
@@ -129,7 +129,7 @@ def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
         begun = ["/usr/bin/env", _argument(program)]
     words = [*begun, *map(_argument, [*others, "join"])]
     if service.passphrase_file:
-        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # where systemd puts the LoadCredential file
+        words += ["--passphrase-file", f'"%d/{_CREDENTIAL}"']  # systemd puts the LoadCredential file there
     variables = {**service.environment, "GYM_HOME": str(service.home)}
     lines = [
         "[Unit]",
@@ -175,10 +175,10 @@ def _argument(text: str) -> str:
 
 
 def _unit_plain(path: Path) -> str:
-    """Return a path in the form of an unquoted value that extends to the end of its line.
+    """Return a path as an unquoted value that extends to the end of its line.
 
     Raises:
-        GymError: ``USAGE`` for a path that systemd would not read to its end.
+        GymError: ``USAGE`` for a path that systemd would truncate.
     """
     text = str(path)
     if text.endswith("\\") or text != text.strip():
@@ -191,8 +191,10 @@ def _unit_plain(path: Path) -> str:
 
 
 def _is_writable(character: str) -> bool:
-    """Return True if all three formats can represent a character; XML excludes controls, surrogates, U+FFFE and
-    U+FFFF."""
+    """Return True if all three formats can represent a character.
+
+    XML excludes control characters, surrogates, U+FFFE and U+FFFF.
+    """
     return unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in "\ufffe\uffff"
 
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Consent:
-    """Interface for a user's consent: the command line prompts on the terminal, tests answer by themselves."""
+    """Interface for a user's consent: the command line prompts on the terminal, tests answer automatically."""
 
     def server_key(self, address: Address, fingerprint: str) -> bool:
-        """Return True if a key without a known authority is the right one."""
+        """Return True to trust a key that no known authority has certified."""
         raise NotImplementedError
 
     def local_copy(self, name: str) -> bool:
@@ -64,13 +64,14 @@ MAX_TERM = 1000
 
 
 class TerminalConsent(Consent):
-    """Display the terms and prompt. ``--yes`` answers all prompts but a restored hub; without a terminal it is
-    required.
+    """Displays the terms and prompts for consent.
+
+    ``--yes`` answers all prompts except for a restored hub, and is required without a terminal.
 
     Args:
-        yes: Accept everything that is asked.
-        as_json: Show the terms as JSON on standard output.
-        accept_restore: Continue with a hub that was restored, which ``yes`` does not cover.
+        yes: Accept all prompts.
+        as_json: Print the terms as JSON to standard output.
+        accept_restore: Continue with a restored hub, which ``yes`` does not cover.
         accepted: Identifiers of terms accepted by ``--accept``; JSON output contains them as ``accept``.
     """
 
@@ -168,8 +169,10 @@ class TerminalConsent(Consent):
     def _is_accepted(
         self, question: dict[str, Any], named: dict[str, Any] | None = None, **shown: Any
     ) -> bool:
-        """Return True if this was accepted before. As JSON it is written with its identifier, a digest of ``named``
-        or of all of it."""
+        """Return True if this was accepted before.
+
+        JSON output contains its identifier, a digest of ``named`` or of all of it.
+        """
         digest = hashlib.sha256(json.dumps(named or question, sort_keys=True).encode()).hexdigest()[:32]
         name = f"{question['event']}:{digest}"
         if self._as_json:
@@ -185,7 +188,7 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
     """Ask for a yes or no.
 
     Raises:
-        GymError: ``USAGE`` where there is no terminal, with what to pass instead.
+        GymError: ``USAGE`` if there is no terminal, with the option to use instead.
     """
     if not (sys.stdin.isatty() and err.is_terminal):
         raise GymError(ErrorCode.USAGE, f"{problem}, and there is no terminal to prompt on", f"pass {remedy}")
@@ -193,7 +196,7 @@ def confirm(question: str, problem: str, remedy: str = "--yes") -> bool:
 
 
 def _answer(question: str) -> bool:
-    """Prompt for yes or no, after dropping what was typed before the question was displayed."""
+    """Prompt for yes or no, after discarding input typed before the question was displayed."""
     with suppress(ImportError, OSError, ValueError):
         import termios
 

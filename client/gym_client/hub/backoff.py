@@ -1,4 +1,4 @@
-"""Retries while a hub is unreachable: exponential backoff with jitter; the hub's key is checked before each try."""
+"""Retry calls while a hub is unreachable, with exponential backoff, jitter, and a check of the hub's key."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Outage:
     """Reports once that a hub is unreachable, once a minute while it stays so, and once that it is back.
 
     Args:
-        display: Prints the reports.
-        clock: A monotonic clock in seconds.
+        display: Displays the reports.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(self, display: Display, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,7 +97,7 @@ class Outage:
         self._since = self._said = -1.0
 
     def away(self, error: GymError) -> None:
-        """Note a failed try; safe from any thread."""
+        """Record a failed attempt; thread-safe."""
         with self._lock:
             now = self._clock()
             if self._since < 0:
@@ -114,7 +114,7 @@ class Outage:
             self._display.report("away", text, **fields)
 
     def back(self) -> None:
-        """Note an answer of the hub; safe from any thread."""
+        """Record a reply of the hub; thread-safe."""
         with self._lock:
             if self._since < 0:
                 return
@@ -130,17 +130,17 @@ def retry_while_away(
     before_retry: Callable[[], object],
     worth_waiting: Callable[[GymError], bool] = is_passing,
 ) -> T:
-    """Call ``action``, and retry it with backoff while the hub is away.
+    """Call ``action``, and retry it with backoff while the hub is unreachable.
 
     Args:
-        stop: Set by a signal; ends the waiting.
-        outage: Reports when the hub is away, and when it is back.
-        action: Must be safe to repeat.
-        before_retry: Called before every further try.
-        worth_waiting: Which errors to wait out.
+        stop: Event set by a signal, which ends the waiting.
+        outage: Reports when the hub is unreachable, and when it is back.
+        action: Function to call; must be safe to repeat.
+        before_retry: Called before every retry.
+        worth_waiting: Returns True for errors to retry after.
 
     Raises:
-        GymError: ``INTERRUPTED`` after ``stop``; any error of ``action`` for which waiting does not help.
+        GymError: ``INTERRUPTED`` after ``stop``; any error of ``action`` that is not retried.
     """
     backoff = Backoff()
     while True:

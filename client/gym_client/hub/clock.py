@@ -1,7 +1,7 @@
 """The hub's time on a contributor's machine, and detection of wrong clocks.
 
-``Status`` gives the hub's time; from then on the monotonic clock advances it. Signatures contain that time, so a
-wrong clock, or one that is set during a round, does no harm.
+``Status`` returns the hub's time, and the monotonic clock advances it from then on. Signatures contain this time, so
+a local clock that is wrong, or set during a round, has no effect.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Clocks:
     """Readings of the clocks at one moment, in Unix seconds.
 
     Attributes:
-        here: This machine's.
-        hub: The hub's time, which a step of its machine's clock does not move.
-        hub_machine: The clock of the hub's machine.
-        others: Median of the other contributors' clocks; None where too few of them said.
+        here: Time of this machine.
+        hub: The hub's time, unaffected by changes to its machine's clock.
+        hub_machine: Time of the hub's machine.
+        others: Median of the other contributors' clocks; None if too few reported theirs.
     """
 
     here: float
@@ -58,7 +58,7 @@ class Clocks:
         """Describe how the clocks differ and which side is wrong; empty if they agree.
 
         Args:
-            earliest: No right clock shows less (Unix seconds).
+            earliest: Lower bound of the correct time, in Unix seconds.
         """
         if not self.differ:
             return ""
@@ -105,8 +105,8 @@ class HubTime:
     """The hub's time, measured by ``Status``.
 
     Args:
-        wall: This machine's clock.
-        steady: A clock that cannot be set and includes the time for which the machine sleeps.
+        wall: Returns this machine's time in Unix seconds.
+        steady: Returns the time of a clock that cannot be set and includes sleep, in seconds.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Signed ledger heads of a hub, and the check that they do not contradict each other.
+"""Signed ledger heads of a hub, and checks for contradictions between them.
 
-Heads are stored in ``servers/<id of the hub>/heads.jsonl``. A hub that rewrites its ledger, or shows different
-ledgers to different contributors, must contradict a head that it signed. The contradiction is written to ``proofs/``,
+Heads are stored in ``servers/<hub id>/heads.jsonl``. A hub that rewrites its ledger, or shows different
 and further calls to that hub are refused.
 
 A hub restored from a backup contradicts itself too. If a signed statement explains that, the contributor may accept
@@ -46,10 +45,10 @@ class _Conflict(Exception):
     """Raised if a stored head and the hub's answer cannot belong to one ledger.
 
     Attributes:
-        kept: The head that was kept.
-        shown: What contradicts it; None if the hub merely does not show the stored head any more.
-        reason: A description of the contradiction.
-        proof: What else it takes to prove it.
+        kept: The stored head.
+        shown: The head that contradicts it; None if the hub only stopped showing the stored head.
+        reason: Description of the contradiction.
+        proof: Additional data needed to prove it.
     """
 
     kept: SignedHead
@@ -80,8 +79,8 @@ class Heads:
         """Read the stored heads by size.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a line that has not the form of a head. Signatures are checked when a head
-                is checked against another one.
+            GymError: ``STATE_CORRUPT`` for an invalid line. Signatures are verified when a head is compared with
+                another one.
         """
         if not self.path.exists():
             return {}
@@ -100,14 +99,14 @@ class Heads:
         return max(self.kept().values(), key=lambda head: head.size, default=None)
 
     def require_one_ledger(self, prove: Prove | None = None, statements: Statements = no_statements) -> None:
-        """Raise ``LEDGER_FORKED`` while a proof of two ledgers of this hub is in ``proofs/``.
+        """Raise ``LEDGER_FORKED`` if ``proofs/`` contains a proof that this hub has two ledgers.
 
         Args:
-            prove: Requests a proof from the hub, where it can be reached.
-            statements: Likewise; one that explains the proof is raised instead.
+            prove: Requests a proof from the hub; None if it is unreachable.
+            statements: Requests the hub's statements; one that explains the proof is raised instead.
 
         Raises:
-            GymError: ``HUB_RESTORED``; ``STATE_CORRUPT`` too, for a file there that proves nothing.
+            GymError: ``LEDGER_FORKED``; ``HUB_RESTORED``; ``STATE_CORRUPT`` for a file that proves nothing.
         """
         for path in sorted(self._home.proofs.glob(f"{self.server}-*.json")):
             try:
@@ -140,14 +139,14 @@ class Heads:
         """Compare a head with all heads seen before and store it.
 
         Args:
-            head: What the hub, or somebody else, shows.
-            prove: The hub's proof that the head extends the one kept.
-            is_newest: True if the hub sent it as its newest.
+            head: The head to check, from the hub or another source.
+            prove: Requests the hub's proof that the head extends the stored one.
+            is_newest: True if the hub sent it as its newest head.
             statements: Called if the head contradicts a stored one.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` where a
-                statement of the hub explains it; what ``prove`` raises.
+            GymError: ``SIGNATURE_INVALID``; ``LEDGER_FORKED`` with the path of the proof; ``HUB_RESTORED`` if a
+                statement of the hub explains it; errors of ``prove``.
         """
         with refused_as_unsigned(NOT_ITS_OWN):
             head.verify(self._key)
@@ -185,17 +184,17 @@ class Heads:
         prove: Prove,
         statements: Statements = no_statements,
     ) -> None:
-        """Raise the fork between a stored head and a verified ledger that does not contain it.
+        """Raise an error for a fork between a stored head and a verified ledger that does not contain it.
 
         Args:
-            kept: The stored head; the ledger has another entry at its size, or other entries before it.
-            others: The ledger's heads, of which the last is over all of it.
-            prove: Proves an entry under the last one.
-            statements: The ledger's own, that its hub was restored.
+            kept: The stored head. The ledger has a different entry at its size, or different entries before it.
+            others: Heads of the ledger; the last one covers all of it.
+            prove: Proves an entry under the last head.
+            statements: Restore statements in the ledger.
 
         Raises:
-            GymError: ``LEDGER_FORKED`` with its proof; ``HUB_RESTORED``; ``STATE_CORRUPT`` when the file of kept heads
-                was changed.
+            GymError: ``LEDGER_FORKED`` with its proof; ``HUB_RESTORED``; ``STATE_CORRUPT`` if the file of stored
+                heads was changed.
         """
         self._require_own(kept)
         self._require_unexplained(kept, prove, statements)
@@ -253,10 +252,10 @@ class Heads:
         return self._forked(f"it signed {conflict.reason}", (conflict.kept, conflict.shown), conflict.proof)
 
     def require_shown(self, prove: Prove, statements: Statements) -> None:
-        """Raise the error for a hub that shows no head although one was stored.
+        """Raise an error for a hub that shows no head although one was stored.
 
         Raises:
-            GymError: ``HUB_RESTORED``; else ``STATE_CORRUPT``.
+            GymError: ``HUB_RESTORED``, otherwise ``STATE_CORRUPT``.
         """
         newest = self.newest()
         if newest is not None:
@@ -291,7 +290,7 @@ class Heads:
         """Accept a restore, which supersedes the lost heads.
 
         Returns:
-            How many heads it supersedes. They stay in the file, before the statement.
+            Number of superseded heads, which stay in the file before the statement.
         """
         signed.verify(self._key)
         gone = [head for head in self.kept().values() if signed.covers(head)]
@@ -308,7 +307,7 @@ class Heads:
         """Verify the proof of a fork and store it in ``proofs/``. Return its path and what it proves.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for what proves nothing.
+            GymError: ``STATE_CORRUPT`` if it does not prove a fork.
         """
         reason = check_fork(document, self._key)
         low, high = sorted(int(signed["head"]["size"]) for signed in document["heads"])
@@ -317,10 +316,11 @@ class Heads:
         return path, reason
 
     def withheld(self, head: SignedHead | None) -> GymError:
-        """Create the error for a hub that does not show what it signed: it was restored silently, or it hides
-        entries.
+        """Create the error for a hub that does not show a head that it signed.
 
-        Signatures prove this to others only once the hub signs another entry in the place of a hidden one.
+        Either it was restored without a statement, or it hides entries.
+
+        The signatures prove this to others only after the hub signs another entry in place of a hidden one.
         """
         entry = f"entry {head.size}" if head is not None else "any head"
         return GymError(

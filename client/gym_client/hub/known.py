@@ -14,14 +14,13 @@ def enrolled_client(home: Home, server: str | None, insecure: bool, may_have_lef
     """Create the client of a hub where the home has an account.
 
     Args:
-        home: The contributor's folder.
-        server: Its address; None for the only one that the home knows.
-        insecure: Plain text.
-        may_have_left: True to accept an account that was left, whose balance can still be read.
+        home: The contributor's home.
+        server: Address of the hub; None for the only known hub.
+        insecure: Use plain text.
+        may_have_left: Also accept an account that was left, whose balance can still be read.
 
     Raises:
-        GymError: As ``address_of`` raises, ``UNAUTHENTICATED`` where the home has no account, and what ``establish``
-            raises.
+        GymError: ``UNAUTHENTICATED`` if the home has no account; errors of ``address_of`` and ``establish``.
     """
     address = address_of(home, server)
     pin = ServerPin.load(home, address)
@@ -40,7 +39,7 @@ def address_of(home: Home, server: str | None) -> Address:
     """Return the given address, or that of the only hub where the home has an account.
 
     Raises:
-        GymError: ``USAGE`` when none was given and there is not exactly one; it lists them.
+        GymError: ``USAGE`` with a list of hubs if no address was given and there is not exactly one.
     """
     if server is not None:
         return Address.parse(server)
@@ -57,7 +56,7 @@ def last_address(home: Home) -> Address | None:
     """Return the hub that ``join`` uses by default: the last one, or the only one with an account.
 
     Raises:
-        GymError: ``USAGE`` for several, none of which is known to be the last.
+        GymError: ``USAGE`` if there are several, and the last one is unknown.
     """
     last = home.settings().get(LAST_SERVER)
     if last:

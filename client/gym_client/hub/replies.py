@@ -24,13 +24,13 @@ def parse_object(
     """Parse a JSON object with required keys.
 
     Args:
-        text: The hub's text.
-        what: Names it in messages: "a verdict".
+        text: Text from the hub.
+        what: Noun phrase for error messages, such as "a verdict".
         refusal: Code of the error.
-        kinds: Type of each key that must be there; a bool is not a number.
+        kinds: Types of the required keys; a bool does not count as a number.
 
     Raises:
-        GymError: ``refusal`` when it is no such object.
+        GymError: ``refusal`` if it is not such an object.
     """
     if len(text) > MAX_DOCUMENT:
         raise _refused(what, f"has {len(text)} characters", refusal)
@@ -50,7 +50,7 @@ def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
     """Parse ``AccountReply.verdicts_json``, the verdicts on this contributor's updates, newest first.
 
     Raises:
-        GymError: ``INTERNAL`` as ``parse_object``.
+        GymError: ``INTERNAL``; see ``parse_object``.
     """
     verdicts = [
         parse_object(
@@ -74,7 +74,7 @@ def _refused(what: str, why: str, code: ErrorCode = ErrorCode.INTERNAL) -> GymEr
 
 
 def is_statement(line: str) -> bool:
-    """Return True if a line of the file of heads is an accepted statement rather than a head."""
+    """Return True if a line of the heads file is an accepted statement instead of a head."""
     return line.startswith('{"signature":')  # keys of canonical JSON are sorted; a head starts with "head"
 
 
@@ -104,7 +104,7 @@ def read_proof(reply: Any) -> EntryProof:
     """Parse the proof in a ``LedgerProofReply``, without verifying it.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` when it is none.
+        GymError: ``SIGNATURE_INVALID`` if it is not a proof.
     """
     with refused_as_unsigned(NOT_ITS_OWN):
         return EntryProof(read_entry(reply.entry), SignedHead.from_json(reply.head_json), tuple(reply.path))

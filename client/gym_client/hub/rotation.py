@@ -1,7 +1,7 @@
 """Rotate and revoke the keys of a home's accounts.
 
-The new key is written before any hub receives it, each hub's answer is stored at once, and a replaced key is kept
-until no hub needs it. After a kill at any point, the same command resumes.
+The new key is written before any hub receives it, each hub's reply is stored immediately, and a replaced key is kept
+as long as a hub needs it. If the process is killed, the same command resumes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
 def rotate(home: Home, another: bool = False) -> dict[str, Any]:
-    """Rotate the key of every account, or resume a rotation that some hub has not answered. Needs the home's lock.
+    """Rotate the key of every account, or resume a rotation that some hub has not answered.
 
     Args:
-        home: The home with the keys.
-        another: Make one more key though some hub still has an older one than the home's.
+        home: The home with the keys, locked by the caller.
+        another: Create another key even if some hub still has an older one.
 
     Returns:
-        ``public_key`` (hex) and ``servers``: for each its ``address``, ``server``, ``contributor``, whether it
+        ``public_key`` (hex) and ``servers``: for each hub its ``address``, ``server``, ``contributor``, whether it
         ``rotated``, and the ``error`` if not.
     """
     store = Keystore(home.folder)
@@ -55,15 +55,15 @@ def revoke(
 
     Args:
         home: The home with the accounts.
-        key: The signing key; None: the account's key at each hub.
-        address: At this hub only; None: at all.
-        contributor: The account, where the home has none at ``address``.
+        key: The signing key; None for the account's key at each hub.
+        address: Address of the hub; None for all hubs.
+        contributor: Id of the account, if the home has none at ``address``.
 
     Returns:
         For each hub its ``address``, ``server``, ``contributor``, whether ``revoked``, and the ``error`` if not.
 
     Raises:
-        GymError: ``UNAUTHENTICATED`` when the home has no account to revoke.
+        GymError: ``UNAUTHENTICATED`` if the home has no account to revoke a key of.
     """
     store = Keystore(home.folder)
     if address is None:

@@ -43,8 +43,8 @@ class WorkStream:
     def next(self, seconds: float) -> pb.WorkEvent | GymError | None:
         """Return the next event, or None after some seconds.
 
-        A ``GymError`` for which ``is_passing`` is True is informational, since the stream reconnects; any other ends
-        the stream.
+        A ``GymError`` for which ``is_passing`` is True is informational, since the stream reconnects; any other error
+        ends
         """
         try:
             return self._events.get(timeout=seconds)
@@ -55,7 +55,7 @@ class WorkStream:
         backoff, refused, away = Backoff(), False, False
         while not self._stop.is_set():
             try:
-                if away:  # a new stream may be silent for long, so report that the hub is back
+                if away:  # a new stream may stay silent for a long time, so report that the hub is back
                     self._client.call("Status", pb.StatusRequest())
                     self._events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
                     away = False
@@ -91,7 +91,7 @@ class WorkStream:
                         return True
         except GymError as error:
             if error.code is ErrorCode.DEADLINE_EXCEEDED and heard:
-                return True  # the hour is over; open the next stream
+                return True  # the stream has reached its deadline of an hour; open the next one
             raise
         return heard
 

@@ -25,7 +25,7 @@ _UNKNOWN = "how long that takes is not known: nothing large was fetched here bef
 
 @dataclass(frozen=True)
 class Bytes:
-    """Bytes of soups, tensors and deltas, without the messages around them."""
+    """Byte counts of soups, tensors and deltas, without message overhead."""
 
     down: int = 0
     up: int = 0
@@ -39,7 +39,7 @@ class Bytes:
 
 
 class Traffic:
-    """Count the bytes exchanged with one hub. The caller holds the home's lock; counting is safe from any thread."""
+    """Counts bytes exchanged with one hub. The caller must hold the home's lock; counting is thread-safe."""
 
     def __init__(self, home: Home, server: str) -> None:
         self._home, self._server = home, server
@@ -85,7 +85,7 @@ def total_of(home: Home, server: str) -> Bytes:
     """Return all bytes that this home has exchanged with a hub.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming the file.
+        GymError: ``STATE_CORRUPT`` with the file's name.
     """
     return _total(_read(home), server)
 
@@ -128,12 +128,12 @@ class Bandwidth:
 
 
 class DownloadPace:
-    """Measure a download, and remember the last measurement.
+    """Measures a download, and stores the last measurement.
 
     Args:
-        home: Stores the measurement.
-        limit: Of ``policy.yaml``; None for none.
-        clock: A monotonic clock in seconds.
+        home: The home, which stores the measurement.
+        limit: Download limit of ``policy.yaml`` in bytes per second; None for no limit.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class DownloadPace:
         self._last = (0, 0.0)
 
     def note(self, done: int) -> None:
-        """Note the number of bytes received so far."""
+        """Record the number of bytes received so far."""
         self._last = (done, self._clock())
         self._first = self._first or self._last
 
@@ -179,11 +179,11 @@ class DownloadPace:
 
 
 class TokenBucket:
-    """Let ``bytes_per_second`` through, with bursts of one second. Safe from any thread.
+    """Rate limiter for ``bytes_per_second``, with bursts of one second. Thread-safe.
 
     Args:
-        bytes_per_second: None lets everything through.
-        clock: A monotonic clock in seconds.
+        bytes_per_second: The rate; None for no limit.
+        clock: Returns monotonic time in seconds.
         sleep: Waits for a number of seconds.
     """
 
@@ -199,7 +199,7 @@ class TokenBucket:
         self._tokens, self._at = float(bytes_per_second or 0), clock()
 
     def take(self, num_bytes: int, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Account for transferred bytes: return when the bucket is no longer empty, or at ``should_stop``."""
+        """Record transferred bytes, and block until the bucket is no longer empty or ``should_stop`` returns True."""
         with self._lock:
             self._fill()
             self._tokens -= num_bytes
@@ -212,11 +212,11 @@ class TokenBucket:
         return 0.0 if rate is None else num_bytes / rate
 
     def chunk(self, most: int) -> int:
-        """Return the bytes to hand over at once: one second's worth, at most ``most``."""
+        """Return the number of bytes to send at once: one second's worth, at most ``most``."""
         return most if self.bytes_per_second is None else min(most, self.bytes_per_second)
 
     def span(self, most: int) -> int:
-        """Return the bytes of one upload call, at most ``most``."""
+        """Return the number of bytes of one upload call, at most ``most``."""
         return most if self.bytes_per_second is None else min(most, _SECONDS_A_CALL * self.bytes_per_second)
 
     def _seconds(self) -> float:

@@ -32,7 +32,7 @@ class ObjectCache:
         self.folder = folder
 
     def path(self, sha256: str) -> Path:
-        """Return the path of an object, whether it exists or not.
+        """Return the path of an object, which may not exist.
 
         Raises:
             GymError: ``USAGE`` for a name that is not a sha256.
@@ -66,17 +66,17 @@ def download(
     """Download an object unless it is cached. Call again to resume.
 
     Args:
-        client: The hub.
-        cache: The destination; a partial download is stored there as ``<sha256>.part``.
-        sha256: The object's name.
-        size_bytes: The size from the reference; the download never exceeds it.
+        client: Client of the hub.
+        cache: The cache; a partial download is stored there as ``<sha256>.part``.
+        sha256: Digest and name of the object.
+        size_bytes: Size from the reference, which the download never exceeds.
         progress: Called after each chunk.
         should_stop: Checked between chunks; True stops the download.
         count: Called with the bytes of each received chunk.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for bytes that are not the object's (they are dropped),
-            ``UNAVAILABLE`` when the line broke and ``INTERRUPTED`` (they are kept).
+        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for wrong data, which is deleted; ``UNAVAILABLE`` if the
+            connection breaks, or ``INTERRUPTED``, with the partial download kept.
     """
     target = cache.path(sha256)
     if cache.has(sha256, size_bytes):
@@ -161,16 +161,16 @@ def upload(
     """Upload a file to the hub. Call again to resume.
 
     Args:
-        client: The hub.
-        sha256: Hex digest of the file, its name over there.
-        path: The file.
+        client: Client of the hub.
+        sha256: Hex digest of the file, its name at the hub.
+        path: Path of the file.
         progress: Called after each chunk handed to the network.
         should_stop: Checked between chunks; True stops the upload.
         count: Called with the bytes of each chunk handed to the network.
         committed: Called with the hub's signed commitment before the first byte is sent; empty if the hub makes none.
 
     Raises:
-        GymError: ``INTERRUPTED``; ``UNAVAILABLE`` when the line broke; refusals of the hub.
+        GymError: ``INTERRUPTED``; ``UNAVAILABLE`` if the connection breaks; errors of the hub.
     """
     size = path.stat().st_size
     report = progress or (lambda done, total: None)

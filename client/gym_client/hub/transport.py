@@ -50,16 +50,16 @@ _OPEN_CALLS = (
 
 
 class HubClient:
-    """A connection to a hub. Safe to use from several threads."""
+    """A connection to a hub. Thread-safe."""
 
     def __init__(self, home: Home, address: Address, pin: ServerPin, key: SigningKey | None = None) -> None:
         """Create a client; nothing is sent before the first call.
 
         Args:
-            home: Key, instance and pins.
-            address: The hub's address.
-            pin: The result of ``establish``; without a fingerprint the channel is plain text.
-            key: Signs what is sent; None: the key that this hub knows.
+            home: The home with key, instance and pins.
+            address: Address of the hub.
+            pin: Result of ``establish``; without a fingerprint the channel is plain text.
+            key: Key that signs requests; None for the key that this hub knows.
         """
         self.home = home
         self.address = address
@@ -76,8 +76,8 @@ class HubClient:
         """Request the hub's status; its ledger key is checked against the pin, or pinned at first contact.
 
         Raises:
-            GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` when it signs its ledger with another key than
-                before, or says that it is a hub which this home knows by another key.
+            GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` if its ledger key differs from the pinned one, or
+                it claims the id of a hub that this home knows with another key.
         """
         try:
             reply = self._measure()
@@ -96,13 +96,13 @@ class HubClient:
         """Register this home's key; return the contributor's id.
 
         Args:
-            name: Shown to the coordinator and in the ledger.
-            invite: The token of an invite, or empty.
+            name: Name shown to the coordinator and in the ledger.
+            invite: Token of an invite, or empty.
             should_stop: Checked during the proof of work.
 
         Raises:
-            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` under the hub's policy; ``BUSY`` while it takes no
-                more enrolments from here; ``INTERRUPTED`` after ``should_stop``.
+            GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the hub's policy; ``BUSY`` while it accepts no
+                more enrolments from this network; ``INTERRUPTED`` after ``should_stop``.
         """
         bits, server = self.status().enrolment_work_bits, self._server()
         request = pb.EnrolRequest(
@@ -127,7 +127,7 @@ class HubClient:
         self.renew_session()
 
     def authenticate(self) -> None:
-        """Open a new session; an account that was left gets one for queries and transfers."""
+        """Open a new session; an account that was left gets a session for queries and transfers only."""
         with self._lock:
             account = self.pin.account
             if not account:
@@ -150,10 +150,10 @@ class HubClient:
         """Return the hub's time in Unix seconds, for signatures; measure it if needed.
 
         Args:
-            method: The call that it is signed for.
+            method: Name of the call that the time is signed for.
 
         Raises:
-            GymError: ``LEDGER_FORKED`` where that call would be refused: also of a hub that cannot be asked.
+            GymError: ``LEDGER_FORKED`` if that call would be refused, even if the hub is unreachable.
         """
         self._require_one_ledger(method)
         if not self._time.is_known:
@@ -174,11 +174,11 @@ class HubClient:
 
         Args:
             method: Name of the method in ``hub.proto``.
-            request: A message, or a function that gives an iterator of messages (a call may be made twice).
-            seconds: Deadline.
+            request: A message, or a function that returns an iterator of messages, since a call may be repeated.
+            seconds: Deadline in seconds.
 
         Raises:
-            GymError: The hub's refusal, or ``UNAVAILABLE`` and ``DEADLINE_EXCEEDED`` of the transport.
+            GymError: The hub's error, or ``UNAVAILABLE`` and ``DEADLINE_EXCEEDED`` of the transport.
         """
         self._require_one_ledger(method)
         for attempt in range(2):
@@ -227,10 +227,10 @@ class HubClient:
             self._session, self._expires_at = "", 0
 
     def check_key(self) -> None:
-        """Check after a failure that the hub still has the pinned key, and adopt a renewed certificate.
+        """Check after a failure that the hub still has the pinned key, and store a renewed certificate.
 
         Raises:
-            GymError: ``SERVER_KEY_CHANGED``. A hub that cannot be reached does not raise.
+            GymError: ``SERVER_KEY_CHANGED``. An unreachable hub does not raise.
         """
         if not self.pin.fingerprint:
             return
@@ -258,7 +258,7 @@ class HubClient:
 
     def _open_channel(self) -> None:
         options: list[tuple[str, Any]] = [*CHANNEL_OPTIONS, ("grpc.max_reconnect_backoff_ms", 5_000)]
-        # The same choice as for the certificate, overriding gRPC's own reading of the environment.
+        # Use the same proxy as for the certificate instead of gRPC's own interpretation of the environment.
         if (proxy := proxy_for(self.address)) is None:
             options.append(("grpc.enable_http_proxy", 0))
         else:
@@ -321,15 +321,15 @@ class HubClient:
             heads.require_shown(self.prove, statements)
 
     def _require_one_ledger(self, method: str) -> None:
-        """Refuse calls to a hub with two ledgers; revoking a lost key is still allowed.
+        """Reject calls to a hub with two ledgers, except revocations of lost keys.
 
-        ``Status`` is allowed, since it may report that the hub was restored; ``status`` then refuses everything else.
+        ``Status`` is allowed, since it may report that the hub was restored; ``status`` then rejects everything else.
         """
         if self.pin.ledger_key and method not in ("RevokeKey", "Status", "LedgerProof"):
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 
     def _check_ledger_key(self, key: bytes) -> None:
-        """Compare the whole key with the pin, because collisions of its shorter id are feasible."""
+        """Compare the whole key with the pin, since collisions of its shorter id are feasible."""
         server, pinned = server_id(key), self.pin
         if (pinned.server and server != pinned.server) or (
             pinned.ledger_key and key.hex() != pinned.ledger_key

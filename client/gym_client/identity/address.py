@@ -22,7 +22,7 @@ class Address:
         """Parse an address; the default port is the hub's.
 
         Raises:
-            GymError: ``USAGE`` quoting what is not an address.
+            GymError: ``USAGE`` with the invalid text.
         """
         host, colon, port = text.strip().rpartition(":")
         if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
@@ -46,7 +46,7 @@ class Address:
 
     @property
     def file_name(self) -> str:
-        """The address in a form that is valid as a file name, ``host_port``."""
+        """The address as a valid file name, ``host_port``."""
         safe = "".join(c if c.isalnum() or c in ".-" else "-" for c in self.host.lower())
         return f"{safe}_{self.port}"
 

@@ -1,8 +1,8 @@
-"""Detect home folders that were copied, and those that several machines share.
+"""Detect home folders that were copied, and those shared by several machines.
 
 A copy has the same ``instance`` as its original, so a hub takes both for one installation, and their work streams end
-each other. A copy therefore gets a new instance. A home on a network file system that another machine used last is
-not a copy: its tasks exist once, and continue.
+each other. A copy therefore gets a new instance. A home on a network file system that was last used on another
+machine is not a copy: its tasks exist once and are resumed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_RECORD_CHARS = 10_000
 
 @dataclass(frozen=True)
 class _LastUse:
-    """Where a home was used last; stored in its file ``machine``, one field per line."""
+    """The last use of a home, stored in its file ``machine``, one field per line."""
 
     machine: str
     """Digest that identifies the machine; empty if nothing does."""
@@ -95,7 +95,7 @@ def _separate(home: Home, original: str) -> str:
 
 
 def _inodes(folder: Path) -> str:
-    """Return the inode numbers of a home and its tasks; they are the same on every machine that mounts it."""
+    """Return the inode numbers of a home and its tasks, which are the same on every machine that mounts it."""
     try:
         return " ".join(str(path.stat().st_ino) for path in (folder, folder / "tasks"))
     except OSError:
@@ -121,7 +121,7 @@ def _is_shared(folder: Path) -> bool:
 
 
 def _machine() -> str:
-    """Return a digest that identifies this machine; empty if nothing does."""
+    """Return a digest that identifies this machine; empty if there is no identifier."""
     try:
         text = MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

@@ -167,7 +167,7 @@ class Home:
         """Lock the home for this process.
 
         Raises:
-            GymError: ``STATE_LOCKED`` naming the process that has it.
+            GymError: ``STATE_LOCKED`` with the process that holds the lock.
         """
         descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -1,7 +1,7 @@
 """Private keys of a home: the newest in ``key.pem``, former ones that some hub still knows in ``keys/``.
 
-Either all keys are unencrypted or all have the same passphrase, which is prompted for once per process. Every change
-is an atomic rename, so a kill leaves each key in its old or new form.
+Either all keys are unencrypted or all have the same passphrase, which is requested once per process. Every change is
+an atomic rename, so a crash leaves each key in its old or new form.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Keystore:
         """Load a key by its public key in hex.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` when the home has no such key.
+            GymError: ``FILE_NOT_FOUND`` if the home has no such key.
         """
         main = self.main()
         if main.public_key.hex() == public_key:
@@ -105,7 +105,7 @@ class Keystore:
         """Encrypt all keys with a new passphrase. Return the number of files written.
 
         Raises:
-            GymError: ``KEY_LOCKED`` when the present passphrase is missing or wrong.
+            GymError: ``KEY_LOCKED`` if the current passphrase is missing or wrong.
         """
         self.main()
         files = self._files()
@@ -142,7 +142,7 @@ class Keystore:
         return key
 
     def _load_either(self, path: Path, new: bytes) -> SigningKey:
-        """Load a key that has the present passphrase, or the new one if a change was interrupted."""
+        """Load a key with the current passphrase, or the new one if a change was interrupted."""
         try:
             return SigningKey.load(path, lambda _: new)
         except GymError as error:

@@ -52,7 +52,7 @@ class ServerPin(StrictModel):
         """Load the pin of an address; None before the first contact.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for a file that cannot be read.
+            GymError: ``STATE_CORRUPT`` for an unreadable file.
         """
         path = pin_path(home, address)
         return cls.read(path) if path.exists() else None
@@ -96,16 +96,16 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
     """Check that all addresses with the same hub id have the same keys.
 
     A hub is identified by its TLS key: a second address may lead to it, but with the same key. If the keys differ,
-    one of the addresses copies the other's id, and nothing is signed for either under that id.
+    one of the addresses copies the other's id, and nothing is signed for either address with that id.
 
     Args:
         home: The home with the pins.
         pin: The pin of the hub that answered.
-        server: The id that follows from the ledger key that it showed.
+        server: Id derived from the ledger key that the hub showed.
         ledger_key: The ledger key in hex.
 
     Raises:
-        GymError: ``SERVER_KEY_CHANGED`` naming both addresses and the files of their pins.
+        GymError: ``SERVER_KEY_CHANGED`` with both addresses and their pin files.
     """
     for path in sorted(home.servers.glob("*.json")):
         other = ServerPin.read(path)
@@ -138,7 +138,7 @@ def parse_fingerprint(text: str) -> str:
     """Normalize a fingerprint to ``sha256:<hex>``.
 
     Raises:
-        GymError: ``USAGE`` quoting what is neither.
+        GymError: ``USAGE`` with the invalid text.
     """
     fingerprint = text.strip().lower()
     fingerprint = fingerprint if fingerprint.startswith("sha256:") else f"sha256:{fingerprint}"
@@ -151,7 +151,7 @@ def key_for(home: Home, pin: ServerPin) -> SigningKey:
     """Return the key that a hub knows for this home's account.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while a rotation has neither ended nor been taken up again.
+        GymError: ``STATE_LOCKED`` during an unfinished rotation.
     """
     store = Keystore(home.folder)
     if store.next_path.exists():

@@ -1,7 +1,7 @@
-"""The HTTP proxy to a hub, chosen once for the certificate and all calls.
+"""HTTP proxies for connections to a hub.
 
-gRPC reads the proxy variables itself, Python's sockets read none, and gRPC's rules differ from other tools'. The
-choice is therefore made here and passed to both.
+gRPC reads the proxy variables itself, Python's sockets do not, and gRPC's rules differ from those of other tools.
+This module therefore selects the proxy for the certificate and for all calls.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Proxy:
     """A proxy that tunnels TCP (``CONNECT``).
 
     Attributes:
-        variable: The environment variable that names it.
+        variable: Environment variable that specifies the proxy.
         credentials: ``user:password``, or empty.
     """
 
@@ -43,7 +43,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """The URL with the password, for gRPC; never put it into a message."""
+        """The URL with the password, for gRPC; must never appear in a message."""
         user = f"{self.credentials}@" if self.credentials else ""
         return f"http://{user}{Address(self.host, self.port)}"
 
@@ -55,7 +55,7 @@ def proxy_for(address: Address, environment: Mapping[str, str] = os.environ) -> 
     """Return the proxy to a hub; None for a direct connection, which loopback addresses always have.
 
     Raises:
-        GymError: ``USAGE`` for a variable that names no HTTP proxy.
+        GymError: ``USAGE`` if a variable does not specify an HTTP proxy.
     """
     variable = next((name for name in VARIABLES if environment.get(name, "").strip()), None)
     if variable is None or address.is_loopback:
@@ -70,8 +70,8 @@ def connect(address: Address, seconds: float) -> socket.socket:
     """Open a TCP connection to a hub, through the proxy if there is one.
 
     Raises:
-        GymError: ``UNAVAILABLE`` naming the proxy that is away or refuses; ``USAGE`` as ``proxy_for``.
-        OSError: The hub cannot be reached directly.
+        GymError: ``UNAVAILABLE`` if the proxy is unreachable or refuses; ``USAGE`` as in ``proxy_for``.
+        OSError: If the hub cannot be reached directly.
     """
     proxy = proxy_for(address)
     if proxy is None:
@@ -97,7 +97,7 @@ def connect(address: Address, seconds: float) -> socket.socket:
 
 
 def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
-    """Request the tunnel and return the first line of the answer."""
+    """Request the tunnel and return the first line of the reply."""
     lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
     if proxy.credentials:
         token = base64.b64encode(unquote(proxy.credentials).encode()).decode()

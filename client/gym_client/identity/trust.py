@@ -25,13 +25,13 @@ def fetch_certificate(address: Address) -> bytes:
     """Fetch the certificate served at an address, as unverified PEM.
 
     Raises:
-        GymError: ``UNAVAILABLE`` when nobody answers or the answer is not TLS.
+        GymError: ``UNAVAILABLE`` if there is no answer or it is not TLS.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = (
         False,
         ssl.CERT_NONE,
-    )  # the key is compared with the pin, certificates are not verified
+    )  # the key is compared with the pin instead
     try:
         with (
             connect(address, _FETCH_SECONDS) as stream,
@@ -58,8 +58,8 @@ def fetch_certificate(address: Address) -> bytes:
 def vouching_authority(address: Address, found: str) -> str:
     """Return the trusted authority that certifies a hub's key for its address; empty if there is none.
 
-    Args:
-        address: The hub.
+    address: Address of the hub.
+    found: Fingerprint of the key that it presented before.
         found: Fingerprint of the key that it showed before.
     """
     context = trusting_context()
@@ -85,21 +85,20 @@ def establish(
 
     Args:
         home: The home with the pins.
-        address: The hub.
-        expected: Fingerprint from an invite or ``--fingerprint``; None leaves it to the pin or the person.
-        confirm: Asked at first contact when nothing else vouches for the key, such as a pin of another address.
-        insecure: Plain text.
+        address: Address of the hub.
+        expected: Fingerprint from an invite or ``--fingerprint``; None to use the pin or ask the user.
+        confirm: Called at first contact if nothing else confirms the key, such as the pin of another address.
+        insecure: Use plain text.
 
     Raises:
-        GymError: ``SERVER_KEY_CHANGED`` for a key that is not the pinned or expected one,
-            ``PERMISSION_DENIED`` when the person declines, ``USAGE`` for plain text beyond loopback,
-            ``UNAVAILABLE``.
+        GymError: ``SERVER_KEY_CHANGED`` if the key is not the pinned or expected one, ``PERMISSION_DENIED`` if the
+            user declines, ``USAGE`` for plain text beyond loopback, ``UNAVAILABLE``.
     """
     pin = ServerPin.load(home, address)
     if insecure:
         return _plain(home, address, pin)
     if pin is not None and not pin.fingerprint:
-        pin = None  # first met in plain text, so the key is unverified
+        pin = None  # first contact was in plain text, so the key is unverified
     try:
         pem = fetch_certificate(address)
     except GymError:
@@ -129,7 +128,7 @@ def establish(
 def check_dates(address: Address, pem: bytes) -> None:
     """Raise ``CLOCK_SKEWED`` for a certificate that gRPC would refuse by this machine's clock.
 
-    A hub's self-signed certificate is always valid; that of an authority is not.
+    A hub's self-signed certificate never expires, but one signed by a CA does.
     """
     begin, end = validity(pem)
     now = datetime.now(UTC)

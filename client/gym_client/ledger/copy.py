@@ -34,8 +34,8 @@ class LedgerCopy:
     """The copy of one hub's ledger.
 
     Args:
-        home: The contributor's folder.
-        public_key: The hub's ledger key.
+        home: The contributor's home.
+        public_key: Ledger key of the hub.
     """
 
     def __init__(self, home: Home, public_key: bytes) -> None:
@@ -48,7 +48,7 @@ class LedgerCopy:
         return self.heads.path.with_name("ledger.jsonl")
 
     def size(self) -> int:
-        """Return the number of entries under the last head; truncate what a broken download left after it."""
+        """Return the number of entries under the last head, after truncating leftovers of an interrupted download."""
         if not self.path.exists():
             return 0
         end, size = 0, 0
@@ -68,10 +68,10 @@ class LedgerCopy:
         """Download the missing entries up to the newest.
 
         Returns:
-            The head over all of it, checked against every head that was seen before.
+            The head of all entries, checked against every earlier head.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and what the transport raises.
+            GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and errors of the transport.
         """
         size = self.size()
         newest = self.heads.newest()
@@ -130,8 +130,8 @@ def check_variant(
         Sequence number of the entry that records the variant.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` when the ledger does not say that the owner put it with this key;
-            ``KEY_REVOKED``; ``STALE`` when something newer took its place; what the check of the ledger raises.
+        GymError: ``SIGNATURE_INVALID`` if the ledger does not record that the owner pushed it with this key;
+            ``KEY_REVOKED``; ``STALE`` if there is a newer revision; errors of the ledger's verification.
     """
     client.status()
     key = bytes.fromhex(client.pin.ledger_key)

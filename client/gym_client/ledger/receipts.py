@@ -25,8 +25,8 @@ class Receipts:
     """The receipts of one hub.
 
     Args:
-        home: The contributor's folder.
-        client: The hub.
+        home: The contributor's home.
+        client: Client of the hub.
     """
 
     def __init__(self, home: Home, client: HubClient) -> None:
@@ -37,7 +37,7 @@ class Receipts:
         """Verify a submission's receipt and record its head.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID`` when the hub did not sign it, ``LEDGER_FORKED``.
+            GymError: ``SIGNATURE_INVALID`` if the hub did not sign it, ``LEDGER_FORKED``.
         """
         if "update" in receipt:
             self._see(check_receipt(receipt, self._key()))
@@ -49,7 +49,7 @@ class Receipts:
             verdicts: The verdicts of ``AccountReply.verdicts_json``, each with its ledger entries under ``entries``.
 
         Returns:
-            How many are new. A hub that is away is asked again the next time.
+            Number of new receipts. A hub that is unreachable is asked again next time.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and the hub's refusal of an entry that it reported.
@@ -93,7 +93,7 @@ def kept_receipts(home: Home, server: str) -> list[dict[str, Any]]:
     """List the receipts of a hub, oldest first, without those superseded by an accepted restore."""
     receipts: list[dict[str, Any]] = []
     for receipt in home.receipts():
-        if receipt.get("server") != server or "commitment" in receipt:  # which proves no entry
+        if receipt.get("server") != server or "commitment" in receipt:  # proves no entry
             continue
         if "restored" in receipt:
             last = int(receipt["restored"]["statement"]["restored_at_entry"])

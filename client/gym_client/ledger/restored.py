@@ -1,4 +1,4 @@
-"""Hubs restored from a backup: what the contributor loses, and how it is accepted."""
+"""Hubs restored from a backup: computes what the contributor loses, and accepts the restore."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Loss:
 
     Attributes:
         server: Id of the hub.
-        restored_at_entry: The last entry of its ledger that stands.
-        at: When the statement was signed, in Unix seconds.
-        reason: The coordinator's words.
-        lost_entries: The number of lost entries, if the coordinator knows it.
-        receipts: Receipts kept here that no longer stand.
-        rounds: The rounds of these receipts, in order.
-        credits: The credits in these receipts.
+        restored_at_entry: Last valid entry of its ledger.
+        at: Time of the statement in Unix seconds.
+        reason: The coordinator's explanation.
+        lost_entries: Number of lost entries, if the coordinator knows it.
+        receipts: Stored receipts that are no longer valid.
+        rounds: Rounds of these receipts, in order.
+        credits: Credits in these receipts.
     """
 
     server: str
@@ -66,7 +66,7 @@ class Loss:
 
 
 def loss_of(home: Home, signed: SignedRestored) -> Loss:
-    """Compute the loss from a restore by the home's receipts."""
+    """Compute a restore's loss from the home's receipts."""
     statement = signed.statement
     gone = [
         receipt
@@ -90,20 +90,20 @@ def loss_of(home: Home, signed: SignedRestored) -> Loss:
 
 
 def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
-    """Accept a restore: mark superseded receipts and heads and set the copy of the ledger aside.
+    """Accept a restore: mark superseded receipts and heads, and move the copy of the ledger away.
 
-    After a kill this can be repeated; the line in the file of heads is written last and completes it.
+    This is repeatable after a crash; the line in the file of heads is written last and completes it.
 
     Args:
-        home: The contributor's folder, locked by the caller.
-        key: The hub's.
-        signed: The statement.
+        home: The contributor's home, locked by the caller.
+        key: Ledger key of the hub.
+        signed: The signed statement.
 
     Returns:
-        How many heads are superseded.
+        Number of superseded heads.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` for a statement that the hub did not sign.
+        GymError: ``STATE_CORRUPT`` if the hub did not sign the statement.
     """
     signed.verify(key)
     heads = Heads(home, key)
@@ -120,13 +120,13 @@ def with_restores(
     """Run an action; if it shows that the hub was restored, ask for consent and repeat it.
 
     Args:
-        home: The contributor's folder, locked by the caller.
-        key: The hub's, when it is needed.
-        agrees: Prompts the person.
-        action: The action; it must be safe to repeat.
+        home: The contributor's home, locked by the caller.
+        key: Returns the hub's ledger key when it is needed.
+        agrees: Prompts the user.
+        action: Function to run; must be safe to repeat.
 
     Raises:
-        GymError: ``HUB_RESTORED`` when the person does not agree, and whatever ``action`` raises.
+        GymError: ``HUB_RESTORED`` if the user does not agree; errors of ``action``.
     """
     for _ in range(MAX_RESTORES):
         try:

@@ -37,12 +37,12 @@ class Tally:
         contributor: The contributor's id.
 
     Attributes:
-        credits: Earned, by round.
-        royalties: Earned by the use of versions, by usage id.
-        verdicts: The last verdict on every update.
+        credits: Earned credits by round.
+        royalties: Credits earned by the use of versions, by usage id.
+        verdicts: Last verdict on every update.
         seals: Seals of all verdicts at admission in private rounds.
-        pending: Transfers that reserve credits, with their amounts.
-        moved: Credits received less credits given away, of transfers that are settled.
+        pending: Reserved amounts by pending transfer.
+        moved: Credits received minus credits sent, in settled transfers.
     """
 
     def __init__(self, contributor: str) -> None:
@@ -57,7 +57,7 @@ class Tally:
 
     @property
     def balance(self) -> int:
-        """Credits that were neither given away nor reserved."""
+        """Credits that were neither sent nor reserved."""
         earned = sum(self.credits.values()) + sum(self.royalties.values())
         return earned + self.moved - sum(self.pending.values())
 
@@ -82,8 +82,8 @@ class Tally:
         """List contradictions between the hub's reports and its ledger.
 
         Args:
-            balance: The reported balance.
-            verdicts: The parsed verdicts of ``AccountReply.verdicts_json``.
+            balance: Reported balance.
+            verdicts: Parsed verdicts of ``AccountReply.verdicts_json``.
         """
         contradictions = []
         if balance != self.balance:
@@ -121,17 +121,17 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verification:
-    """The numbers of a completed verification.
+    """The results of a completed verification.
 
     Attributes:
         server: Id of the hub.
-        entries: Entries in the ledger.
-        heads: Signed ones in it.
-        heads_seen: Heads kept here that it was checked against.
-        own_entries: Entries that name the contributor.
-        receipts: Kept here, each found in it.
-        rounds_credited: Rounds that credited the contributor.
-        balance: The balance by the ledger's entries.
+        entries: Number of entries in the ledger.
+        heads: Number of signed heads in the ledger.
+        heads_seen: Number of stored heads that it was checked against.
+        own_entries: Number of entries that name the contributor.
+        receipts: Number of stored receipts, all found in the ledger.
+        rounds_credited: Number of rounds that credited the contributor.
+        balance: Balance according to the ledger.
     """
 
     server: str
@@ -162,7 +162,7 @@ def verify_online(
     """Download and verify the ledger, and compare it with what the hub reports.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming every lie, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.
+        GymError: ``STATE_CORRUPT`` with all contradictions, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.
     """
     client.status()
     key = bytes.fromhex(client.pin.ledger_key)
@@ -187,10 +187,10 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
     """Verify a ledger file, and the home's receipts and heads against it.
 
     Args:
-        home: The contributor's folder.
-        path: An exported ledger, or the own copy.
-        key: The hub's.
-        tally: Receives every entry.
+        home: The contributor's home.
+        path: An exported ledger, or the home's copy.
+        key: Ledger key of the hub.
+        tally: Visitor that receives every entry.
 
     Raises:
         GymError: ``STATE_CORRUPT``, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.

@@ -1,12 +1,12 @@
-"""The privacy book: what the examples of each data set have spent at all hubs, in ``privacy.jsonl`` in the home.
+"""The privacy book: privacy spending of each data set at all hubs, in ``privacy.jsonl`` in the home.
 
 A line is written durably before an update is signed, and nothing unsigned leaves this machine, so the book never
-contains less than was spent. An update is charged once, however often it is sent. Training undone by a crash is not
-charged, since its noise is in nothing that was sent. After a crash between charge and signature, training resumes
-from its last checkpoint to the same update, which is not charged again.
+contains less than was spent. An update is charged once, even if it is sent repeatedly. Training lost in a crash is
+not charged, since its noise is not in any sent update. After a crash between charge and signature, training resumes
+from its last checkpoint and produces the same update, which is not charged again.
 
-Data is identified by the digest of its file: the same rows in another file have a line of their own. Training outside
-of rounds (`gym train`) is not in the book.
+Data is identified by the digest of its file: the same rows in another file are a separate entry. Training outside of
+rounds (`gym train`) is not recorded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Charge:
 
     Attributes:
         data: Digest of the data.
-        server: Id of the hub that it was made for.
-        server_round: The hub's round.
+        server: Id of the hub that the update is for.
+        server_round: Round of the hub.
         delta: sha256 of the update's file.
-        noise_multiplier: The noise multiplier of every step.
+        noise_multiplier: Noise multiplier of every step.
         sampling_probability: Per-example sampling probability.
-        steps: The number of steps.
-        target_delta: The delta of the recipe's epsilon.
-        at_seconds: Unix time.
+        steps: Number of steps.
+        target_delta: Delta for which epsilon is computed.
+        at_seconds: Time of the charge in Unix seconds.
     """
 
     data: str
@@ -63,16 +63,16 @@ class Charge:
 
 
 class PrivacyBook:
-    """The privacy book of a home; writers hold the home's lock."""
+    """The privacy book of a home; writers must hold the home's lock."""
 
     def __init__(self, home: Home) -> None:
         self.path: Path = home.folder / "privacy.jsonl"
 
     def charges(self) -> list[Charge]:
-        """Read all charges, oldest first, without a last line truncated by a crash, which nothing relied on.
+        """Read all charges, oldest first, without a last line truncated by a crash.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` naming the line.
+            GymError: ``STATE_CORRUPT`` with the line.
         """
         text = self.path.read_text(encoding="utf-8", errors="replace") if self.path.exists() else ""
         charges = []
@@ -101,9 +101,9 @@ class PrivacyBook:
         append_lines(self.path, [json.dumps(asdict(charge), sort_keys=True)])
 
     def epsilon(self, data: str, *more: NoiseEvent, target_delta: float | None = None) -> float:
-        """Return the epsilon of ``data``'s examples over all hubs, including the events in ``more``.
+        """Return the epsilon of the data's examples over all hubs, including the events in ``more``.
 
-        The value is for the smallest ``target_delta`` of all charges, so that it holds for each of them.
+        The value uses the smallest ``target_delta`` of all charges, so that it holds for each of them.
         """
         from gym_fed.privacy.accountant import epsilon
 

@@ -1,6 +1,6 @@
-"""Tasks under ``recipe.privacy``: checked against the budget before training, charged before signing.
+"""Tasks under ``recipe.privacy``: budget check before training, charge before signing.
 
-Everything that leaves this machine is then derived from the private weights: no loss, no count of examples or tokens.
+All data that leaves this machine is derived from the private weights: no loss, no number of examples or tokens.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PrivateTask:
 
 
 def kept_here() -> GymError:
-    """Create the only error that a hub gets for a failed private task.
+    """Create the only error that a hub receives for a failed private task.
 
     Messages may contain rows, their number or the budget, and even an error code could reveal a row's length.
     """

@@ -1,10 +1,10 @@
 """A contributor's side of secure aggregation: the round's secrets on disk, and a message per stage.
 
 ``secure/<server>-<round>/state.json`` (mode 0600) contains the round's private keys and commitments. It is written
-before anything derived from it leaves this machine. A killed agent therefore resumes with the same keys, masks only
-one vector, and reveals for each other contributor a share either of its seed or of its mask key, never of both. The
-state is not in the task's folder, whose name the hub chooses. It is deleted when the round is over;
-``secure/begun.json`` keeps the last round begun with each hub, and no round up to that one is begun again.
+before any derived data leaves this machine. A restarted agent therefore resumes with the same keys, masks only one
+vector, and reveals for each other contributor a share either of its seed or of its mask key, never both. The state is
+not in the task's folder, whose name the hub chooses. It is deleted when the round is over. ``secure/begun.json``
+records the last round begun with each hub; that round and earlier ones cannot begin again.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class SecureRound:
     """A secure round on this machine.
 
     Args:
-        home: The contributor's folder.
-        spec: The round's task; it must say ``secure_aggregation``.
-        key: Signs this contributor's keys.
+        home: The contributor's home.
+        spec: Task of the round, with ``secure_aggregation`` set.
+        key: Key that signs this contributor's public keys.
     """
 
     def __init__(self, home: Home, spec: TaskSpec, key: SigningKey) -> None:
@@ -90,7 +90,7 @@ class SecureRound:
         self._rounds = rounds_folder(home)
         self._folder = self._rounds / f"{spec.server}-{spec.server_round}"
         self._begun = Begun(home, spec.server)
-        # The name within the round stays that of the first key, even if the key is rotated meanwhile.
+        # The participant name is derived from the first key, even if the key is rotated during the round.
         begun = self._load().advert if self._path.exists() else None
         self._me = begun.advert.contributor if begun is not None else contributor_id(key.public_key)
         if begun is not None and begun.advert.task != self._task:
@@ -102,10 +102,10 @@ class SecureRound:
             )
 
     def advertise(self) -> SignedAdvert:
-        """Return the signed public keys of this round, the same ones on every call.
+        """Return the signed public keys of this round; repeated calls return the same keys.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for a round that was begun and forgotten, or an earlier one.
+            GymError: ``UPDATE_REFUSED`` for a round that was begun and deleted, or an earlier one.
         """
         if self._path.exists():
             self._begun.note(self._spec.server_round)
@@ -143,9 +143,9 @@ class SecureRound:
         """Split this round's secrets among all participants.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list that
-                is another one than before, lacks this contributor, or is too long for the threshold, ``TASKS_DIFFER``
-                for one with participants who signed another task.
+            GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list
+                that differs from an earlier one, lacks this contributor, or is too long for the threshold,
+                ``TASKS_DIFFER`` if participants signed another task.
         """
         from gym_fed.privacy.secure_aggregation.shares import split_secret
 
@@ -176,11 +176,11 @@ class SecureRound:
         return shares
 
     def receive(self, text: object) -> None:
-        """Store the others' shares, which fixes who masks: the senders and this contributor.
+        """Store the other participants' shares, which determines who masks: the senders and this contributor.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for senders who did not begin or are too few, for another list than before, and
-                for a share that is not what its sender sealed, or not what it committed to.
+            GymError: ``UPDATE_REFUSED`` if senders did not begin or are too few, if the list differs from an earlier
+                one, or if a share does not match what its sender sealed or committed to.
         """
         state, masking = self._load(), parse(Masking, text)
         adverts = self._adverts(state)
@@ -208,17 +208,17 @@ class SecureRound:
         """Replace the task's encoded update with masked votes.
 
         Args:
-            folder: The task; its ``update.gymdelta`` is the update, and afterwards the masked votes.
+            folder: The task's folder; ``update.gymdelta`` is replaced by the masked votes.
             trained: The encoded update.
-            base: The version that the update is for.
-            uses: What else decides the votes, for the error.
+            base: Spec of the version that the update is for.
+            uses: Other inputs that determine the votes, for the error message.
 
         Returns:
-            The masked object. It carries no metric of this contributor: losses and norms are not sums.
+            The masked object. It has no metrics, since losses and norms of one contributor are not sums.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` when other votes were masked in this round before: their difference to these
-                would be in the clear.
+            GymError: ``UPDATE_REFUSED`` if other votes were already masked in this round: the hub could compute their
+                difference.
         """
         from gym_fed.delta.file import DeltaFile
         from gym_fed.privacy.secure_aggregation.votes import bits_for, signs, write_masked
@@ -249,8 +249,8 @@ class SecureRound:
         """Sign the list of survivors; only one list per round.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, for one that is too short, and for
-                one without this contributor, whose votes the hub has.
+            GymError: ``UPDATE_REFUSED`` for a second, different list of survivors, one that is too short, or one
+                without this contributor, whose votes the hub has.
         """
         state, reported = self._load(), parse(Survivors, text)
         if state.received is None or state.own is None or state.votes is None:
@@ -272,8 +272,8 @@ class SecureRound:
         """Reveal a share for each participant: of its seed if its votes are in the sum, otherwise of its mask key.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for another list than this contributor signed, or one that too few signed;
-                ``SIGNATURE_INVALID`` for a signature that is not its owner's.
+            GymError: ``UPDATE_REFUSED`` for a list that this contributor did not sign, or that too few signed;
+                ``SIGNATURE_INVALID`` for an invalid signature.
         """
         state, request = self._load(), parse(Unmasking, text)
         if state.survivors is None or state.survivors != request.survivors:

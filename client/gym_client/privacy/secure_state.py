@@ -1,8 +1,8 @@
-"""State of secure rounds on disk: one round's secrets, and the last round begun with each hub.
+"""Stored state of secure rounds: the secrets of a round, and the last round begun with each hub.
 
-After a kill, nothing that was sent is forked or repeated. The secrets are deleted when the hub reports the round as
-over. If the round were begun again, the same votes would be masked with new secrets, and two sums with and without
-one contributor reveal that contributor's votes.
+After a crash, the stored state ensures that nothing already sent is repeated with different content. The secrets are
+deleted when the hub reports the end of the round. If the round could begin again, the same votes would be masked with
+new secrets, and the difference of two sums could reveal one contributor's votes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def rounds_folder(home: Home) -> Path:
 
 
 class Begun:
-    """The last secure round begun with a hub; it outlives the round's secrets."""
+    """The last secure round begun with a hub, which is kept after the round's secrets are deleted."""
 
     def __init__(self, home: Home, server: str) -> None:
         self._path, self._server = rounds_folder(home) / "begun.json", server
 
     @property
     def last(self) -> int:
-        """The last round; 0 if there is none. Raises ``STATE_CORRUPT`` for an unreadable file."""
+        """Return the last round, or 0 if there is none. Raises ``STATE_CORRUPT`` for an unreadable file."""
         return self._read().get(self._server, 0)
 
     def note(self, server_round: int) -> None:

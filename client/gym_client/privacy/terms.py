@@ -1,4 +1,4 @@
-"""Privacy terms: a round's cost, the hub's promises, and their check against the policy."""
+"""Privacy terms of a hub: cost of a round, promises, and their check against the policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SecureTerms:
     """The terms of a hub's secure rounds.
 
     Attributes:
-        threshold: Contributors that must stay to the end, as the hub announces it.
+        threshold: Minimum number of contributors that must stay until the end, as announced by the hub.
     """
 
     threshold: int
@@ -38,7 +38,7 @@ class SecureTerms:
         """Parse ``StatusReply.privacy_json``; None for a hub that sees every update.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` for a hub that does not say its threshold.
+            GymError: ``POLICY_REFUSED`` if the hub does not state its threshold.
         """
         promised = parse_object(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
         terms = promised.get("secure_aggregation") if isinstance(promised, dict) else None
@@ -75,9 +75,10 @@ class Promises:
     """A hub's privacy promises before joining, from ``StatusReply.privacy_json``.
 
     Attributes:
-        central: Its own differential privacy, contributor-level: budget, what is spent, adjacency; None for none.
-        secure_aggregation: True if the hub only learns sums of updates.
-        threshold: The minimum number of updates in a sum; 0 if the hub sees each update.
+        central: The hub's own contributor-level differential privacy (budget, spending, adjacency); None if it has
+            none.
+        secure_aggregation: True if the hub learns only sums of updates.
+        threshold: Minimum number of updates in a sum; 0 if the hub sees each update.
     """
 
     central: dict[str, Any] | None = None
@@ -123,15 +124,15 @@ class PrivacyTerms:
     """Privacy terms as displayed before joining.
 
     Attributes:
-        epsilon_per_round: The epsilon of an example in one round; None without ``recipe.privacy``, when it is infinite.
-        epsilon_after_all: After ``num_rounds`` rounds of this hub alone.
-        epsilon_spent: The epsilon that this data has spent at all hubs.
-        epsilon_with_spent: The same after all rounds of this hub.
-        target_delta: The delta of these values.
-        num_rounds: Rounds of the hub.
-        local: The recipe's settings.
+        epsilon_per_round: Epsilon of an example in one round; None without ``recipe.privacy`` (infinite).
+        epsilon_after_all: Epsilon after ``num_rounds`` rounds of this hub alone.
+        epsilon_spent: Epsilon that this data has spent at all hubs.
+        epsilon_with_spent: Epsilon at all hubs after all rounds of this hub.
+        target_delta: Delta of these values.
+        num_rounds: Number of rounds of the hub.
+        local: Privacy settings of the recipe.
         central: The hub's promise of contributor-level privacy.
-        secure_aggregation: True if the hub only learns sums of updates.
+        secure_aggregation: True if the hub learns only sums of updates.
     """
 
     epsilon_per_round: float | None
@@ -182,8 +183,8 @@ def planned(recipe: TrainingRecipe, num_rows: int) -> Plan:
     """Plan a private round before training; raises as ``make_plan``.
 
     Args:
-        recipe: The round's recipe.
-        num_rows: All rows that are given, those with nothing to learn too: they are in the batches like any other.
+        recipe: Recipe of the round.
+        num_rows: Number of all rows, including those with nothing to learn, which are sampled like the others.
     """
     from pathlib import Path
 
@@ -227,7 +228,7 @@ def check_promises(policy: Policy, promises: Promises) -> None:
     """Check a hub's promises against the policy.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` naming the limit.
+        GymError: ``POLICY_REFUSED`` with the limit.
     """
     if policy.max_hub_epsilon is not None and promises.hub_epsilon > policy.max_hub_epsilon:
         promise = (
@@ -254,10 +255,10 @@ def check_promises(policy: Policy, promises: Promises) -> None:
 
 
 def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> None:
-    """Refuse a hub that promises less privacy than before joining, or than the policy requires.
+    """Reject a hub that promises less privacy than before joining, or than the policy requires.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` naming the promise.
+        GymError: ``POLICY_REFUSED`` with the promise.
     """
     check_promises(policy, now)
     for name, before, later in (
@@ -275,7 +276,7 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
 
 
 def require_sums(promised: Promises, asked: SecureTask | None) -> None:
-    """Refuse a task that reveals more of an update than the sum promised before joining.
+    """Reject a task that reveals more of an update than the sum promised before joining.
 
     Raises:
         GymError: ``POLICY_REFUSED``.
@@ -289,10 +290,10 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
 
 
 def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe) -> None:
-    """Refuse a task that protects examples less than the recipe announced before joining.
+    """Reject a task that protects examples less than the recipe announced before joining.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` naming the setting.
+        GymError: ``POLICY_REFUSED`` with the setting.
     """
     if announced is None or announced.privacy is None:
         return
@@ -343,10 +344,10 @@ def _batch(recipe: TrainingRecipe) -> int:
 
 
 def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Plan) -> None:
-    """Refuse a round if ``data`` would exceed the policy's privacy budget over all hubs.
+    """Reject a round if ``data`` would exceed the policy's privacy budget over all hubs.
 
     Raises:
-        GymError: ``POLICY_REFUSED`` with what is spent and what it would be.
+        GymError: ``POLICY_REFUSED`` with the current and the resulting spending.
     """
     if policy.max_epsilon is None:
         return
