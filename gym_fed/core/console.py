@@ -143,8 +143,7 @@ def print_event(event: dict[str, Any]) -> None:
 def print_result(
     as_json: bool, document: Any, *text: RenderableType | Callable[[], object], note: str = ""
 ) -> None:
-    """Print a command's result: ``document`` with ``--json``, otherwise ``text`` (a string or a function that
-    prints).
+    """Print a command's result: ``document`` with ``--json``, otherwise ``text`` or what it prints when called.
 
     ``note`` is printed to standard error after the text.
     """
@@ -211,8 +210,7 @@ def run_app(app: typer.Typer) -> NoReturn:
     except click.ClickException as error:
         fail(_usage_error(error, app))
     except BrokenPipeError:
-        # The reader has closed the pipe (`
-        # head`); flushing at exit must not raise again.
+        # The reader has closed the pipe, as `| head` does; flushing at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ErrorCode.INTERNAL.exit_code)
     except Exception as error:
