@@ -1,1 +1,1 @@
-"""A base model: its files, digests, loading, downloads and imports from other formats."""
+"""Base models: files, digests, loading, downloads and imports from other formats."""

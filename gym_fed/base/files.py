@@ -1,8 +1,8 @@
 """Select the files of a base model that a hub serves to contributors: names, sizes and licence.
 
-Only weights in safetensors, JSON, tokenizer files, a chat template, and the texts that go with them; no subfolders and
-nothing that is or names code. Both ends hold a listing against the same rules: a hub before it serves one, and a
-contributor before a byte is fetched and again before anything is loaded.
+Allowed are safetensors weights, JSON, tokenizer files, a chat template and accompanying texts, without subfolders,
+code or references to code. The hub applies these rules before it serves a listing, and the contributor before a
+download and again before loading.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ CODE_KEYS = ("auto_map", "custom_pipelines", "custom_generate")
 
 @dataclass(frozen=True)
 class BaseFile:
-    """A file of a base model: its name, size in bytes, and sha256."""
+    """A file of a base model with name, size in bytes and sha256."""
 
     name: str
     size_bytes: int
@@ -82,7 +82,7 @@ class BaseFile:
 
 
 def most_bytes(name: str) -> int:
-    """The maximum size of a file of this name; 0 for a name that no base has."""
+    """Return the maximum size of a file of this name; 0 for a name that is not allowed."""
     if not _NAME.fullmatch(name):
         return 0
     if _TEXTS.fullmatch(name):
@@ -95,10 +95,10 @@ def most_bytes(name: str) -> int:
 
 
 def check_listing(files: Sequence[BaseFile], who: str) -> None:
-    """Check that a list of files can be a base model that may be served.
+    """Check that a list of files is a base model that may be served.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the first file that may not be in it, or what is missing.
+        GymError: ``MODEL_INVALID`` with the first file that is not allowed, or what is missing.
     """
     if len(files) > MAX_FILES:
         raise _invalid(who, f"lists {len(files)} files; a base has at most {MAX_FILES}")
@@ -111,7 +111,7 @@ def check_listing(files: Sequence[BaseFile], who: str) -> None:
             raise _invalid(who, f"lists {shown!r} with {file.size_bytes} bytes; it may have 1 to {most}")
         if not _SHA256.fullmatch(file.sha256):
             raise _invalid(who, f"lists {shown!r} with the sha256 {plain(file.sha256, 80)!r}")
-        if file.name.lower() in seen:  # one and the same file on disks that ignore case
+        if file.name.lower() in seen:  # the same file on case-insensitive file systems
             raise _invalid(who, f"lists {shown!r} twice")
         seen.add(file.name.lower())
     if "config.json" not in seen or not any(name.endswith(".safetensors") for name in seen):
@@ -119,17 +119,17 @@ def check_listing(files: Sequence[BaseFile], who: str) -> None:
 
 
 def listing_sha256(files: Iterable[BaseFile]) -> str:
-    """The hex sha256 of a list of files, independent of its order."""
+    """Return the hex sha256 of a list of files, independent of its order."""
     rows = sorted([file.name, file.size_bytes, file.sha256] for file in files)
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the files of a model folder that make up the base: indexed weights, and what goes with them.
+    """Return the files of a model folder that make up the base: indexed weights and accompanying files.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for an adapter, for weights that are not in safetensors, for a file that is a link
-            out of the folder, and as ``check_settings``.
+        GymError: ``MODEL_INVALID`` for an adapter, weights that are not in safetensors, a link out of the folder, and
+            as in ``check_settings``.
     """
     who = str(folder)
     if (folder / "adapter_config.json").is_file():
@@ -138,11 +138,11 @@ def names_in(folder: Path) -> list[str]:
         path.name
         for path in folder.iterdir()
         if path.is_file()
-        and path.stat().st_size  # an empty file says nothing
+        and path.stat().st_size  # an empty file has no content to serve
         and most_bytes(path.name)
         and not path.name.endswith(".safetensors")
     )
-    weights = [_WEIGHTS]  # transformers takes it before the index
+    weights = [_WEIGHTS]  # transformers prefers it to the index
     if (folder / _WEIGHTS).is_file():
         names = [name for name in names if name != _INDEX]
     elif _INDEX in names:
@@ -161,10 +161,10 @@ def names_in(folder: Path) -> list[str]:
 
 
 def check_settings(folder: Path, names: Sequence[str]) -> None:
-    """Check that a folder's JSON refers to no code, and to no file outside it.
+    """Check that a folder's JSON refers to no code and no file outside the folder.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the file.
+        GymError: ``MODEL_INVALID`` with the file's name.
     """
     for name in names:
         if name == _INDEX:
@@ -180,7 +180,7 @@ def check_settings(folder: Path, names: Sequence[str]) -> None:
 
 
 def licence_of(folder: Path) -> str:
-    """The licence on the model card in lower case; empty without a card, or if it is "unknown"."""
+    """Return the licence on the model card in lower case; empty without a card, or if it is "unknown"."""
     text = ""
     if not lies_in(folder / CARD, folder):
         return ""
@@ -219,7 +219,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _keys(value: object) -> Iterable[str]:
-    """Every key at any depth."""
+    """Yield all keys at any depth."""
     waiting = [value]
     while waiting:
         node = waiting.pop()

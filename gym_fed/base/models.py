@@ -1,6 +1,6 @@
-"""Load causal language models: gym-nano, model folders, LoRA run folders, GGUF files, and cached Hub names.
+"""Load causal language models: gym-nano, model folders, LoRA run folders, GGUF files and cached Hub models.
 
-Nothing is downloaded here: a hub name is looked up in this machine's cache only. ``gym_fed.base.downloads`` fetches.
+Nothing is downloaded: a Hub name is looked up only in the local cache. See ``gym_fed.base.downloads`` for downloads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from gym_fed.base.modeling.adapters import Adapter
 
-settle()  # before transformers imports what is installed
+settle()  # before transformers imports optional libraries
 
 NANO = "gym-nano"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -46,8 +46,8 @@ class LoadedModel:
 
     Attributes:
         model: A ``transformers`` causal LM, or a PEFT model around one.
-        tokenizer: Its tokenizer, with a pad token.
-        name: The requested name.
+        tokenizer: Tokenizer of the model, with a pad token.
+        name: Requested name.
     """
 
     model: Any
@@ -56,7 +56,7 @@ class LoadedModel:
 
 
 def nano_path() -> Path:
-    """The folder of the embedded base model gym-nano."""
+    """Return the folder of the bundled base model gym-nano."""
     return Path(str(resources.files("gym_fed") / "assets" / "gym-nano"))
 
 
@@ -75,15 +75,15 @@ def load_model(
         name_or_path: ``gym-nano``; a folder with a model, a PEFT adapter or a finished run; a ``.gguf`` file; or a
             Hugging Face name whose files are in the local cache.
         dtype: One of ``float32``, ``bfloat16``, ``float16``.
-        device: As for ``pick_device``.
-        arguments: Further keyword arguments of ``from_pretrained``; a model that they split over processes
-            or quantise is left where they put it.
-        headless: Whether the head will not be used, so that a reward model's body will do, too.
-        images: Whether one that reads images will do, too.
+        device: Name of the device, as for ``pick_device``.
+        arguments: Additional arguments of ``from_pretrained``; a model that they shard or quantise is not moved to a
+            device.
+        headless: The head is not used, so the body of a reward model is accepted, too.
+        images: Also accept models that read images.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` when it is not on this machine, ``MODEL_INVALID`` when it cannot be read or has
-            no words to say.
+        GymError: ``MODEL_NOT_FOUND`` if it is not on this machine, ``MODEL_INVALID`` if it cannot be read or is not a
+            language model.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -115,7 +115,7 @@ def load_model(
         if is_mixture_of_depths(Path(source)):
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
         else:
-            given = arguments is not None and "state_dict" in arguments  # in place of the folder's files
+            given = arguments is not None and "state_dict" in arguments  # replaces the folder's files
             sees = images_type(Path(source)) is not None
             auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
             kind: Any = class_of(arguments["config"]) if arguments and given else auto
@@ -132,10 +132,10 @@ def load_model(
 
 
 def _require_words(name: str, folder: Path) -> None:
-    """Refuse a reward model, for which transformers would create an untrained LM head."""
+    """Reject a reward model, for which transformers would create an untrained LM head."""
     kinds: list[str] = []
     for file, key in (("adapter_config.json", "task_type"), ("config.json", "architectures")):
-        with suppress(OSError, ValueError, AttributeError):  # loading will say so
+        with suppress(OSError, ValueError, AttributeError):  # loading reports it
             names = read_object(folder / file).get(key) or []
             kinds += names if isinstance(names, list) else [str(names)]
     if any(kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification") for kind in kinds):
@@ -147,13 +147,13 @@ def _require_words(name: str, folder: Path) -> None:
 
 
 def model_name(name_or_path: str) -> str:
-    """The name of a base in manifests: the last part of its path, so that no local paths are published."""
+    """Return the name of a base in manifests: the last part of its path, so that no local paths are published."""
     path = Path(name_or_path).expanduser()
     return path.resolve().name if name_or_path != NANO and path.exists() else name_or_path
 
 
 def load_tokenizer(name_or_path: str) -> Any:
-    """Load the tokenizer only; raises what ``load_model`` raises. A missing pad token becomes the EOS token."""
+    """Load only the tokenizer; raises as ``load_model``. A missing pad token is set to the EOS token."""
     from transformers import AutoTokenizer
 
     source = resolve(name_or_path)
@@ -162,13 +162,13 @@ def load_tokenizer(name_or_path: str) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
         except (AttributeError, IndexError, TypeError) as error:
-            # transformers does not check the types of values in tokenizer.json
+            # transformers does not validate the types of values in tokenizer.json.
             raise ValueError(f"its tokenizer has values of the wrong type: {error}") from error
     for key in (
         "is_local",
         "local_files_only",
         "trust_remote_code",
-    ):  # transformers would write the loading arguments into saved copies
+    ):  # transformers would save the loading arguments with copies
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
@@ -180,7 +180,7 @@ def resolve(name_or_path: str) -> str:
     """Resolve a name to a folder: the folder itself, a Hub snapshot in the local cache, or a GGUF import.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path that holds no model; as ``imported``.
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for a path without a model; errors of ``imported``.
     """
     if name_or_path == NANO:
         return str(nano_path())
@@ -209,10 +209,10 @@ def resolve(name_or_path: str) -> str:
 
 
 def _require_no_variant(name: str) -> None:
-    """Refuse ``BASE:VARIANT``, the name of a served variant, and name the commands that take both.
+    """Reject ``BASE:VARIANT``, the name of a served variant, and name the commands that accept it.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND``.
+        GymError: ``MODEL_NOT_FOUND`` with these commands.
     """
     base, _, variant = name.rpartition(":")
     here = base == NANO or Path(base).expanduser().exists() or (is_hub_name(base) and "/" in base)
@@ -227,7 +227,7 @@ def _require_no_variant(name: str) -> None:
 
 
 def is_hub_name(name_or_path: str) -> bool:
-    """True if ``name_or_path`` is a Hub repository: not a path, and no file or folder on this machine."""
+    """Return True if ``name_or_path`` is a Hub repository: not a path, and no existing file or folder."""
     return (
         name_or_path != NANO
         and not is_gguf(Path(name_or_path))
@@ -238,7 +238,7 @@ def is_hub_name(name_or_path: str) -> bool:
 
 
 def _cached_snapshot(name: str) -> str:
-    """The snapshot of ``name`` in the Hub's cache. Looked up here, since transformers would use the network."""
+    """Return the snapshot of ``name`` in the Hub's cache, without transformers, which would use the network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -253,10 +253,10 @@ def _cached_snapshot(name: str) -> str:
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """Choose a device: ``auto`` takes CUDA, then MPS, then the CPU; any other value must exist.
+    """Choose a device: ``auto`` selects CUDA, then MPS, then the CPU; other devices must exist.
 
     Raises:
-        GymError: ``USAGE`` for a device that is unknown or absent.
+        GymError: ``USAGE`` for an unknown or missing device.
     """
     import torch
 
@@ -295,10 +295,10 @@ def load_adapted(
     device: str = "cpu",
     images: bool = False,
 ) -> LoadedModel:
-    """Load a model with more adapters: all but the last are merged, the last stays a separate adapter.
+    """Load a model with additional adapters; all but the last are merged, and the last one stays separate.
 
     Raises:
-        GymError: As ``load_model``; ``BASE_MISMATCH`` for an adapter of another base.
+        GymError: ``BASE_MISMATCH`` for an adapter of another base; errors of ``load_model``.
     """
     if not adapters:
         return load_model(name_or_path, dtype=dtype, device=device, images=images)
@@ -307,10 +307,10 @@ def load_adapted(
 
 
 def load_tuned(name: str, base: str) -> LoadedModel:
-    """Load a fine-tune of ``base``; an adapter is loaded onto that base, whatever its own config names.
+    """Load a fine-tune of ``base``; an adapter is loaded onto that base, regardless of its own config.
 
     Raises:
-        GymError: As ``load_adapted``.
+        GymError: Errors of ``load_adapted``.
     """
     if (Path(resolve(name)) / "adapter_config.json").is_file():
         return load_adapted(base, [name], images=True)
@@ -318,7 +318,7 @@ def load_tuned(name: str, base: str) -> LoadedModel:
 
 
 def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adapter]]:
-    """The base of a model, and its own adapter followed by ``adapters`` in merging order.
+    """Return the base of a model, and its own adapter followed by ``adapters`` in merging order.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``BASE_MISMATCH`` for an adapter of another base.
@@ -344,7 +344,7 @@ def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adap
 
 
 def folder_here(name: str | None) -> Path | None:
-    """The folder of a model on this machine, if it has one."""
+    """Return the folder of a model; None if it is not on this machine."""
     try:
         return None if name is None else Path(resolve(name))
     except GymError:
@@ -355,11 +355,11 @@ def require_base_model(name: str, folder: Path) -> None:
     """Check that the chain of bases in an adapter's config ends in a model.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for adapters in a circle or in a long row; as ``resolve``.
+        GymError: ``MODEL_INVALID`` for a circular or too long chain; errors of ``resolve``.
     """
     for _ in range(MAX_ADAPTERS):
         base = None
-        with suppress(OSError, ValueError, AttributeError):  # loading will say so
+        with suppress(OSError, ValueError, AttributeError):  # loading reports it
             base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
             return
@@ -368,7 +368,7 @@ def require_base_model(name: str, folder: Path) -> None:
 
 
 def no_base_model(name: str) -> GymError:
-    """The error for a chain of adapters without a base model."""
+    """Return the error for a chain of adapters without a base model."""
     return GymError(
         ErrorCode.MODEL_INVALID,
         f"{name}: its base is an adapter of an adapter, and {MAX_ADAPTERS} of them lead to no model",
@@ -385,6 +385,6 @@ def _put_on(
     with quiet_loading(), readable_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
     template = chain[-1].folder / "chat_template.jinja"
-    if template.is_file():  # the run may have been trained with another tokenizer than its base's
+    if template.is_file():  # the run may have used another tokenizer than its base's
         base.tokenizer.chat_template = template.read_text(encoding="utf-8")
     return LoadedModel(model.eval(), base.tokenizer, name)

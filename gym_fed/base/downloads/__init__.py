@@ -1,4 +1,4 @@
-"""Download models and datasets from the Hugging Face Hub: size and licence shown first, consent, verified files."""
+"""Downloads from the Hugging Face Hub: size and licence shown first, consent, verified files."""
 
 from __future__ import annotations
 

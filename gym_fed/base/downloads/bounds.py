@@ -1,10 +1,10 @@
-"""Bound what huggingface_hub's client reads for libraries such as ``datasets``, which read a response whole.
+"""Limit responses to huggingface_hub's client, since libraries such as ``datasets`` read them into memory.
 
-    with_bounds()                    # once a process
+    with_bounds()                    # once per process
     may_send("owner/name", {"train.jsonl": 9_000})
 
-From then on no answer for a file of that data set is longer than the file or the range that was asked for, and none for
-a description, a redirect or an error is longer than those are. Other files are bounded by those who fetch them.
+After these calls, responses for a file of that dataset are limited to the size of the file or the requested range,
+and descriptions, redirects and errors to sizes of their own. Other files must be limited by their callers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def may_send(name: str, sizes: Mapping[str, int]) -> None:
 
 
 def with_bounds() -> None:
-    """Make every client that huggingface_hub creates from now on check its responses; idempotent."""
+    """Make all HTTP clients that huggingface_hub creates from now on check their responses; idempotent."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http
 
@@ -52,7 +52,7 @@ def with_bounds() -> None:
         return
 
     def bounded() -> httpx2.Client:
-        client = make()  # the one that was set, with its proxies and certificates
+        client = make()  # the current factory, with its proxies and certificates
         hooks = client.event_hooks
         client.event_hooks = {
             "request": [*hooks["request"], _note_limit],
@@ -65,7 +65,7 @@ def with_bounds() -> None:
 
 
 def _note_limit(request: httpx2.Request) -> None:
-    """Note the limit of the first request; redirects carry it to the address of the bytes."""
+    """Record the limit of the first request; redirects keep it."""
     if _KEY in request.extensions:
         return
     limit: int | None = None
@@ -102,7 +102,7 @@ def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """A response body, refused once it is too long or too slow."""
+    """A response body that raises if it is too long or too slow."""
 
     def __init__(self, response: httpx2.Response, limit: int) -> None:
         assert isinstance(response.stream, httpx2.SyncByteStream)
@@ -136,5 +136,5 @@ class _Bounded(httpx2.SyncByteStream):
 
 
 def _where(response: httpx2.Response) -> str:
-    url = response.url  # a signed URL has secrets in its query
+    url = response.url  # a signed URL contains secrets in its query
     return plain(f"{url.scheme}://{url.netloc.decode()}{url.path}", 200)

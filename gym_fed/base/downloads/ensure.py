@@ -1,4 +1,4 @@
-"""Ensure that a model is on this machine, downloading it with consent; no request is sent for a complete model.
+"""Ensure that a model is on this machine, downloading it with consent; a complete model needs no request.
 
 folder = ensure_model("Qwen/Qwen3-0.6B", consent=lambda offer: ask(offer.describe()))
 """
@@ -25,15 +25,16 @@ Consent = Callable[[DownloadOffer], bool]
 def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Path:
     """Return the folder of a model; missing files are downloaded from the Hub if ``consent`` agrees.
 
-    Of an adapter, its base is ensured too, by an offer of its own.
+    For an adapter, its base is ensured too, with a separate offer.
 
     Args:
-        name: As for ``gym_fed.base.models.load_model``.
-        consent: Asked at most once for each repository.
-        report: Receives the progress, see ``fetch``.
+        name: A model name or path, as in ``gym_fed.base.models.load_model``.
+        consent: Called at most once per repository.
+        report: Receives the progress; see ``fetch``.
 
     Raises:
-        GymError: As ``resolve`` for a path; as ``offer_model`` and ``fetch``; ``MODEL_NOT_FOUND`` without consent.
+        GymError: ``MODEL_NOT_FOUND`` without consent; errors of ``resolve`` for a path, of ``offer_model`` and of
+            ``fetch``.
     """
     result: Path | None = None
     current = name
@@ -55,7 +56,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
     """Download the newest commit of a model from the Hub; needs consent if bytes are missing.
 
     Raises:
-        GymError: As ``ensure_model``; ``USAGE`` for a name that is a path of this machine.
+        GymError: ``USAGE`` for a name that is a local path; errors of ``ensure_model``.
     """
     if not is_hub_name(name):
         raise GymError(ErrorCode.USAGE, f"{name}: is on this machine", "give a name of the Hub: OWNER/NAME")
@@ -69,7 +70,7 @@ def pull_model(name: str, *, consent: Consent, report: Report = silent) -> tuple
 
 
 def missing_model(name: str) -> bool:
-    """True if ``ensure_model`` would send requests for ``name`` or its base."""
+    """Return True if ``ensure_model`` would send requests for ``name`` or its base."""
     current = name
     for _ in range(MAX_ADAPTERS + 1):
         if (folder := _present(current)) is None:
@@ -81,17 +82,17 @@ def missing_model(name: str) -> bool:
 
 
 def missing_dataset(name: str) -> bool:
-    """True if ``ensure_dataset`` would send requests for ``name``."""
+    """Return True if ``ensure_dataset`` would send requests for ``name``."""
     return cached_dataset(name) is None and agreed_commit(name) is None
 
 
 def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) -> None:
     """Ask for consent to read a dataset from the Hub, unless it is cached or consent was given for this run.
 
-    Its rows are streamed, at the commit of the offer.
+    The rows are streamed at the commit of the offer.
 
     Raises:
-        GymError: As ``offer_dataset``; ``NOT_FOUND`` without consent.
+        GymError: ``NOT_FOUND`` without consent; errors of ``offer_dataset``.
     """
     if not missing_dataset(name):
         return
@@ -102,13 +103,13 @@ def ensure_dataset(name: str, *, consent: Consent, subset: str | None = None) ->
 
 
 def declined(offer: DownloadOffer) -> GymError:
-    """The error for a declined download."""
+    """Return the error for a declined download."""
     code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
     return GymError(code, f"{offer.name}: not downloaded: declined", offer.remedy())
 
 
 def _present(name: str) -> Path | None:
-    """Return the folder of a complete model on this machine; None for a Hub name that is missing or incomplete."""
+    """Return the folder of a complete model on this machine; None for a missing or incomplete Hub model."""
     try:
         folder = Path(resolve(name))
     except GymError as error:
@@ -119,7 +120,7 @@ def _present(name: str) -> Path | None:
 
 
 def _base_of(folder: Path) -> str | None:
-    """Return the base that an adapter names; None for a model, and for an adapter that loading will refuse."""
+    """Return the base that an adapter names; None for a model, or an adapter that loading will reject."""
     base = None
     with suppress(OSError, ValueError, AttributeError):
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")

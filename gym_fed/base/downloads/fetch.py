@@ -1,8 +1,8 @@
 """Download an offer into the Hugging Face cache: resumable, verified, and locked against other programs.
 
-huggingface_hub keeps no part of a file that a kill cut off. So the part of a file is kept here, in
-``blobs/DIGEST.incomplete``. It becomes ``blobs/DIGEST`` when its checksum is the Hub's, and the snapshot and
-``refs/main`` are written when every file is there: what other programs find in the cache is whole.
+huggingface_hub discards partial files of killed downloads, so this module stores them as ``blobs/DIGEST.incomplete``.
+They are renamed to ``blobs/DIGEST`` when the checksum matches, and the snapshot and ``refs/main`` are written after
+all files, so that other programs find only complete snapshots in the cache.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _SPARE_BYTES = 64 << 20
 
 
 def silent(done: int, total: int, remark: str) -> None:
-    """A ``Report`` that reports nothing."""
+    """Discard the progress."""
 
 
 def fetch(offer: DownloadOffer, report: Report = silent) -> Path:
-    """Download what is missing and return the snapshot's folder.
+    """Download the missing files and return the snapshot's folder.
 
     Raises:
-        GymError: ``DISK_FULL`` before anything is fetched; ``HASH_MISMATCH`` for a file that is not what the Hub names;
-            ``INTERRUPTED`` after Ctrl-C; the errors of ``hub_errors``. What was fetched is kept for the next time.
+        GymError: ``DISK_FULL`` before the download; ``HASH_MISMATCH`` for a file whose checksum differs from the
+            Hub's; ``INTERRUPTED`` after Ctrl-C; the errors of ``hub_errors``. Partial files are kept.
     """
     store = offer.folder
     blobs = store / "blobs"
@@ -61,7 +61,7 @@ def fetch(offer: DownloadOffer, report: Report = silent) -> Path:
 
 
 class _Cancelled(Exception):
-    """Another file failed, or Ctrl-C was pressed."""
+    """Raised in a thread if another file failed, or Ctrl-C was pressed."""
 
 
 class _State:
@@ -105,7 +105,7 @@ def _stopped_together(state: _State) -> Iterator[ThreadPoolExecutor]:
 
 
 def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State) -> None:
-    """Download and verify ``blobs/DIGEST``, under the lock that programs using this cache share."""
+    """Download and verify ``blobs/DIGEST``, holding the lock that programs using this cache share."""
     blob, part = blobs / file.digest, blobs / f"{file.digest}.incomplete"
     with _lock(offer, file, state):
         if blob.is_file():
@@ -132,7 +132,7 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
 
 
 def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> None:
-    """Append the missing bytes to ``part``. They are unverified, and may be too few or too many."""
+    """Append the missing bytes to ``part``, without verifying their checksum or number."""
     import httpx2
     from huggingface_hub import constants
 
@@ -165,7 +165,7 @@ def _get(offer: DownloadOffer, file: RepoFile, part: Path, state: _State) -> Non
 
 
 def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, state: _State) -> None:
-    """Write one response; the whole file again if the server does not support ranges."""
+    """Write a response; restart the file if the server does not support ranges."""
     from huggingface_hub import constants
 
     url = hub.file_url(offer.kind, offer.name, offer.commit, file.path)
@@ -177,12 +177,12 @@ def _append(offer: DownloadOffer, file: RepoFile, stream: BinaryIO, have: int, s
             stream.write(data)
             have += len(data)
             if have > file.size_bytes:
-                return  # its size is wrong now, which the caller reports
+                return  # the caller reports the wrong size
             state.at(file, have)
 
 
 def _digest(path: Path, file: RepoFile, state: _State) -> str:
-    """Hash a file as the Hub does: sha256, or git's sha1 of a blob."""
+    """Hash a file like the Hub: sha256, or git's sha1 of a blob."""
     size = path.stat().st_size
     digest = hashlib.sha256() if file.sha256 is not None else hashlib.sha1(b"blob %d\0" % size)
     with path.open("rb") as stream:
@@ -195,7 +195,7 @@ def _digest(path: Path, file: RepoFile, state: _State) -> str:
 
 @contextmanager
 def _lock(offer: DownloadOffer, file: RepoFile, state: _State) -> Iterator[None]:
-    """The lock by which huggingface_hub separates two downloads of one file."""
+    """Hold the lock that huggingface_hub uses for downloads of a file."""
     from filelock import Timeout
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]  # exported lazily
 
@@ -229,7 +229,7 @@ def _require_space(offer: DownloadOffer, folder: Path) -> None:
 
 
 def _link(offer: DownloadOffer, store: Path) -> Path:
-    """Link the snapshot's files to the blobs, then write ``refs/main``: the layout of the shared cache."""
+    """Link the snapshot's files to the blobs, then write ``refs/main``, in the layout of the shared cache."""
     snapshot = store / "snapshots" / offer.commit
     for file in offer.files:
         link, blob = snapshot / file.path, store / "blobs" / file.digest
@@ -239,7 +239,7 @@ def _link(offer: DownloadOffer, store: Path) -> Path:
         link.unlink(missing_ok=True)
         try:
             link.symlink_to(os.path.relpath(blob, link.parent))
-        except OSError:  # a file system without links gets a copy, as huggingface_hub gives it
+        except OSError:  # copy on file systems without links, like huggingface_hub
             shutil.copyfile(blob, link)
     (store / "refs").mkdir(exist_ok=True)
     write_atomically(store / "refs" / "main", offer.commit.encode())

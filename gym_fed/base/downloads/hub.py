@@ -1,6 +1,6 @@
 """Requests to the Hub, or the mirror in ``HF_ENDPOINT``, with bounded responses and errors as ``GymError``.
 
-Uses the client, tokens, errors and cache of huggingface_hub; its proxy and offline settings apply.
+Uses huggingface_hub's client, tokens, errors and cache; its proxy and offline settings apply.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gym_fed.core.text import plain, readable_bytes
 
 Kind = Literal["model", "dataset"]
 
-# A final failure is reported once, as our own error.
+# Silence retry warnings; a final failure is reported as our own error.
 logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 
 def endpoint() -> str:
-    """The Hub's address, without a trailing slash."""
+    """Return the Hub's address, without a trailing slash."""
     from huggingface_hub import constants
 
     return constants.ENDPOINT
 
 
 def storage(kind: Kind, name: str) -> Path:
-    """The repository's folder in the Hugging Face cache."""
+    """Return the repository's folder in the Hugging Face cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -43,7 +43,7 @@ def storage(kind: Kind, name: str) -> Path:
 
 
 def file_url(kind: Kind, name: str, commit: str, path: str) -> str:
-    """The Hub's URL of one file at one commit."""
+    """Return the Hub's URL of a file at a commit."""
     prefix = "datasets/" if kind == "dataset" else ""
     return f"{endpoint()}/{prefix}{name}/resolve/{commit}/{quote(path)}"
 
@@ -52,8 +52,8 @@ def read(place: str, kind: Kind, name: str, *, limit: int) -> bytes:
     """Fetch the response body of ``place``, a path below the endpoint.
 
     Raises:
-        GymError: As ``hub_errors``; ``TOO_LARGE`` for more than ``limit`` bytes; ``DEADLINE_EXCEEDED`` for a body that
-            arrives too slowly.
+        GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``DEADLINE_EXCEEDED`` if the body arrives too slowly;
+            errors of ``hub_errors``.
     """
     with hub_errors(kind, name):
         return _body(place, name, limit)
@@ -83,12 +83,12 @@ def _body(place: str, name: str, limit: int) -> bytes:
 
 @contextmanager
 def hub_errors(kind: Kind, name: str) -> Iterator[None]:
-    """Convert huggingface_hub's exceptions to a ``GymError`` that names the repository, the endpoint and the remedy.
+    """Convert huggingface_hub's exceptions to a ``GymError`` with the repository, the endpoint and a remedy.
 
     Raises:
-        GymError: ``UNAVAILABLE`` offline and for a Hub that fails; ``PERMISSION_DENIED`` for a gated or disabled
-            repository and for 403; ``UNAUTHENTICATED`` for a token that is refused; ``STALE`` for a commit that is
-            gone; ``MODEL_NOT_FOUND`` or ``NOT_FOUND``; ``BUSY`` for too many requests.
+        GymError: ``UNAVAILABLE`` offline, or if the Hub fails; ``PERMISSION_DENIED`` for a gated or disabled
+            repository and for 403; ``UNAUTHENTICATED`` for a rejected token; ``STALE`` for a commit that no longer
+            exists; ``MODEL_NOT_FOUND`` or ``NOT_FOUND``; ``BUSY`` for too many requests.
     """
     import httpx2
     from huggingface_hub import errors
@@ -123,7 +123,7 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
 
 
 def alternatives(kind: Kind, name: str) -> str:
-    """The hint for working without the Hub: name the model's folder, or use a cached dataset."""
+    """Return a hint for working without the Hub: use a local model folder, or a cached dataset."""
     if kind == "dataset":
         folder = storage(kind, name)
         return (
@@ -138,7 +138,7 @@ def alternatives(kind: Kind, name: str) -> str:
 
 
 def cached_dataset(name: str) -> str | None:
-    """The snapshot folder of a dataset in the Hugging Face cache; None if it is not cached."""
+    """Return the snapshot folder of a dataset in the Hugging Face cache; None if it is not cached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -149,7 +149,7 @@ def cached_dataset(name: str) -> str | None:
 
 
 def page(kind: Kind, name: str) -> str:
-    """The repository's web page."""
+    """Return the URL of the repository's web page."""
     return f"{endpoint()}/{'datasets/' if kind == 'dataset' else ''}{name}"
 
 
@@ -177,7 +177,7 @@ def _not_found(kind: Kind, name: str) -> GymError:
 
 
 def _near_names(kind: Kind, name: str) -> list[str]:
-    """Names on the Hub similar to ``name``; none if the search fails."""
+    """Return names on the Hub similar to ``name``; empty if the search fails."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

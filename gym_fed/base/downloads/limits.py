@@ -1,4 +1,4 @@
-"""Limits of what a Hub may send, and how slowly."""
+"""Limits on the size and duration of the Hub's responses."""
 
 MAX_INFO_BYTES = 32 << 20
 """Maximum size of a description or a page of a listing; with some thousand files it is about a megabyte."""

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def local_models() -> list[dict[str, Any]]:
-    """List one row per model: ``{name, where, bytes, commit, whole, folder, version, problem}``."""
+    """Return one row per model: ``{name, where, bytes, commit, whole, folder, version, problem}``."""
     return [*_cached(), *_imported()]
 
 
@@ -41,7 +41,7 @@ def _cached() -> list[dict[str, Any]]:
 
 
 def _imported() -> list[dict[str, Any]]:
-    """List imports from other formats by source file; a removed folder is created again when needed."""
+    """Return imports from other formats by source file; a removed folder is recreated when needed."""
     from gym_fed.base.imports.folder import imported_models
 
     return [

@@ -8,7 +8,7 @@ from gym_fed.config.train.training import TrainingConfig
 
 
 def models_of(config: TrainingConfig) -> list[str]:
-    """List every model that a run loads: its own, adapters, reference, teacher, critic, reward models, tokenizers."""
+    """Return all models that a run loads, including adapters, teachers, reward models and tokenizers."""
     section = getattr(config, config.algorithm, None)
     graders = [(grader.grader, grader) for grader in config.graders]
     candidates = [
@@ -25,7 +25,7 @@ def models_of(config: TrainingConfig) -> list[str]:
 
 
 def hub_places(source: DataConfig) -> list[tuple[str, str | None]]:
-    """List the Hub datasets that a source reads, each with its subset."""
+    """Return the Hub datasets that a source reads, each with its subset."""
     if source.hub is not None:
         return [(source.hub, source.subset)]
     if source.name is not None:

@@ -1,7 +1,7 @@
 """Describe a download before it starts: commit, files, bytes and licence of a Hub repository.
 
-The Hub's description is untrusted input: its size, names and checksums are checked here. A model is offered
-only if it can be loaded: its configuration, and the index of its weights, are read first.
+The Hub's description is untrusted: its size, names and checksums are validated. A model is offered only if it can be
+loaded, so its config and the index of its weights are read first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Sibling(BaseModel):
 
 
 class _Info(BaseModel):
-    """The fields used from ``/api/models/NAME?blobs=true``."""
+    """Fields used from ``/api/models/NAME?blobs=true``."""
 
     model_config = ConfigDict(extra="ignore")
     sha: str = Field(pattern=r"^[0-9a-f]{40}$")
@@ -52,13 +52,13 @@ class _Info(BaseModel):
 
 @dataclass(frozen=True)
 class RepoFile:
-    """One file of a commit.
+    """A file of a commit.
 
     Attributes:
-        path: The path in the repository, with forward slashes.
-        size_bytes: The size of the content.
-        sha256: The SHA-256 of the content; None for a small file, which is stored in git itself.
-        blob_sha1: Git's blob id of a small file: the SHA-1 of ``blob SIZE\\0`` and the content.
+        path: Path in the repository, with forward slashes.
+        size_bytes: Size of the content.
+        sha256: SHA-256 of the content; None for a small file, which is stored in git itself.
+        blob_sha1: Git blob id of a small file: the SHA-1 of ``blob SIZE\\0`` and the content.
     """
 
     path: str
@@ -74,7 +74,7 @@ class RepoFile:
         return digest
 
     def is_content(self, data: bytes) -> bool:
-        """True if ``data`` is the content of this file."""
+        """Return True if ``data`` is the content of this file."""
         if self.sha256 is not None:
             return hashlib.sha256(data).hexdigest() == self.sha256
         return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == self.blob_sha1
@@ -82,19 +82,19 @@ class RepoFile:
 
 @dataclass(frozen=True)
 class DownloadOffer:
-    """A repository at one commit, and the files of it to download.
+    """A repository at one commit, with its files to download.
 
     Attributes:
         kind: ``model`` or ``dataset``.
-        name: The requested name.
-        commit: 40 hex digits; exactly this commit is fetched, even if the Hub has a newer one.
-        files: The files of the snapshot.
-        licence: The licence that the model card or a tag states; None if neither does.
-        gated: Whether an account has to accept terms first.
-        missing_bytes: Bytes that are not on this machine yet.
+        name: Requested name.
+        commit: Commit to download, 40 hex digits; used even if the Hub has a newer one.
+        files: Files of the snapshot.
+        licence: Licence stated by the model card or a tag; None if there is none.
+        gated: True if an account must accept terms first.
+        missing_bytes: Number of bytes that are not on this machine yet.
         streamed: True if rows are streamed and nothing is stored.
-        store: The folder of a partial download. It is not shared with other programs, which expect whole repositories.
-            None: the Hugging Face cache.
+        store: Folder of a partial download, not shared with other programs, which expect complete repositories; None
+            for the Hugging Face cache.
     """
 
     kind: Literal["model", "dataset"]
@@ -109,7 +109,7 @@ class DownloadOffer:
 
     @property
     def folder(self) -> Path:
-        """The folder of its files: ``store``, or the repository's folder in the Hugging Face cache."""
+        """The folder of the files: ``store``, or the repository's folder in the Hugging Face cache."""
         return self.store or hub.storage(self.kind, self.name)
 
     @property
@@ -130,7 +130,7 @@ class DownloadOffer:
         )
 
     def remedy(self) -> str:
-        """How to consent without a terminal."""
+        """Return the command-line remedy that gives consent without a terminal."""
         if self.kind == "dataset":
             return "agree with --yes, or give files with path"
         return f"agree with --yes, or fetch it first: gym models pull {self.name} --yes"
@@ -140,8 +140,8 @@ def offer_model(name: str) -> DownloadOffer:
     """Query the Hub for the model ``name``.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` with similar names; ``PERMISSION_DENIED`` for a gated one without access;
-            ``UNAVAILABLE`` offline; ``MODEL_INVALID`` for a repository without weights or files that can be used.
+        GymError: ``MODEL_NOT_FOUND`` with similar names; ``PERMISSION_DENIED`` for a gated model without access;
+            ``UNAVAILABLE`` offline; ``MODEL_INVALID`` for a repository without usable weights or files.
     """
     info, listed = _read_info("model", name)
     if "config.json" not in listed and "adapter_config.json" not in listed:
@@ -170,7 +170,7 @@ def model_config(name: str) -> dict[str, Any]:
     """Read the ``config.json`` of a Hub model without storing it, for planning.
 
     Raises:
-        GymError: As ``offer_model``.
+        GymError: Errors of ``offer_model``.
     """
     info, listed = _read_info("model", name)
     if "config.json" not in listed:
@@ -181,16 +181,16 @@ def model_config(name: str) -> dict[str, Any]:
 
 
 def offer_dataset(name: str, subset: str | None = None, commit: str | None = None) -> DownloadOffer:
-    """Query the Hub for the dataset ``name``; ``subset`` counts only the bytes of the folder of that name, if any.
+    """Query the Hub for the dataset ``name``; with ``subset``, only the folder of that name counts, if it exists.
 
     Args:
-        name: ``owner/name``.
-        subset: A configuration of the dataset.
-        commit: The commit to read; default: the newest.
+        name: Repository name, ``owner/name``.
+        subset: Name of a configuration of the dataset.
+        commit: Commit to read; None for the newest.
 
     Raises:
-        GymError: As ``offer_model``, with ``NOT_FOUND`` for one that does not exist; ``STALE`` for a commit that the
-            Hub no longer has.
+        GymError: ``NOT_FOUND`` if it does not exist; ``STALE`` for a commit that the Hub no longer has; other errors
+            of ``offer_model``.
     """
     info, listed = _read_info("dataset", name, commit)
     inside = [file for path, file in listed.items() if subset in PurePosixPath(path).parts[:-1]]
@@ -210,16 +210,16 @@ def offer_dataset(name: str, subset: str | None = None, commit: str | None = Non
 def offer_dataset_files(
     name: str, choose: Callable[[Collection[str]], Iterable[str]], store: Path, commit: str | None = None
 ) -> DownloadOffer:
-    """Query the Hub for some files of a dataset, to be downloaded into their own folder.
+    """Query the Hub for selected files of a dataset, to be downloaded into a folder of their own.
 
     Args:
-        name: ``owner/name``.
+        name: Repository name, ``owner/name``.
         choose: Selects the paths to download from all paths.
-        store: The folder of the download.
-        commit: The commit to read; default: the newest.
+        store: Folder of the download.
+        commit: Commit to read; None for the newest.
 
     Raises:
-        GymError: As ``offer_dataset``.
+        GymError: Errors of ``offer_dataset``.
     """
     info, listed = _read_info("dataset", name, commit)
     files = tuple(listed[path] for path in dict.fromkeys(choose(listed)))
@@ -239,7 +239,7 @@ def _offer(
 def _read_info(
     kind: Literal["model", "dataset"], name: str, commit: str | None = None
 ) -> tuple[_Info, dict[str, RepoFile]]:
-    """Read the Hub's description of a commit (default: the newest) and its files by path."""
+    """Read the Hub's description of a commit and its files by path; the newest commit by default."""
     place = f"api/{kind}s/{name}{f'/revision/{commit}' if commit else ''}?blobs=true"
     text = hub.read(place, kind, name, limit=hub.MAX_INFO_BYTES)
     try:
@@ -276,7 +276,7 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
     if file.size_bytes > MAX_SMALL_BYTES:
         raise _unusable(name, f"{file.path} has {readable_bytes(file.size_bytes)}")
     data = hub.read(f"{name}/resolve/{commit}/{file.path}", "model", name, limit=MAX_SMALL_BYTES)
-    if not file.is_content(data):  # check the same file that will be loaded
+    if not file.is_content(data):  # the content must be what will be loaded later
         raise GymError(
             ErrorCode.HASH_MISMATCH,
             f"{file.path} of {name}: {hub.endpoint()} sent a file with another checksum than it states",
@@ -292,7 +292,7 @@ def _read_json(name: str, commit: str, file: RepoFile) -> dict[str, Any]:
 
 
 def _require_known_type(name: str, config: dict[str, Any]) -> None:
-    """Refuse a model that needs its own code, before gigabytes are downloaded."""
+    """Reject a model that requires its own code, before downloading gigabytes."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -306,7 +306,7 @@ def _require_known_type(name: str, config: dict[str, Any]) -> None:
 
 
 def _licence(info: _Info) -> str | None:
-    """The licence on the card, whose custom names are in ``license_name``, or else in a ``license:`` tag."""
+    """Return the licence from the card (``license_name`` for custom ones), or else from a ``license:`` tag."""
     card = info.cardData or {}
     licence = card.get("license")
     if isinstance(licence, list):

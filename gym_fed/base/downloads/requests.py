@@ -1,7 +1,7 @@
-"""Send one GET to the Hub or a mirror, either of which may be hostile: waits and sizes are bounded.
+"""Send GET requests to the Hub or a mirror, with limits on waiting time and size, since either may be hostile.
 
-huggingface_hub's own functions read an error's body whole, wait as long as ``Retry-After`` demands, and print what a
-header warns of. Its client is used for its proxies and offline mode, and its exceptions for their names.
+huggingface_hub's own functions read error bodies without a limit, wait as long as ``Retry-After`` demands, and print
+warnings from headers. Only its client (for proxies and offline mode) and its exception classes are used.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ _ERROR_HEADERS = ("x-error-code", "x-error-message")
 
 
 def headers() -> dict[str, str]:
-    """Headers of every request: the program, and the token of HF_TOKEN or ``hf auth login`` if there is one.
+    """Return the headers of every request: user agent, and the token of HF_TOKEN or ``hf auth login`` if there is
+    one.
 
-    The client takes the token away where a redirect leads to another host.
+    The client removes the token when a redirect leads to another host.
     """
     from huggingface_hub import constants, get_token
 
-    # Not build_hf_headers: it requests from the endpoint which environment variables to read.
+    # Not build_hf_headers, which requests a list of environment variables from the endpoint.
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
     common = {"User-Agent": f"gym-fed/{__version__}", "Accept-Encoding": "identity"}
     return common if token is None else {**common, "Authorization": f"Bearer {token}"}
@@ -36,16 +37,16 @@ def headers() -> dict[str, str]:
 
 @contextmanager
 def answer(url: str, *, timeout: float, start: int = 0) -> Iterator[httpx2.Response]:
-    """Open a successful response, whose body is read with ``iter_raw``; one failure is retried.
+    """Open a successful response, to be read with ``iter_raw``; retries one failure.
 
     Args:
-        url: The address; redirects are followed.
-        timeout: Seconds for each read.
-        start: The first byte to read; an answer without status 206 has all bytes.
+        url: URL of the request; redirects are followed.
+        timeout: Timeout of each read in seconds.
+        start: Offset of the first byte to read; a response without status 206 contains all bytes.
 
     Raises:
-        httpx2.RequestError: When nothing answers, or something else than HTTP.
-        huggingface_hub.errors.HfHubHTTPError: For a refusal, and its subclasses; its body is not read.
+        httpx2.RequestError: If there is no answer, or it is not HTTP.
+        huggingface_hub.errors.HfHubHTTPError: For an error status, including subclasses; the body is not read.
     """
     import httpx2
     from huggingface_hub.utils import get_session, hf_raise_for_status  # type: ignore[attr-defined]  # exported lazily

@@ -1,7 +1,7 @@
-"""Select the files of a repository that a model needs: config, tokenizer, templates, safetensors; never pickles.
+"""Select the files of a repository that a model needs: config, tokenizer, templates and safetensors; no pickles.
 
-Files in subfolders (``original/``, ``onnx/``) are copies for other programs and are skipped, except chat templates.
-Like transformers, this prefers ``model.safetensors`` to an index with shards.
+Files in subfolders (``original/``, ``onnx/``) are copies for other programs and are skipped, except for chat
+templates. Like transformers, this prefers ``model.safetensors`` to an index with shards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ALSO = re.compile(r"(LICEN[CS]E|NOTICE)(\.(md|txt))?|additional_chat_templates/
 
 
 def is_safe_name(path: str) -> bool:
-    """True if a path stays in its folder and is printable: relative, no ``..``, visible characters."""
+    """Return True if a path is relative, has no ``..`` and is printable."""
     parts = PurePosixPath(path).parts
     return (
         0 < len(path) <= 1024
@@ -58,25 +58,25 @@ def is_safe_name(path: str) -> bool:
 
 
 def is_model_setting(path: str) -> bool:
-    """True if this path is a config, tokenizer, template or licence of a model."""
+    """Return True if a path is a config, tokenizer, template or licence of a model."""
     return path in _SMALL or _ALSO.fullmatch(path) is not None
 
 
 def weights_index(listed: Collection[str]) -> str | None:
-    """The index file to read; None if the weights are a single file."""
+    """Return the index file to read; None if the weights are a single file."""
     return INDEX if INDEX in listed and WHOLE not in listed else None
 
 
 def unlisted_shards(shards: Iterable[str], listed: Collection[str]) -> list[str]:
-    """List index entries that are not safetensors files at the top of the repository."""
+    """Return index entries that are not safetensors files at the top of the repository."""
     return sorted(s for s in shards if s not in listed or "/" in s or not s.endswith(".safetensors"))
 
 
 def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) -> list[str]:
-    """List the paths to download, small ones first, so that errors are found early.
+    """Return the paths to download, small ones first, so that errors are found early.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when there are no safetensors weights.
+        GymError: ``MODEL_INVALID`` if there are no safetensors weights.
     """
     weights: set[str] = {path for path in (WHOLE, ADAPTER) if path in listed}
     if shards is not None:
@@ -94,7 +94,7 @@ def chosen_files(name: str, listed: Collection[str], shards: set[str] | None) ->
 
 
 def is_whole(folder: Path) -> bool:
-    """True if a snapshot has a config and all its weights, in a loadable format."""
+    """Return True if a snapshot has a config and all its weights, in a loadable format."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         return (folder / ADAPTER).is_file() or (folder / "adapter_model.bin").is_file()
     if not (folder / "config.json").is_file():

@@ -1,6 +1,6 @@
-"""Stream datasets at the commit that the user agreed to, even if the Hub moves on.
+"""Stream datasets at the commit that the user agreed to, even if the Hub has a newer one.
 
-The commit is kept in the environment, from which all processes of a run have it.
+The commit is stored in the environment, which all processes of a run inherit.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def agree(offer: DownloadOffer) -> None:
 
 
 def agreed_commit(name: str) -> str | None:
-    """The commit at which a dataset is read, agreed to in this process or its parent; None if none was."""
+    """Return the commit agreed to for a dataset in this process or its parent; None if there is none."""
     return _commits().get(_key(name))
 
 
 def to_stream(name: str) -> DownloadOffer:
-    """Describe what is streamed of a dataset: the agreed commit, else the newest, and its files.
+    """Describe a streamed dataset: the agreed commit, or the newest one, and its files.
 
-    No answer of the Hub is read further than those files go.
+    Responses of the Hub are limited to the sizes of those files.
 
     Raises:
-        GymError: As ``offer_dataset``.
+        GymError: Errors of ``offer_dataset``.
     """
     commit = agreed_commit(name)
     offer = None if commit is None else _offers.get((_key(name), commit))
@@ -41,7 +41,7 @@ def to_stream(name: str) -> DownloadOffer:
         offer = offer_dataset(name, commit=commit)
         agree(offer)
         _offers[_key(name), offer.commit] = offer
-    from gym_fed.base.downloads import bounds  # brings an HTTP client
+    from gym_fed.base.downloads import bounds  # imports an HTTP client
 
     bounds.with_bounds()
     bounds.may_send(name, {file.path: file.size_bytes for file in offer.files})

@@ -17,11 +17,11 @@ from gym_fed.core.progress import progress_bar
 
 
 def consent(yes: bool) -> Consent:
-    """Show each offer and ask for consent; with ``yes``, show it only.
+    """Return a function that shows each offer and prompts for consent; with ``yes`` it only shows the offer.
 
     Raises:
-        GymError: When called without ``yes`` and without a terminal: ``MODEL_NOT_FOUND`` or ``NOT_FOUND``, with bytes,
-            licence and the command that agrees.
+        GymError: Without ``yes`` and without a terminal: ``MODEL_NOT_FOUND`` or ``NOT_FOUND``, with bytes, licence
+            and the command that gives consent.
     """
 
     def ask(offer: DownloadOffer) -> bool:
@@ -32,7 +32,7 @@ def consent(yes: bool) -> Consent:
             code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
             raise GymError(code, f"not on this machine: {offer.describe()}", offer.remedy())
         err.print(offer.describe())
-        with suppress(ImportError, OSError, ValueError):  # discard what was typed before the question
+        with suppress(ImportError, OSError, ValueError):  # discard input typed before the question
             import termios
 
             with suppress(termios.error):

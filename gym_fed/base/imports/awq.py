@@ -1,7 +1,7 @@
 """Dequantise weights in AutoAWQ's 4-bit GEMM layout.
 
-Lin et al. 2023, "AWQ: Activation-aware Weight Quantization". One int32 word holds eight adjacent outputs,
-from the lowest bits in the order 0, 2, 4, 6, 1, 3, 5, 7.
+Lin et al. 2023, "AWQ: Activation-aware Weight Quantization". One int32 word contains eight adjacent outputs, from the
+lowest bits in the order 0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _PER_WORD = 32 // BITS
 
 
 def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all tensors, packed ones as ``weight = (value - zero point) * scale`` in the dtype of the scales.
+    """Yield all tensors, with packed ones as ``weight = (value - zero point) * scale`` in the dtype of the scales.
 
     Args:
-        tensors: ``qweight [inputs, outputs / 8]``, ``qzeros [groups, outputs / 8]``, ``scales [groups, outputs]`` of
-            each quantised layer, and plain ones.
+        tensors: ``qweight [inputs, outputs / 8]``, ``qzeros [groups, outputs / 8]`` and ``scales [groups, outputs]``
+            of each quantised layer, and the other tensors.
         config: ``quantization_config``: ``bits``, ``group_size`` (or AutoAWQ's ``w_bit``, ``q_group_size``),
             ``version``.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for another layout, and for shapes that do not fit, by tensor.
+        GymError: ``MODEL_INVALID`` for another layout or wrong shapes, with the tensor's name.
     """
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm":
@@ -64,7 +64,7 @@ def _weight(layer: Layer, group_size: int) -> Any:
 
 
 def _in_order(values: Any) -> Any:
-    """Reorder outputs by number."""
+    """Reorder outputs from AWQ's packing order to ascending order."""
     import torch
 
     blocks = values.reshape(values.shape[0], -1, _PER_WORD)

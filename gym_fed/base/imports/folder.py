@@ -1,7 +1,7 @@
 """The cache of imported models: one folder per source, named by its sha256 and written by one process.
 
-The sha256 of a source is remembered, so that a file of 5 GB is hashed when it is new or changed, not by every command:
-``imports/.digests/<sha256 of the path>.json`` holds its size, times, inode and digest.
+The sha256 of a source is cached, so that a file of 5 GB is hashed only if it is new or changed:
+``imports/.digests/<sha256 of the path>.json`` contains its size, times, inode and digest.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TEMPLATES = "additional_chat_templates"
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """A folder in the cache."""
+    """An imported model in the cache."""
 
     folder: Path
     source: str
@@ -57,15 +57,15 @@ class ImportedModel:
 
 
 def imports_home() -> Path:
-    """The folder of the cache: ``$GYM_HOME/imports``, or ``~/.gym-fed/imports``."""
+    """Return the folder of the cache: ``$GYM_HOME/imports``, or ``~/.gym-fed/imports``."""
     return default_home() / "imports"
 
 
 def usable_folder(folder: Path) -> Path:
-    """Return a model folder as it is, or its import if its format needs a reader.
+    """Return a model folder itself, or its import if its format needs conversion.
 
     Raises:
-        GymError: As ``imported``; ``MODEL_INVALID`` where something other than a file has a file's name.
+        GymError: ``MODEL_INVALID`` if the folder has a special file; errors of ``imported``.
     """
     from gym_fed.base.imports.formats import importer_of
 
@@ -74,9 +74,9 @@ def usable_folder(folder: Path) -> Path:
 
 
 def _require_ordinary(folder: Path) -> None:
-    """Refuse named pipes, devices and sockets, which would block the libraries that read a model's files."""
+    """Reject named pipes, devices and sockets, which would block the libraries that read a model's files."""
     for entry in (*folder.iterdir(), *(folder / _TEMPLATES).glob("*")):
-        with suppress(OSError):  # a link to nothing: loading reports it
+        with suppress(OSError):  # loading reports broken links
             mode = entry.stat().st_mode
             if entry.suffix in _READ and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise GymError(
@@ -87,11 +87,11 @@ def _require_ordinary(folder: Path) -> None:
 
 
 def imported(source: Path) -> Path:
-    """Import a model of another format into the cache, unless it is there, and return its folder.
+    """Import a model of another format into the cache unless it is already there, and return its folder.
 
     Raises:
-        GymError: ``USAGE`` for a format that is not read; ``MODEL_INVALID`` for a source that cannot be read, and for
-            one that changes meanwhile; ``MISSING_DEPENDENCY``; ``DISK_FULL`` before anything is written.
+        GymError: ``USAGE`` for an unsupported format; ``MODEL_INVALID`` for a source that is unreadable or changes
+            during the import; ``MISSING_DEPENDENCY``; ``DISK_FULL`` before anything is written.
     """
     from gym_fed.base.imports.formats import importer_of
 
@@ -108,7 +108,7 @@ def imported(source: Path) -> Path:
     if _is_whole(folder, importer):
         return folder
     with _one_at_a_time(home, digest):
-        if not _is_whole(folder, importer):  # another process may have imported it meanwhile
+        if not _is_whole(folder, importer):  # another process may have imported it in the meantime
             _remove(folder)
             _make(importer, source, digest, folder)
             if state_of(files) != before:
@@ -122,7 +122,7 @@ def imported(source: Path) -> Path:
 
 
 def imported_models() -> list[ImportedModel]:
-    """List the imported models in the cache, by name of the source."""
+    """Return the imported models in the cache, by name of the source."""
     home = imports_home()
     models = []
     for folder in sorted(home.iterdir()) if home.is_dir() else []:
@@ -136,7 +136,7 @@ def imported_models() -> list[ImportedModel]:
 
 
 def _before_hashing(importer: Importer, source: Path, new: list[Path]) -> None:
-    """Read the header first, and report the size, since hashing takes seconds."""
+    """Check the header and report the size before hashing, which takes seconds."""
     from gym_fed.core.console import err
 
     importer.require_header(source)
@@ -178,13 +178,13 @@ def _make(importer: Importer, source: Path, digest: str, folder: Path) -> None:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    with suppress(OSError, GymError):  # absent or invalid: import again
+    with suppress(OSError, GymError):  # missing or invalid: import again
         return read_object(folder / NOTE)
     return {}
 
 
 def _is_whole(folder: Path, importer: Importer) -> bool:
-    """True if this importer made the folder and every file has its size."""
+    """Return True if this importer created the folder and every file has its recorded size."""
     note = _note(folder)
     files = note.get("files")
     if note.get("format") != importer.name or note.get("version") != importer.version:
@@ -198,7 +198,7 @@ def _is_whole(folder: Path, importer: Importer) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Rename a folder before deleting it, so that nobody sees half of it."""
+    """Rename a folder before deleting it, so that no other process sees part of it."""
     if not os.path.lexists(folder):
         return
     room = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
@@ -208,11 +208,11 @@ def _remove(folder: Path) -> None:
 
 @contextmanager
 def _one_at_a_time(home: Path, digest: str) -> Iterator[None]:
-    """Hold the lock of a source; other processes wait for the one that imports."""
+    """Hold the lock of a source; other processes wait for the import."""
     make_folder(home / ".locks")
     descriptor = os.open(home / ".locks" / digest, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        with suppress(OSError):  # a disk without locks: two processes may import, and one result is kept
+        with suppress(OSError):  # without locks, two processes may import, and one result is kept
             lock(descriptor, wait=True)
         yield
     finally:
@@ -226,12 +226,12 @@ _SETTLED_SECONDS = 3.0
 def source_digest(
     files: list[Path], store: Path, before_hashing: Callable[[list[Path]], None] = lambda _: None
 ) -> str:
-    """Compute the hex sha256 of one file, or of ``[[name, digest], ...]`` of several as JSON.
+    """Compute the hex sha256 of one file, or of ``[[name, digest], ...]`` of several files as JSON.
 
     Args:
         files: Files of the source.
-        store: Folder of remembered digests.
-        before_hashing: Called with the files whose digests are not remembered, if there are any.
+        store: Folder of cached digests.
+        before_hashing: Called with the files that have no cached digest, if there are any.
     """
     remembered = {file: _remembered(file, store) for file in files}
     if new := [file for file, digest in remembered.items() if digest is None]:
@@ -243,12 +243,12 @@ def source_digest(
 
 
 def state_of(files: list[Path]) -> list[list[int]]:
-    """Size, times and inode of each file, which change with its content."""
+    """Return size, times and inode of each file, which change with its content."""
     return [_state(file) for file in files]
 
 
 def _remembered(file: Path, store: Path) -> str | None:
-    with suppress(OSError, ValueError, AttributeError):  # absent or invalid: hash again
+    with suppress(OSError, ValueError, AttributeError):  # missing or invalid: hash again
         known = read_object(_digest_note(file, store))
         if known.get("state") == _state(file) and isinstance(known.get("sha256"), str):
             return str(known["sha256"])

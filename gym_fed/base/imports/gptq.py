@@ -1,8 +1,8 @@
 """Dequantise weights in the layout of AutoGPTQ and GPTQModel, with 2, 3, 4 or 8 bits.
 
 Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". Values are
-packed along the inputs, zero points along the outputs. In the first version of the layout a zero point is stored less
-one (``checkpoint_format: gptq``, or none), in the second as it is (``gptq_v2``).
+packed along the inputs, zero points along the outputs. The first version of the layout stores zero points minus one
+(``checkpoint_format: gptq``, or none), the second unchanged (``gptq_v2``).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _STORED_LESS = {"gptq": 1, "gptq_v2": 0}
 
 
 def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all tensors, packed ones as ``weight = (value - zero point) * scale`` in the dtype of the scales.
+    """Yield all tensors, with packed ones as ``weight = (value - zero point) * scale`` in the dtype of the scales.
 
     Args:
-        tensors: ``qweight [inputs * bits / 32, outputs]``, ``qzeros [groups, outputs * bits / 32]``, ``scales [groups,
-            outputs]`` and, where inputs were sorted (``desc_act``), ``g_idx [inputs]`` of each quantised layer, and
-            plain ones.
-        config: ``quantization_config``: ``bits``, ``group_size``, ``checkpoint_format``; where ``dynamic`` gives some
-            layers other bits or groups, these are read from the shapes.
+        tensors: ``qweight [inputs * bits / 32, outputs]``, ``qzeros [groups, outputs * bits / 32]``, ``scales
+            [groups, outputs]`` and, if inputs were sorted (``desc_act``), ``g_idx [inputs]`` of each quantised layer,
+            and the other tensors.
+        config: ``quantization_config``: ``bits``, ``group_size``, ``checkpoint_format``; for layers with other bits
+            or groups (``dynamic``), these are inferred from the shapes.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for another layout, and for shapes that do not fit, by tensor.
+        GymError: ``MODEL_INVALID`` for another layout or wrong shapes, with the tensor's name.
     """
     layout = str(config.get("checkpoint_format") or "gptq").lower()
     if layout not in _STORED_LESS:
@@ -72,7 +72,7 @@ def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) ->
     require_shape(layer, "qzeros", (groups, outputs * bits // 32), f"for the scales and {bits} bits")
     group = group_of_inputs(layer, inputs, group_size)
     values = unpacked(layer.qweight, bits, 0)
-    # The sum is taken in the same bits: a zero point of 0 is stored as the largest number.
+    # The sum wraps around at the same number of bits: a zero point of 0 is stored as the maximum value.
     zeros = (unpacked(layer.qzeros, bits, 1) + less) & (2**bits - 1)
     weight = (values - zeros[group]).float() * layer.scales.float()[group]
     return weight.T.contiguous().to(layer.scales.dtype)
@@ -95,7 +95,7 @@ def _bits_by_shape(layer: Layer) -> int:
 
 
 def _size_by_shape(layer: Layer, inputs: int, usual: int) -> int:
-    """The group size in the file if it fits, else the one implied by the number of groups."""
+    """Return the configured group size if it fits, else the one implied by the number of groups."""
     groups = int(layer.scales.shape[0])
     if usual > 0 and -(-inputs // usual) == groups:
         return usual

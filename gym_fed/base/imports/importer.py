@@ -22,30 +22,30 @@ class Importer(ABC):
 
     @abstractmethod
     def takes(self, source: Path) -> bool:
-        """True if an existing file or folder has this format; cheap, since every command calls it."""
+        """Return True if an existing file or folder has this format; must be fast, since every command calls it."""
 
     @abstractmethod
     def files(self, source: Path) -> list[Path]:
-        """List the files that the result depends on, in a fixed order.
+        """Return the files that the result depends on, in a fixed order.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for one that is missing.
+            GymError: ``MODEL_INVALID`` for a missing file.
         """
 
     @abstractmethod
     def require_header(self, source: Path) -> None:
-        """Refuse a source whose first bytes are not a model of this format, before gigabytes are hashed.
+        """Reject a source that is not a model of this format by its first bytes, before hashing gigabytes.
 
         Raises:
-            GymError: As ``bytes_needed``, and ``UNAVAILABLE``.
+            GymError: ``UNAVAILABLE``, and errors of ``bytes_needed``.
         """
 
     @abstractmethod
     def bytes_needed(self, source: Path) -> int:
-        """The size of the result, before anything is written.
+        """Return the size of the result in bytes, before anything is written.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for a source that cannot be read; ``MISSING_DEPENDENCY``.
+            GymError: ``MODEL_INVALID`` for an unreadable source; ``MISSING_DEPENDENCY``.
         """
 
     @abstractmethod
@@ -57,5 +57,5 @@ class Importer(ABC):
         """Write the model folder into the empty ``folder``.
 
         Raises:
-            GymError: As ``bytes_needed``.
+            GymError: Errors of ``bytes_needed``.
         """

@@ -1,4 +1,4 @@
-"""Shared parts of the AWQ and GPTQ layouts: low-bit weights packed into int32 words."""
+"""Common code of the AWQ and GPTQ layouts: low-bit weights packed into int32 words."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Layer:
 
 
 class TensorInvalid(GymError):
-    """A tensor that makes the model invalid (``MODEL_INVALID``).
+    """The error for an invalid tensor (``MODEL_INVALID``).
 
     Args:
-        tensor: The tensor's name.
-        why: The problem.
+        tensor: Name of the tensor.
+        why: Description of the problem.
     """
 
     def __init__(self, tensor: str, why: str) -> None:
@@ -115,10 +115,10 @@ def _require_kinds(layer: Layer) -> None:
 
 
 def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str) -> None:
-    """Refuse a tensor whose shape is not ``wanted``.
+    """Reject a tensor whose shape is not ``wanted``.
 
     Raises:
-        GymError: ``MODEL_INVALID``.
+        GymError: ``MODEL_INVALID`` with both shapes.
     """
     actual = tuple(getattr(layer, part).shape)
     if actual != wanted:
@@ -170,7 +170,7 @@ def unpacked(words: Any, bits: int, dim: int) -> Any:
     import torch
 
     words = words.movedim(dim, -1)
-    span = 3 if bits == 3 else 1  # words that hold whole values
+    span = 3 if bits == 3 else 1  # smallest number of words with an integral number of values
     in_span = 32 * span // bits
     blocks = words.reshape(*words.shape[:-1], -1, span)
     values = torch.empty(*blocks.shape[:-1], in_span, dtype=torch.int32)
@@ -190,9 +190,9 @@ def integer(
 
     Args:
         config: The ``quantization_config`` section.
-        names: The key, and its alternative names.
+        names: The key and its alternative names.
         allowed: Returns True for an allowed value.
-        text: The allowed values, in words.
+        text: Description of the allowed values for the error message.
 
     Raises:
         GymError: ``MODEL_INVALID``.

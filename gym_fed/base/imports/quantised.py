@@ -1,4 +1,4 @@
-"""Import AWQ and GPTQ folders as plain model folders, for when the library with their kernels is not installed."""
+"""Import AWQ and GPTQ folders as plain model folders, if the library with their kernels is not installed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _MAX_EXPANSION = 16
 
 
 class QuantisedImporter(Importer):
-    """AWQ (gemm layout, 4 bits) and GPTQ (2, 3, 4 and 8 bits). Weights get the dtype of their scales."""
+    """Importer for AWQ (gemm layout, 4 bits) and GPTQ (2, 3, 4 and 8 bits). Weights get the dtype of their scales."""
 
     name = "quantised"
     version = 1
@@ -54,7 +54,7 @@ class QuantisedImporter(Importer):
     def takes(self, source: Path) -> bool:
         if importlib.util.find_spec(LIBRARY) is not None:
             return False
-        with suppress(OSError, GymError):  # loading will report it
+        with suppress(OSError, GymError):  # loading reports it
             return method_of(read_object(source / "config.json")) in METHODS
         return False
 
@@ -96,20 +96,20 @@ class QuantisedImporter(Importer):
 
 
 def method_of(config: Mapping[str, Any]) -> str:
-    """The ``quant_method`` of a ``config.json``; empty if it has none."""
+    """Return the ``quant_method`` of a ``config.json``; empty if there is none."""
     section = config.get("quantization_config")
     return str(section.get("quant_method", "")) if isinstance(section, dict) else ""
 
 
 def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield all tensors of a folder, packed ones dequantised.
+    """Yield all tensors of a folder, with packed ones dequantised.
 
     Args:
         tensors: The folder's tensors.
-        section: ``quantization_config``.
+        section: The ``quantization_config`` section.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the file and the tensor.
+        GymError: ``MODEL_INVALID`` with the file and the tensor.
     """
     try:
         yield from METHODS[str(section["quant_method"])](tensors, section)
@@ -118,7 +118,7 @@ def plain_tensors(tensors: StoredTensors, section: Mapping[str, Any]) -> Iterato
 
 
 def _plain_bytes(tensors: StoredTensors, name: str) -> int:
-    """Size of a tensor once dequantised; 2 bytes per weight, since scales are 16-bit or rounded by training."""
+    """Return a dequantised tensor's size in bytes; 2 per weight, since scales are 16-bit or rounded by training."""
     size = 1
     for length in tensors.shape(name):
         size *= length
@@ -134,7 +134,7 @@ def _plain_bytes(tensors: StoredTensors, name: str) -> int:
 
 
 def _beside(source: Path) -> list[Path]:
-    """List the tokenizer, template, generation config and licence files."""
+    """Return the tokenizer, template, generation config and licence files."""
     files = {file for pattern in _BESIDE for file in source.glob(pattern)}
     return sorted(
         file
@@ -144,7 +144,7 @@ def _beside(source: Path) -> list[Path]:
 
 
 def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
-    """Refuse models such as GPT-2, whose weights are transposed."""
+    """Reject models such as GPT-2, whose weights are transposed."""
     if str(config.get("model_type")) in ("gpt2", "openai-gpt", "imagegpt", "decision_transformer"):
         raise GymError(
             ErrorCode.MODEL_INVALID,
@@ -154,10 +154,10 @@ def _require_linear(source: Path, config: Mapping[str, Any]) -> None:
 
 
 def _require_whole(source: Path, folder: Path) -> None:
-    """Load the folder once, so that missing or extra tensors are refused before it is used.
+    """Load the folder once, to reject missing or extra tensors before it is used.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming tensors that are missing or that the architecture does not have.
+        GymError: ``MODEL_INVALID`` with tensors that are missing or unknown to the architecture.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText

@@ -18,10 +18,10 @@ _SHARD_BYTES = 1 << 30
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the weight files of a folder: those in the index, or ``model.safetensors``.
+    """Return the weight files of a folder: those in the index, or ``model.safetensors``.
 
     Raises:
-        GymError: ``MODEL_INVALID`` where there are none, or a named one is missing.
+        GymError: ``MODEL_INVALID`` if there are none, or one is missing.
     """
     index = folder / INDEX
     if index.is_file():
@@ -40,13 +40,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class StoredTensors(Mapping[str, Any]):
-    """Tensors by name in file order, each read on access. Must be closed.
+    """Mapping of names to tensors in file order, read on access. Must be closed.
 
     Args:
         folder: The model folder.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a file that cannot be read, and a tensor that is in two of them.
+        GymError: ``MODEL_INVALID`` for an unreadable file, or a tensor in two files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -97,11 +97,11 @@ class StoredTensors(Mapping[str, Any]):
         return len(self._files)
 
     def shape(self, name: str) -> list[int]:
-        """The shape of a tensor, from the header."""
+        """Return the shape of a tensor from the header."""
         return list(self._opened[self._files[name]].get_slice(name).get_shape())
 
     def file_of(self, name: str) -> Path:
-        """The file of a tensor; the folder for a missing one."""
+        """Return the file of a tensor; the folder for a missing one."""
         return self._files.get(name, self.folder)
 
 
@@ -110,11 +110,11 @@ def _unreadable(file: Path, error: Exception) -> GymError:
 
 
 class TensorWriter:
-    """Write tensors one by one into files of about 1 GiB, and their index.
+    """Writes tensors one by one into files of about 1 GiB, and their index.
 
     Args:
-        folder: Takes ``model-NNNNN.safetensors``.
-        shard_bytes: After which a file is full.
+        folder: Folder for the files ``model-NNNNN.safetensors``.
+        shard_bytes: Size at which a file is complete.
     """
 
     def __init__(self, folder: Path, shard_bytes: int = _SHARD_BYTES) -> None:

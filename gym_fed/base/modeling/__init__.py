@@ -1,1 +1,1 @@
-"""Model folders and changes to a loaded model that they record: adapters, RoPE scaling, routed blocks."""
+"""Model folders and the changes to a loaded model recorded in them: adapters, RoPE scaling, routed blocks."""

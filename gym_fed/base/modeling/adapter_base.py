@@ -1,4 +1,4 @@
-"""Check that an adapter belongs to a base, by the base's digest recorded in training, or else by its name."""
+"""Check that an adapter belongs to a base, by the base's digest recorded in training, or by its name."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def record_base(adapter: Path, base: Path | None) -> None:
 
 
 def require_base(adapter: Adapter, model: str, folders: tuple[Path | None, Path | None]) -> None:
-    """Refuse an adapter that was trained on another base than ``model``; warn if only the names differ.
+    """Reject an adapter that was trained on a base other than ``model``; warn if only the names differ.
 
-    A recorded digest decides. Without one the weights of both bases are compared if both are on this machine. If they
-    are not, names are compared without their owners and without the suffixes of quantised copies, and a difference is
-    reported: the same model may have any name.
+    A recorded digest decides. Without one, the weights of both bases are compared if both are on this machine.
+    Otherwise names are compared without their owners and the suffixes of quantised copies, and a difference is only
+    reported, since a model may have several names.
 
     Args:
         adapter: The adapter to use.
-        model: The base's name or folder.
-        folders: Where the adapter's own base and ``model`` are on this machine; None for what is not.
+        model: Name or folder of the base.
+        folders: Folders of the adapter's own base and of ``model``; None for a model that is not on this machine.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming both.
+        GymError: ``BASE_MISMATCH`` with both bases.
     """
     own, given = folders
     if adapter.base == model or (own is not None and given is not None and own.resolve() == given.resolve()):

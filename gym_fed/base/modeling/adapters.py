@@ -1,7 +1,7 @@
-"""Read PEFT adapters, check that they fit a base, and merge them in order.
+"""Read PEFT adapters, check that they match a base, and merge them in order.
 
-An adapter that was trained on a model with others merged in carries those in its own folder, as ``base_adapters/1``,
-``base_adapters/2``, ...: it means nothing without them, and finds them wherever it is moved.
+An adapter that was trained on a model with merged adapters contains those in its own folder, as ``base_adapters/1``,
+``base_adapters/2``, ..., since it is useless without them; they stay with it when it is moved.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Adapter:
     """A folder with one PEFT adapter.
 
     Attributes:
-        name: As it was given.
-        folder: The folder of the adapter.
-        config: Its ``adapter_config.json``.
-        sha256: Hex digest of its weights' file.
-        below: Folders of the adapters that were merged into its base before it was trained, in order.
+        name: Requested name.
+        folder: Folder of the adapter.
+        config: Contents of its ``adapter_config.json``.
+        sha256: Hex digest of its weights file.
+        below: Folders of the adapters that were merged into its base before training, in order.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Adapter:
 
     @property
     def base(self) -> str | None:
-        """The model it was trained on, as its config names it."""
+        """Name of the base model in the adapter's config."""
         base = self.config.get("base_model_name_or_path")
         return base if isinstance(base, str) and base else None
 
     @property
     def kind(self) -> str:
-        """The PEFT type: ``LORA``, ``IA3``, ..."""
+        """PEFT type: ``LORA``, ``IA3``, ..."""
         return str(self.config.get("peft_type", "LORA"))
 
 
@@ -71,7 +71,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
     """Read the adapter in ``folder``; its weights are hashed, not loaded.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when there is none, or none that can be added to its base as it is.
+        GymError: ``MODEL_INVALID`` if there is no adapter that can be added to its unchanged base.
     """
     file = folder / CONFIG
     if not file.is_file():
@@ -99,7 +99,7 @@ def read_adapter(name: str, folder: Path) -> Adapter:
 
 
 def _converting(folder: Path) -> str:
-    """The command that reads pickled weights as tensors only, without running code, and writes safetensors."""
+    """Return the command that converts pickled weights to safetensors without running code."""
     code = (
         "import sys, torch; from safetensors.torch import save_file; "
         "found = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
@@ -109,10 +109,10 @@ def _converting(folder: Path) -> str:
 
 
 def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
-    """Refuse an adapter whose initialisation changed its base, since on the original base it computes something else.
+    """Reject an adapter whose initialisation changed its base, since it computes different results on the original.
 
     Raises:
-        GymError: ``MODEL_INVALID``.
+        GymError: ``MODEL_INVALID`` with the initialisation.
     """
     start = config.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(_TAKES_FROM_THE_BASE):
@@ -124,16 +124,16 @@ def _require_whole_difference(name: str, config: dict[str, Any]) -> None:
 
 
 def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None:
-    """Refuse ranks larger than those of the weights: PEFT allocates what the config says before it reads values.
+    """Reject ranks larger than those of the weights, since PEFT allocates the config's sizes before it reads them.
 
     Raises:
-        GymError: ``MODEL_INVALID``.
+        GymError: ``MODEL_INVALID`` with both ranks.
     """
     from safetensors import SafetensorError, safe_open
 
     kind = str(config.get("peft_type", "LORA"))
     if kind == "LOKR":
-        return  # a rank beyond a layer's size means all of it
+        return  # a rank larger than a layer's size is full rank
     if kind != "LORA":
         most = MAX_RANK
     else:
@@ -142,7 +142,7 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
                 keys = [key for key in file.keys() if ".lora_A." in key or ".lora_embedding_A" in key]  # noqa: SIM118 (it is no dict)
                 shapes = [file.get_slice(key).get_shape() for key in keys]
         except SafetensorError:
-            return  # loading will report it
+            return  # loading reports it
         most = max((shape[0] for shape in shapes if shape), default=0)
     pattern = config.get("rank_pattern")
     named = [config.get(key) for key in _RANKS] + (
@@ -158,10 +158,10 @@ def _require_own_ranks(name: str, config: dict[str, Any], weights: Path) -> None
 
 
 def base_of(adapter: Adapter) -> str:
-    """The model that an adapter was trained on, as its config names it.
+    """Return the base model that an adapter's config names.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when it names none.
+        GymError: ``MODEL_INVALID`` if it names none.
     """
     if adapter.base is None:
         file = adapter.folder / CONFIG
@@ -170,10 +170,10 @@ def base_of(adapter: Adapter) -> str:
 
 
 def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
-    """The adapters that ``adapters`` depend on, then they themselves, in the order of merging.
+    """Return ``adapters`` preceded by the adapters that they depend on, in merging order.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for one that was trained on other adapters than stand before it.
+        GymError: ``CONFIG_INVALID`` if one was trained on adapters other than those before it.
     """
     chain: list[Adapter] = []
     for adapter in adapters:
@@ -196,7 +196,8 @@ def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
     """Merge ``adapters`` into ``model``'s weights, one after the other.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for one whose weights do not fit; ``CONFIG_INVALID`` for one that cannot be merged.
+        GymError: ``MODEL_INVALID`` for weights of other shapes; ``CONFIG_INVALID`` for an adapter that cannot be
+            merged.
     """
     for adapter in adapters:
         require_mergeable(adapter)
@@ -205,16 +206,16 @@ def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
 
 
 def merged(model: Any, name: str = "this adapter") -> Any:
-    """Merge a PEFT model into a plain model with the same outputs; ``model`` is consumed.
+    """Merge a PEFT model into a plain model with the same outputs; ``model`` must not be used afterwards.
 
-    An output head that shares the embeddings' weights gets its own where the adapter changes one of the two.
+    An output head tied to the embeddings is untied if the adapter changes only one of them.
 
     Args:
-        model: A PEFT model, or a plain one, which is handed back as it is.
+        model: A PEFT model; a plain model is returned unchanged.
         name: Name of the adapter in errors.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for an adapter that has no place in the weights.
+        GymError: ``CONFIG_INVALID`` for an adapter that cannot be represented in the weights.
     """
     if not hasattr(model, "peft_config"):
         return model
@@ -224,7 +225,7 @@ def merged(model: Any, name: str = "this adapter") -> Any:
     tied = bool(getattr(model.get_base_model().config.get_text_config(), "tie_word_embeddings", False))
     try:
         with warnings.catch_warnings():
-            # PEFT unties the config whenever there are two tensors; ``_tie_or_not`` compares them.
+            # PEFT unties the config if there are two tensors; ``_tie_or_not`` compares their values.
             warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")
             plain = model.merge_and_unload()
     except RuntimeError as error:
@@ -253,7 +254,7 @@ def _own_head(model: Any) -> None:
 
 
 def _tie_or_not(model: Any) -> None:
-    """Tie head and embeddings again if their weights are equal, otherwise mark them untied in the config.
+    """Tie head and embeddings again if their weights are equal, otherwise mark them as untied in the config.
 
     Without that mark, the head would be lost when the model is saved.
     """
@@ -270,10 +271,10 @@ def _tie_or_not(model: Any) -> None:
 
 
 def require_of_weights(adapter: Adapter) -> None:
-    """Refuse an adapter that changes no weights but adds tokens to the input.
+    """Reject an adapter that adds tokens to the input instead of changing weights.
 
     Raises:
-        GymError: ``CONFIG_INVALID``.
+        GymError: ``CONFIG_INVALID`` with the PEFT type.
     """
     if adapter.kind in _VIRTUAL_TOKENS:
         raise GymError(
@@ -285,10 +286,10 @@ def require_of_weights(adapter: Adapter) -> None:
 
 
 def require_mergeable(adapter: Adapter) -> None:
-    """Refuse an adapter that cannot be merged into the weights of its base.
+    """Reject an adapter that cannot be merged into the weights of its base.
 
     Raises:
-        GymError: ``CONFIG_INVALID``.
+        GymError: ``CONFIG_INVALID`` with the reason.
     """
     require_of_weights(adapter)
     _require_place_in_weights(adapter.name, adapter.config)
@@ -313,7 +314,7 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     """Load one adapter onto ``model`` as a frozen ``peft.PeftModel``.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when names or shapes of its weights do not fit the model; as
+        GymError: ``MODEL_INVALID`` if names or shapes of its weights do not match the model; errors of
             ``require_quick_patterns``.
     """
     from peft import PeftModel
@@ -327,9 +328,9 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            # PEFT's own patterns for routed experts, and its calls of transformers by old names.
+            # Ignore warnings on PEFT's own patterns for routed experts, and on deprecated names of transformers.
             warnings.filterwarnings("ignore", message="The following .*_pattern keys did not match")
-            # Its advice to untie, which ``merged`` does where it matters.
+            # Ignore the advice to untie weights; ``merged`` does so where needed.
             warnings.filterwarnings("ignore", message="Model with `tie_word_embeddings=True`")
             warnings.simplefilter("ignore", FutureWarning)
             peft_model = PeftModel.from_pretrained(model, str(adapter.folder))
@@ -340,10 +341,10 @@ def load_on(model: Any, adapter: Adapter) -> Any:
 
 
 def _require_all_factors(model: Any, adapter: Adapter) -> None:
-    """Refuse factors of layers that the config does not name, which PEFT drops silently.
+    """Reject factors of layers that the config does not name, which PEFT drops silently.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming them.
+        GymError: ``MODEL_INVALID`` with their names.
     """
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
@@ -351,7 +352,7 @@ def _require_all_factors(model: Any, adapter: Adapter) -> None:
     with safe_open(adapter.folder / WEIGHTS, framework="pt") as file:
         keys = set(file.keys())
     known = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
-    # PEFT reads factors of single experts into those of fused ones.
+    # PEFT converts factors of single experts to those of fused experts.
     factors = (key for key in keys - known if ".lora_A." in key or ".lora_B." in key)
     extra = sorted(key for key in factors if ".experts." not in key)
     if extra:
@@ -364,7 +365,7 @@ def _require_all_factors(model: Any, adapter: Adapter) -> None:
 
 
 def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
-    """The error for an adapter of another model."""
+    """Return the error for an adapter of another model."""
     first = next((line.strip() for line in why.strip().splitlines() if "size mismatch" in line), "")
     first = first or (why.strip().splitlines() or ["unknown"])[0]
     return GymError(

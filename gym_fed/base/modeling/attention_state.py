@@ -1,4 +1,4 @@
-"""Describe the state that a model carries between tokens, and whether packed rows can be separated in it."""
+"""Describe the state that a model carries between tokens, and whether it can be reset between packed rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ that are not read from ``position_ids``, masks without blocks) or have not been 
 
 
 def carried_state(config: Any) -> str | None:
-    """Describe the state carried between tokens besides keys and values; None if there is none.
+    """Describe the state carried between tokens, other than keys and values; None if there is none.
 
     Args:
         config: A ``transformers`` config.
@@ -56,7 +56,7 @@ def carried_state(config: Any) -> str | None:
 
 
 def _is_stateful(config: Any) -> bool:
-    """True if transformers marks the model class as unable to go back to an earlier token."""
+    """Return True if transformers marks the model class as unable to return to an earlier token."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     mapped = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)

@@ -1,7 +1,7 @@
-"""Read the weights of a model folder from its safetensors files, block by block or memory-mapped.
+"""Read the weights of a model folder from its safetensors files, in blocks or memory-mapped.
 
-The digest of a base is that of its float32 weights. They are never in memory as a whole: serving a model in bfloat16
-takes the memory of its bfloat16 weights and one block.
+The digest of a base is computed from its float32 weights, which are never in memory as a whole: serving a model in
+bfloat16 takes the memory of its bfloat16 weights and one block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Checkpoint:
     """The tensors of one or several safetensors files, in float32, bfloat16 or float16.
 
     Attributes:
-        entries: Where each is.
+        entries: Location of each tensor by name.
     """
 
     def __init__(self, entries: dict[str, FileTensor]) -> None:
@@ -35,16 +35,16 @@ class Checkpoint:
 
     @classmethod
     def find(cls, folder: Path) -> Checkpoint | None:
-        """Open a model folder; None in the cases of ``file_tensors``."""
+        """Open a model folder; None if ``file_tensors`` returns None."""
         tensors = file_tensors(folder)
         return None if tensors is None else cls(tensors)
 
     def is_in(self, dtype: torch.dtype) -> bool:
-        """True if every tensor has this dtype, so that a model can use the mapped file."""
+        """Return True if every tensor has this dtype, so that a model can use the mapped file."""
         return all(_DTYPES[entry.dtype] == dtype for entry in self.entries.values())
 
     def tensors(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Load every tensor in a dtype, as ``from_pretrained`` takes it for ``state_dict``."""
+        """Load every tensor in a dtype, for the ``state_dict`` argument of ``from_pretrained``."""
         loaded = {}
         for name, entry in self.entries.items():
             whole = torch.empty(entry.shape, dtype=dtype)
@@ -54,14 +54,14 @@ class Checkpoint:
         return loaded
 
     def mapped(self) -> dict[str, Tensor]:
-        """Map every tensor as stored, each in its own map (``mapped_tensor``)."""
+        """Map every tensor as stored, each in its own mapping (``mapped_tensor``)."""
         return {
             name: mapped_tensor(entry.path, _DTYPES[entry.dtype], entry.shape, entry.start)
             for name, entry in self.entries.items()
         }
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor; None if there is none of that name."""
+        """Return the shape of a tensor; None if it does not exist."""
         entry = self.entries.get(name)
         return None if entry is None else entry.shape
 
@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 def class_of(config: Any) -> Any:
-    """The language model class of a config; None unless there is exactly one."""
+    """Return the language model class of a config; None unless there is exactly one."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
@@ -79,7 +79,7 @@ def class_of(config: Any) -> Any:
 
 
 def config_of(folder: Path) -> Any:
-    """The config of a folder that ``from_pretrained`` can load with given tensors; None for others."""
+    """Return the config of a folder that ``from_pretrained`` can load with given tensors; otherwise None."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
@@ -89,7 +89,7 @@ def config_of(folder: Path) -> Any:
         return None
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError):  # loading will say so
+    except (OSError, ValueError, KeyError, StrictDataclassError):  # loading reports it
         return None
     return config if class_of(config) is not None else None
 
@@ -104,12 +104,12 @@ _maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary
 
 
 def mapped_tensor(path: Path, dtype: torch.dtype, shape: tuple[int, ...], start: int) -> Tensor:
-    """Map a tensor from byte ``start`` of a file, in its own private map.
+    """Map a tensor from byte ``start`` of a file, in its own private mapping.
 
-    Its pages are read when they are used, and are gone with the last reference to it, whatever becomes of others.
+    Its pages are read on use, and are released with the last reference to it, independently of other tensors.
     """
     count = math.prod(shape) * dtype.itemsize
-    if not count:  # mmap refuses zero bytes
+    if not count:  # mmap rejects a length of zero
         return torch.empty(shape, dtype=dtype)
     before = start % mmap.ALLOCATIONGRANULARITY
     with path.open("rb") as file:
@@ -122,7 +122,7 @@ def mapped_tensor(path: Path, dtype: torch.dtype, shape: tuple[int, ...], start:
 def release_pages(tensor: Tensor) -> None:
     """Release a mapped tensor's pages; they are read again when it is used.
 
-    What was written to the tensor is lost with them. Other tensors, and systems without such advice, are left alone.
+    Data written to the tensor is lost. Other tensors are unaffected; systems without ``madvise`` do nothing.
     """
     view = _maps.get(tensor.data_ptr())
     if view is not None and hasattr(mmap, "MADV_DONTNEED"):

@@ -1,7 +1,7 @@
-"""Check ``config.json`` before a model is built: a known architecture, and the sizes of the weight files.
+"""Validate ``config.json`` before a model is built: a known architecture, and sizes that match the weight files.
 
-Code that comes with a model is never run. transformers builds what a config says, however large, and compares it with
-the weights afterwards.
+Code that comes with a model is never run. transformers allocates what a config specifies, of any size, and compares
+it with the weights only afterwards.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gym_fed.core.text import plain
 
 
 def require_architecture(name: str, folder: Path) -> None:
-    """Refuse a model whose ``config.json`` names an architecture that neither transformers nor gym-fed has.
+    """Reject a model whose ``config.json`` names an architecture unknown to transformers and gym-fed.
 
     Raises:
-        GymError: ``MODEL_INVALID``.
+        GymError: ``MODEL_INVALID`` with the architecture.
     """
     from transformers import CONFIG_MAPPING
 
     from gym_fed.base.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 
     kind, has_code = None, False
-    with suppress(OSError, ValueError, AttributeError):  # reading the model will report it
+    with suppress(OSError, ValueError, AttributeError):  # reading the model reports it
         config = read_object(folder / "config.json")
         kind, has_code = config.get("model_type"), "auto_map" in config
     known = isinstance(kind, str) and (kind in CONFIG_MAPPING or kind == MIXTURE_OF_DEPTHS)
@@ -44,8 +44,8 @@ def require_architecture(name: str, folder: Path) -> None:
 
 
 def images_type(folder: Path) -> str | None:
-    """The model type if it reads images and has no text-only class in transformers; else None."""
-    with suppress(OSError, ValueError, AttributeError):  # loading will say so
+    """Return the model type if it reads images and has no text-only class in transformers; otherwise None."""
+    with suppress(OSError, ValueError, AttributeError):  # loading reports it
         config = read_object(folder / "config.json")
         if "vision_config" not in config:
             return None
@@ -57,10 +57,10 @@ def images_type(folder: Path) -> str | None:
 
 
 def require_text(name: str, folder: Path) -> None:
-    """Refuse a model that reads images and has no text-only class in transformers.
+    """Reject a model that reads images and has no text-only class in transformers.
 
     Raises:
-        GymError: ``MODEL_INVALID``.
+        GymError: ``MODEL_INVALID`` with the model type.
     """
     if (kind := images_type(folder)) is not None:
         raise GymError(
@@ -98,10 +98,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def require_sizes(folder: Path) -> None:
-    """Refuse a model folder whose config gives other sizes than its safetensors files.
+    """Reject a model folder whose config has other sizes than its safetensors files.
 
     Raises:
-        GymError: ``MODEL_INVALID``, with file, key and value.
+        GymError: ``MODEL_INVALID`` with file, key and value.
     """
     file = folder / "config.json"
     try:
@@ -126,7 +126,7 @@ def _no_numbers(config: Mapping[str, Any]) -> Iterator[str]:
 def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     layers = config.get("num_hidden_layers")
     there = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
-    if layers is not None and there and layers > there:  # those that are too many in the files are left out
+    if layers is not None and there and layers > there:  # extra layers in the files are ignored
         yield f"num_hidden_layers is {layers:,}, and the weights have {there:,} layers"
     if config.get("quantization_config") is not None:  # packed weights have other shapes
         return
@@ -149,7 +149,7 @@ def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
 
 
 def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
-    """Find a size that no model with these files can have, for an unknown model type."""
+    """Yield sizes that are impossible with these files, for an unknown model type."""
     most_layers = max(_SPARE_LAYERS, len(shapes))
     widest = _WEIGHTS_A_NUMBER * sum(map(math.prod, shapes.values()))
     for part in (config, *(section for section in config.values() if isinstance(section, dict))):

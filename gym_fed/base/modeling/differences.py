@@ -1,7 +1,7 @@
-"""Find changes of a fine-tune besides its weights, which a delta would lose.
+"""Find differences between a fine-tune and its base other than weights, which a delta would lose.
 
-A model that computes with another ``rope_theta``, activation or norm epsilon than its base, or that reads other token
-ids, is not the base plus any delta.
+A model with another ``rope_theta``, activation or norm epsilon than its base, or other token ids, cannot be
+represented as the base plus a delta.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Difference:
     """A setting in which a fine-tune differs from its base.
 
     Attributes:
-        what: The config's key, dots between nested keys, or ``tokenizer``, ``chat template``.
-        change: Both values, base first.
-        computes: True if the model computes something else; False if only its prompts differ.
+        what: Config key with dots between nested keys, or ``tokenizer`` or ``chat template``.
+        change: Both values, the base's first.
+        computes: True if the model computes different results; False if only its prompts differ.
     """
 
     what: str
@@ -48,20 +48,20 @@ class Difference:
 def require_same_settings(
     name: str, base: Any, tuned: Any, tokenizers: tuple[Any, Any] = (None, None), *, allow: bool = False
 ) -> list[Difference]:
-    """Refuse a fine-tune that differs from its base in more than weights.
+    """Reject a fine-tune that differs from its base in more than weights.
 
     Args:
         name: Name of the fine-tune in errors.
-        base: The base's model, of transformers; others are not compared.
-        tuned: The fine-tune's.
-        tokenizers: The base's and the fine-tune's, where both are known.
-        allow: Whether differences were requested; then they are returned.
+        base: The base's model; only transformers models are compared.
+        tuned: The fine-tune's model.
+        tokenizers: Tokenizers of the base and the fine-tune, if both are known.
+        allow: Return differences instead of raising.
 
     Returns:
-        What differs and will not be in a delta.
+        Differences that a delta will not contain.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the settings and both values.
+        GymError: ``BASE_MISMATCH`` with the settings and both values.
     """
     differences = [
         *_config_differences(getattr(base, "config", None), getattr(tuned, "config", None)),
@@ -89,7 +89,7 @@ def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
         for key in (
             "max_window_layers",
             "sliding_window",
-        ):  # then nothing reads them, and model families differ in them
+        ):  # unused then, and different between model families
             old.pop(key, None)
             new.pop(key, None)
     for key in sorted(old.keys() & new.keys() | {key for key in old.keys() ^ new.keys() if "rope" in key}):

@@ -1,4 +1,4 @@
-"""Regular expressions by which published byte-level tokenizers split a text."""
+"""Regular expressions with which published byte-level tokenizers split text."""
 
 from __future__ import annotations
 

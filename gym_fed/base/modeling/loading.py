@@ -1,7 +1,7 @@
-"""Load the weights of a model folder strictly: its files have all tensors of the model and no others.
+"""Load the weights of a model folder strictly: its files must contain exactly the model's tensors.
 
-transformers fills a missing tensor with random numbers and drops one that the architecture does not have, both with no
-more than a warning. What is computed from such a model means nothing, so both are refused here by name.
+transformers initialises missing tensors randomly and drops unknown ones, with only a warning. The results of such a
+model are meaningless, so both cases are rejected with the tensors' names.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 def load_weights(
     kind: Any, source: str | None, arguments: Mapping[str, Any], *, name: str, headless: bool = False
 ) -> Any:
-    """Load a model with torch's attention, or with eager attention if its class has no other.
+    """Load a model with torch's SDPA attention, or with eager attention if its class does not support it.
 
-    transformers' own choice of attention could be what a ``config.json`` names, such as a GPU's kernels.
+    By default transformers would use the attention that ``config.json`` names, such as a GPU kernel.
 
     Args:
-        kind: A class of transformers with ``from_pretrained``.
-        source: The model's folder; None with a ``state_dict`` among the arguments.
-        arguments: Of ``from_pretrained``; an ``attn_implementation`` among them is kept.
+        kind: A transformers class with ``from_pretrained``.
+        source: Folder of the model; None if ``arguments`` contains a ``state_dict``.
+        arguments: Arguments of ``from_pretrained``; an ``attn_implementation`` among them is kept.
         name: Name of the model in errors.
         headless: The head is not used, so tensors outside the body may differ.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming tensors that are missing, have another shape, or do not belong to the
+        GymError: ``MODEL_INVALID`` with tensors that are missing, have another shape, or are unknown to the
             architecture.
     """
     given = {"local_files_only": True, "trust_remote_code": False, "output_loading_info": True, **arguments}
@@ -57,19 +57,19 @@ def load_weights(
 
 
 def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, headless: bool = False) -> None:
-    """Refuse a model whose files lack a tensor or have an extra one; tied tensors are stored once.
+    """Reject a model whose files lack a tensor or have an extra one; tied tensors are stored once.
 
     Args:
         name: Name of the model in errors.
-        model: A transformers model, as loaded.
-        info: What ``from_pretrained`` returns next to it with ``output_loading_info``.
-        headless: As in ``load_weights``.
+        model: A loaded transformers model.
+        info: Loading info that ``from_pretrained`` returns with ``output_loading_info``.
+        headless: The head is not used, so tensors outside the body may differ.
 
     Raises:
         GymError: ``MODEL_INVALID``.
     """
     prefix = str(getattr(model, "base_model_prefix", ""))
-    is_body = not hasattr(model, prefix)  # its own names have no prefix, those of the files may
+    is_body = not hasattr(model, prefix)  # its own names lack the prefix, but those in the files may have it
 
     def counts(key: str) -> bool:
         return not headless or key.startswith(f"{prefix}.")
@@ -106,7 +106,7 @@ def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, hea
 
 
 def _untied_head(model: Any, missing: list[str]) -> str:
-    """The remedy for a head without weights, which usually is tied to the embeddings; empty otherwise."""
+    """Return the remedy for a missing head, which is usually tied to the embeddings; otherwise empty."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     weight = getattr(head, "weight", None)
     named = [key for key, parameter in model.named_parameters() if parameter is weight]
@@ -122,7 +122,7 @@ def _listed(names: Collection[str]) -> str:
 
 @contextmanager
 def readable_errors(name: str) -> Iterator[None]:
-    """Convert the exceptions of libraries for broken model files to a ``GymError`` that names the model.
+    """Convert libraries' exceptions for broken model files to a ``GymError`` with the model's name.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -141,13 +141,13 @@ def readable_errors(name: str) -> Iterator[None]:
         ) from error
     except BaseException as error:
         of_other_sizes = isinstance(error, RuntimeError) and "ignore_mismatched_sizes" in str(error)
-        of_tokenizers = type(error) is Exception  # the tokenizers library raises bare Exceptions
+        of_tokenizers = type(error) is Exception  # the tokenizers library raises plain Exception
         if not (isinstance(error, wrong) or of_other_sizes or of_tokenizers or is_panic(error)):
             raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if of_other_sizes:
             first_line = "its weights are of other sizes than config.json says"
-        elif isinstance(error, StrictDataclassError):  # what is wrong with the field is in the next line
+        elif isinstance(error, StrictDataclassError):  # the next line contains the field's problem
             first_line = f"config.json: {' '.join(str(error).split())}"
         raise GymError(
             ErrorCode.MODEL_INVALID,

@@ -1,18 +1,18 @@
-"""Mixture-of-Depths (Raposo et al. 2024): in every k-th block a router passes some tokens, the others skip it.
+"""Mixture-of-Depths (Raposo et al. 2024): in every k-th block a router selects tokens, and the others skip it.
 
-For the states ``x`` ``[batch, length, d]`` of a row a routed block computes (their equation 1), with ``r = w x``:
+For the states ``x`` ``[batch, length, d]`` of a row, a routed block computes (equation 1), with ``r = w x``:
 
     x_i + g(r_i) * (block(x~)_i - x_i)   where r_i is among the k largest of the row, k = ceil(capacity * words)
-    x_i                                  elsewhere; x~ are the tokens that are let through, in their order
+    x_i                                  otherwise; x~ are the selected tokens in their order
 
-The paper's gate g is r itself; here it is ``2 sigmoid(r)``, which is 1 for a fresh router, so that a trained model that
-is converted begins with its own blocks. Picking the k largest looks ahead, which a generating model cannot. As in
-their section 3.5, a loss (binary cross-entropy of ``sigmoid(r)`` against having been picked) teaches the router to
-foresee it, and outside of training a token goes through where ``sigmoid(r) > 0.5``: that is causal.
+The paper's gate g is r itself. Here it is ``2 sigmoid(r)``, which is 1 for a new router, so that a converted model
+initially computes its own blocks. Selecting the k largest looks ahead, which is impossible in generation. As in
+section 3.5 of the paper, an auxiliary loss (binary cross-entropy of ``sigmoid(r)`` against the selection) trains the
+router to predict it, and outside of training a token is selected if ``sigmoid(r) > 0.5``, which is causal.
 
-There is no key-value cache: tokens that a block never computed have no keys in it. ``generate`` runs without one, and
-refuses to use one. A converted model's folder names a ``model_type`` of its own, so that a loader that does
-not know the routers refuses it instead of running every block on every token.
+There is no key-value cache, since skipped tokens have no keys in a block; ``generate`` runs without one, and rejects
+``use_cache``. The folder of a converted model has its own ``model_type``, so that a loader without support for the
+routers rejects it instead of running every block on every token.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _INITIAL_STD = 0.02
 def convert_to_mixture_of_depths(
     model: Any, *, capacity: float, every: int, router_loss_weight: float, seed: int = 0
 ) -> None:
-    """Add routers to a causal LM, in place.
+    """Add routers to a causal LM in place.
 
     Args:
-        model: A ``transformers`` causal LM of decoder layers that take ``position_embeddings``.
-        capacity: Share of a row's tokens that a routed block computes.
-        every: One of this many blocks is routed.
-        router_loss_weight: Weight of the router's own loss, added once per routed block and batch.
-        seed: Decides the fresh routers.
+        model: A ``transformers`` causal LM with decoder layers that take ``position_embeddings``.
+        capacity: Fraction of a row's tokens that a routed block computes.
+        every: Distance between routed blocks: one in ``every`` blocks is routed.
+        router_loss_weight: Weight of the router loss, added once per routed block and batch.
+        seed: Seed of the new routers' weights.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when the model has routers already, too few blocks, or blocks of another kind.
+        GymError: ``MODEL_INVALID`` if the model already has routers, too few blocks, or unsupported blocks.
     """
     subject = f"mixture_of_depths: {type(model).__name__}"
     if isinstance(model, RoutedModel):
@@ -80,11 +80,11 @@ def convert_to_mixture_of_depths(
 
 
 def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
-    """Load a converted model that ``save_pretrained`` wrote.
+    """Load a converted model from a folder written by ``save_pretrained``.
 
     Raises:
-        OSError: a file is missing.
-        ValueError: the weights are not those of the config.
+        OSError: If a file is missing.
+        ValueError: If the weights do not match the config.
     """
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -112,7 +112,7 @@ def load_mixture_of_depths(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def is_mixture_of_depths(folder: Path) -> bool:
-    """True if a model folder holds a converted model."""
+    """Return True if a model folder contains a converted model."""
     file = folder / "config.json"
     return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE
 
@@ -132,7 +132,7 @@ class RoutedModel:
         return parent.generate(*args, use_cache=False, **kwargs)
 
     def save_pretrained(self, folder: Any, **kwargs: Any) -> None:
-        """Save under a model type that other loaders do not mistake for the dense model's."""
+        """Save with a model type that other loaders do not mistake for the dense model's."""
         parent: Any = super()
         parent.save_pretrained(folder, **kwargs)
         file = Path(folder) / "config.json"
@@ -142,7 +142,7 @@ class RoutedModel:
 
 
 class RoutedBlock:
-    """Mixin for the class of a routed decoder layer, whose weights keep their names."""
+    """Mixin for the class of a routed decoder layer; its weights keep their names."""
 
     training: bool
     router: torch.nn.Linear
@@ -158,7 +158,7 @@ class RoutedBlock:
         position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Map ``[batch, length, d]`` to ``[batch, length, d]`` by the module's formula."""
+        """Map ``[batch, length, d]`` to ``[batch, length, d]`` with the formula in the module's docstring."""
         if past_key_values is not None:
             raise GymError(
                 ErrorCode.USAGE, "a mixture-of-depths model has no key-value cache", "set use_cache to False"
@@ -171,8 +171,8 @@ class RoutedBlock:
         count = int(through.sum(1).max())
         if count == 0:
             return hidden_states
-        # Selected tokens first, each group in its own order: the padding of a shorter row comes last, so that
-        # no real token attends to it.
+        # Selected tokens first, both groups in their own order: padding of shorter rows comes last, so that no real
+        # token attends to it.
         order = torch.argsort((~through).to(torch.int8), dim=1, stable=True)[:, :count]
         counts = torch.gather(through, 1, order)
         at = order.unsqueeze(-1).expand(-1, -1, width)
@@ -182,7 +182,7 @@ class RoutedBlock:
             wide = attention_mask.expand(batch, -1, -1, -1)
             columns = order[:, None, None, :].expand(-1, wide.shape[1], count, -1)
             attention_mask = torch.gather(torch.gather(wide, 2, rows), 3, columns)
-            # Padding tokens were among the others before, so the mask alone does not hide them.
+            # Padding tokens were among the skipped ones, so the mask alone does not hide them.
             hidden = ~counts[:, None, None, :] & ~torch.eye(count, dtype=torch.bool, device=counts.device)
             closed = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
             attention_mask = attention_mask.masked_fill(hidden, closed)
@@ -203,13 +203,13 @@ class RoutedBlock:
         gate = 2 * torch.sigmoid(torch.gather(scores, 1, order)) * counts
         mixed = hidden_states.scatter_add(1, at, (outputs - inputs) * gate.unsqueeze(-1).to(outputs.dtype))
         if self.training and self.router_loss_weight:
-            guessed = self.router(hidden_states.detach())[..., 0]  # teaches the router, not what it reads
+            guessed = self.router(hidden_states.detach())[..., 0]  # trains only the router, not its input
             foreseen = F.binary_cross_entropy_with_logits(guessed[real].float(), through[real].float())
             mixed = _WithLoss.apply(mixed, self.router_loss_weight * foreseen)  # type: ignore[no-untyped-call]
         return mixed
 
     def _picked(self, scores: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Select the tokens that pass through the block, ``[batch, length]`` bool."""
+        """Select the tokens that the block computes, ``[batch, length]`` bool."""
         if not self.training:
             return (scores > 0) & real
         places = scores.masked_fill(~real, -torch.inf).argsort(dim=1, descending=True, stable=True)
@@ -219,7 +219,7 @@ class RoutedBlock:
 
 
 def _not_padding(attention_mask: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor:
-    """Mask of tokens that are not padding, ``[batch, length]`` bool: those that may attend to themselves."""
+    """Return the mask of non-padding tokens, ``[batch, length]`` bool: those that may attend to themselves."""
     if attention_mask is None:
         return torch.ones_like(scores, dtype=torch.bool)
     own = torch.diagonal(attention_mask[:, 0], dim1=1, dim2=2)

@@ -1,6 +1,6 @@
-"""Check regular expressions from a config or adapter in another process, before PEFT matches them.
+"""Check regular expressions of a config or adapter in another process, before PEFT matches them.
 
-Python's ``re`` takes exponential time for some patterns (``(a+)+b``), and cannot be stopped in this process.
+Python's ``re`` takes exponential time for some patterns (``(a+)+b``), and cannot be interrupted in this process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _AS_PEFT_DOES = {
 
 
 def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """Refuse patterns of a PEFT config that take too long on a model's module names.
+    """Reject patterns of a PEFT config that take too long on a model's module names.
 
     Args:
-        config: As ``adapter_config.json`` has it.
+        config: Contents of ``adapter_config.json``.
         names: Names of modules and parameters.
         where: Name of the config in errors.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming key and pattern.
+        GymError: ``CONFIG_INVALID`` with key and pattern.
     """
     given = list(_patterns(config))
     if len(given) > MAX_PATTERNS:
@@ -62,12 +62,12 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
 
 
 def names_of(model: Any) -> list[str]:
-    """Names of a model's modules and parameters, which patterns are matched against."""
+    """Return the names of a model's modules and parameters, which patterns are matched against."""
     return [name for name, _ in (*model.named_modules(), *model.named_parameters())]
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Keys with their patterns; a list of ``target_modules`` holds names, not patterns."""
+    """Yield keys with their patterns; a list of ``target_modules`` contains names instead of patterns."""
     for key in _AS_PEFT_DOES:
         value = config.get(key) or ()
         if isinstance(value, str):

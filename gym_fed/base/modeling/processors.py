@@ -1,8 +1,7 @@
-"""Load the processor of a vision model, also without torchvision.
+"""Load the processor of a vision model, with or without torchvision.
 
-transformers needs torchvision for the videos of Qwen2-VL and later models. Videos are refused here, so without
-torchvision a stand-in keeps the video settings as they are in the files, and images are prepared by transformers' PIL
-code.
+transformers needs torchvision for the videos of Qwen2-VL and later models. Videos are not supported here, so without
+torchvision a placeholder keeps the video settings of the files, and transformers' PIL code prepares images.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def load_processor(name_or_path: str) -> Any:
         name_or_path: A folder, or a Hugging Face name in the local cache.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for packages that prepare images, ``MODEL_INVALID`` for broken files.
+        GymError: ``MISSING_DEPENDENCY`` for packages that process images, ``MODEL_INVALID`` for broken files.
     """
     from transformers import AutoProcessor
 
@@ -39,9 +38,9 @@ def load_processor(name_or_path: str) -> Any:
         with quiet_loading(), films_left_out():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except (ImportError, AttributeError) as error:
-        if "num2words" in str(error):  # SmolVLM needs it for videos
+        if "num2words" in str(error):  # required by SmolVLM for videos
             _require("num2words", f"model: {name_or_path} has a processor that")
-        # Some processors need torchvision for pictures, too; transformers raises several errors for that.
+        # Some processors also need torchvision for images; transformers raises various errors then.
         _require("torchvision", f"model: {name_or_path} has a processor that")
         raise unreadable(name_or_path, error) from error
     except (OSError, ValueError, KeyError, RecursionError) as error:
@@ -52,7 +51,7 @@ def load_processor(name_or_path: str) -> Any:
             f"{name_or_path}: has no processor for images",
             "put processor_config.json or preprocessor_config.json into the model folder",
         )
-    if processor.chat_template is None:  # a repository may have it with the tokenizer only
+    if processor.chat_template is None:  # some repositories store it only with the tokenizer
         processor.chat_template = processor.tokenizer.chat_template
     if processor.tokenizer.pad_token is None:
         processor.tokenizer.pad_token = processor.tokenizer.eos_token
@@ -62,12 +61,12 @@ def load_processor(name_or_path: str) -> Any:
 
 
 def is_processor(tokenizer: Any) -> bool:
-    """True if a tokenizer argument is a processor that also prepares images."""
+    """Return True if a tokenizer argument is a processor that also handles images."""
     return getattr(tokenizer, "image_processor", None) is not None
 
 
 def unreadable(name: str, error: Exception) -> GymError:
-    """The error for a vision model, or its processor, that cannot be read."""
+    """Return the error for a vision model or processor that cannot be read."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return GymError(
         ErrorCode.MODEL_INVALID,
@@ -94,19 +93,19 @@ _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocess
 
 @contextmanager
 def films_left_out() -> Iterator[None]:
-    """Load processors without torchvision inside this context; no effect if it is installed."""
+    """Load processors without torchvision in this context; has no effect if it is installed."""
     if importlib.util.find_spec("torchvision") is not None:
         yield
         return
     from transformers import processing_utils
 
-    # Import by name: as an attribute of its package it is a placeholder that needs torchvision.
+    # Import by name: the package's attribute is a placeholder that needs torchvision.
     module: Any = importlib.import_module("transformers.models.auto.video_processing_auto")
     kinds: Any = processing_utils.MODALITY_TO_BASE_CLASS_MAPPING
     before, kind = module.AutoVideoProcessor, kinds["video_processor"]
     module.AutoVideoProcessor = _Stand
     kinds["video_processor"] = (
-        "ImageProcessingMixin"  # the stand-in's own base; the usual class needs torchvision
+        "ImageProcessingMixin"  # base class of the placeholder; the usual class needs torchvision
     )
     try:
         yield
@@ -124,7 +123,7 @@ class _Stand:
         settings = _film_settings(Path(source))
 
         class NoFilms(VideoProcessorMixin):
-            """A video processor that keeps the settings and refuses videos."""
+            """Placeholder that keeps the settings of a video processor and rejects videos."""
 
             def __init__(self) -> None:
                 """Skip transformers' validation of the settings."""

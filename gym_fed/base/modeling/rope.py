@@ -1,4 +1,4 @@
-"""Extend rotary embeddings beyond a model's training length; transformers computes the frequencies."""
+"""Extend rotary embeddings beyond a model's training length, with frequencies computed by transformers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _RAISES_LENGTH = ("linear", "yarn", "llama3", "longrope")
 
 
 def scale_rope(model: Any, settings: dict[str, Any]) -> None:
-    """Change the rotary frequencies of a causal LM in place; its config records them for saved folders.
+    """Change the rotary frequencies of a causal LM in place; its config stores them for saved folders.
 
     Args:
-        model: A ``transformers`` causal LM with one rotary embedding (Llama, Qwen, Mistral and their like).
-        settings: ``type`` and ``factor``, and what else the type takes; see
+        model: A ``transformers`` causal LM with one rotary embedding (such as Llama, Qwen, Mistral).
+        settings: ``type``, ``factor`` and further parameters of the type; see
             ``gym_fed.config.train.compute.RopeScalingConfig``.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when the model has no rotary positions that can be scaled, or refuses the values.
+        GymError: ``MODEL_INVALID`` if the model has no rotary embedding that can be scaled, or rejects the values.
     """
     config = model.config
     rotary = getattr(model.base_model, "rotary_emb", None)
@@ -50,11 +50,11 @@ def scale_rope(model: Any, settings: dict[str, Any]) -> None:
         if kind != "linear":
             parameters["original_max_position_embeddings"] = original
         length = round(original * factor)
-    else:  # dynamic: the config's length is where scaling begins
+    else:  # dynamic: scaling begins at the config's length
         parameters.pop("original_max_position_embeddings", None)
         length = original
     frequencies = rotary.inv_freq.shape[0]
-    for name in ("short_factor", "long_factor"):  # transformers would only warn
+    for name in ("short_factor", "long_factor"):  # transformers would only warn about a wrong length
         if len(given.get(name, [0] * frequencies)) != frequencies:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
@@ -99,7 +99,7 @@ def rope_undone_on_error(model: Any | None) -> Iterator[None]:
 
 
 def write_base_changes(model: Any, folder: Path) -> None:
-    """Write the rotary settings of an adapter's base, which the adapter's folder lacks."""
+    """Write the rotary settings of an adapter's base, which are not in the adapter's config."""
     values = {
         "rope_parameters": model.config.rope_parameters,
         "max_position_embeddings": model.config.max_position_embeddings,
@@ -109,10 +109,10 @@ def write_base_changes(model: Any, folder: Path) -> None:
 
 
 def apply_base_changes(model: Any, folder: Path) -> None:
-    """Change a base to the settings that the adapter in ``folder`` was trained with, if any were changed.
+    """Apply the rotary settings that the adapter in ``folder`` was trained with to a base, if there are any.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when the note cannot be read.
+        GymError: ``MODEL_INVALID`` if the settings cannot be read.
     """
     file = folder / BASE_CHANGES
     if not file.is_file():

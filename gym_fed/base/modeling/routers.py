@@ -1,4 +1,4 @@
-"""Find the routers of a mixture of experts, linear layers that get no adapter by default."""
+"""Find the routers of a mixture of experts, which are linear layers without adapters by default."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ _CLASS = re.compile(r"Router$|(TopK|MoE|Moe)\w*Gat(e|ing)$")
 
 
 def router_names(model: Any) -> list[str]:
-    """Names of the router layers for PEFT's ``exclude_modules``, which matches suffixes.
+    """Return the names of router layers for PEFT's ``exclude_modules``, which matches suffixes.
 
-    A name is as short as it may be: ``router`` where the layer itself is one, ``router.gate`` where the layer is a part
-    of one, and the whole name where another linear layer's name ends in the same way.
+    Names are as short as possible: ``router`` if the layer itself is one, ``router.gate`` if it is part of one, and
+    the full name if another linear layer's name ends in the same way.
 
-    A trained router sends tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also return
-    a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not listed.
+    A trained router would send tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also
+    return a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not
+    included.
     """
     from torch import nn
 

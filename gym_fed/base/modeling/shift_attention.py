@@ -1,9 +1,9 @@
 """S2-Attn, the shifted sparse attention of LongLoRA (Chen et al. 2023, section 3.2 and algorithm 1).
 
-A row is cut into groups; half of the heads attend within them, the other half within groups shifted by half a group,
-so that what one half separates the other joins. The paper rolls the row around its end, which lets the last group see
-the first tokens and wants a mask against the leak; here the shifted groups begin with half a group instead, so every
-token sees earlier tokens of its own group alone. Costs ``length * group`` instead of ``length ** 2``.
+A row is split into groups. Half of the heads attend within them, the other half within groups shifted by half a
+group, which connects adjacent groups. The paper rolls the row around its end, so that the last group sees the first
+tokens and needs a mask against this leak. Here the shifted groups begin with half a group instead, so every token
+attends only to earlier tokens of its own group. The cost is ``length * group`` instead of ``length ** 2``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 
 def group_size(length: int, ratio: float) -> int:
-    """Tokens per group: the share ``ratio`` of a row, at least 2."""
+    """Return the tokens per group: the fraction ``ratio`` of a row, at least 2."""
     return max(2, math.ceil(length * ratio))
 
 
@@ -30,15 +30,16 @@ def shifted_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Causal attention within groups; groups are shifted for the second half of the heads.
+    """Compute causal attention within groups, which are shifted for the second half of the heads.
 
     Args:
         query: ``[batch, heads, length, d]``.
-        key: As ``query``: heads repeated already where several share one.
-        value: As ``key``.
-        allowed: ``[batch, 1, length, length]`` bool, True where a query may look; None is causal without padding.
-        size: Tokens in a group.
-        scaling: Factor of the logits; ``1 / sqrt(d)`` if None.
+        key: ``[batch, heads, length, d]``, with shared heads repeated.
+        value: ``[batch, heads, length, d]``, with shared heads repeated.
+        allowed: ``[batch, 1, length, length]`` bool, True where a query may attend; None for causal attention without
+            padding.
+        size: Number of tokens in a group.
+        scaling: Factor of the logits; None for ``1 / sqrt(d)``.
         dropout: Dropout rate of the attention weights.
 
     Returns:
@@ -66,7 +67,7 @@ def _in_groups(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Attention for one half of the heads; group boundaries are at ``offset + n * size``."""
+    """Compute attention for half of the heads, with group boundaries at ``offset + n * size``."""
     batch, heads, length, width = query.shape
     left = (size - offset) % size
     right = -(left + length) % size
@@ -84,7 +85,7 @@ def _in_groups(
         wide = F.pad(allowed[:, 0], (left, right, left, right), value=False)
         blocks = wide.view(allowed.shape[0], groups, size, groups, size)
         mask = torch.diagonal(blocks, dim1=1, dim2=3).movedim(-1, 1) & causal
-    # A padding token that attends to nothing would give NaN. It attends to itself, and its output is dropped.
+    # Padding tokens that attend to nothing would give NaN. They attend to themselves, and their output is dropped.
     mask = mask | torch.eye(size, dtype=torch.bool, device=query.device)
     mask = mask.expand(batch, groups, size, size).flatten(0, 1).unsqueeze(1)
     out = F.scaled_dot_product_attention(
@@ -97,7 +98,7 @@ def _in_groups(
 def register_shift_attention(ratio: float) -> str:
     """Register the attention with transformers and return its name.
 
-    In training mode a model attends in groups; in evaluation mode, or with a cache, to everything, as torch does.
+    In training mode a model attends within groups; in evaluation mode or with a cache, it attends fully, using SDPA.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward

@@ -1,7 +1,7 @@
-"""Refuse a model folder whose tokenizer has regular expressions that take long, before it is loaded.
+"""Reject a model folder whose tokenizer has slow regular expressions before it is loaded.
 
-The tokenizers library searches them in compiled code, where neither Ctrl-C nor a time limit ends a search. So unknown
-patterns are tried in a child process first.
+The tokenizers library searches in compiled code, which neither Ctrl-C nor a time limit can interrupt. Unknown
+patterns are therefore tested in a child process first.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LARGE_COUNT = re.compile(r"(?<!\\)(?<!\\[xo])\{(?:\d*,)?\d{4,}(?:,\d*)?\}")
 
 
 def require_quick_tokenizer(folder: Path, name: str) -> None:
-    """Refuse a model folder whose tokenizer has a pattern that takes long; no file is not an error.
+    """Reject a model folder whose tokenizer has a slow pattern; a missing file is not an error.
 
     Args:
-        folder: The model folder.
-        name: The name of the model in errors.
+        folder: Folder of the model.
+        name: Name of the model in errors.
 
     Raises:
-        GymError: ``MODEL_INVALID`` with the pattern, or for a ``tokenizer_config.json`` that names another file than
+        GymError: ``MODEL_INVALID`` with the pattern, or if ``tokenizer_config.json`` names a file other than
             ``tokenizer.json``.
     """
     config = folder / "tokenizer_config.json"
@@ -64,7 +64,7 @@ def require_quick_tokenizer(folder: Path, name: str) -> None:
 
 
 def require_quick_splits(text: str, name: str) -> None:
-    """As ``require_quick_tokenizer``, for the text of a ``tokenizer.json``."""
+    """Reject slow patterns in the text of a ``tokenizer.json``; see ``require_quick_tokenizer``."""
     _require_quick(set(_patterns(text)), name, "tokenizer.json")
 
 
@@ -91,7 +91,7 @@ def _patterns(text: str) -> Iterator[str]:
     for match in _KEY.finditer(text):
         try:
             yield str(decode(text, match.end())[0])
-        except ValueError:  # reported by the library that reads the file
+        except ValueError:  # the library that reads the file reports it
             return
 
 

@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: tensor locations, blocks of bytes, digests and sizes, without torch."""
+"""Read the safetensors files of a model folder without torch: tensor locations, bytes, digests and sizes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class FileTensor:
     """The location of a tensor.
 
     Attributes:
-        path: The file.
-        dtype: As safetensors calls it: ``F32``, ``BF16`` or ``F16``.
+        path: Path of the file.
+        dtype: Dtype in safetensors notation: ``F32``, ``BF16`` or ``F16``.
         shape: Shape of the tensor.
-        start: Its first byte.
+        start: Offset of its first byte.
     """
 
     path: Path
@@ -53,9 +53,9 @@ class FileTensor:
             os.close(handle)
 
     def float32_blocks(self) -> Iterator[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-        """Yield the weights as float32, in blocks."""
+        """Yield the weights as float32 in blocks."""
         for _, raw in self.blocks():
-            if self.dtype == "BF16":  # the upper half of a float32
+            if self.dtype == "BF16":  # bfloat16 is the upper half of a float32
                 yield (np.frombuffer(raw, np.dtype("<u2")).astype(np.uint32) << 16).view(np.float32)
             else:
                 kind = "<f4" if self.dtype == "F32" else "<f2"
@@ -63,9 +63,9 @@ class FileTensor:
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor] | None:
-    """List a model folder's tensors; None if its weights have other formats or dtypes, or cannot be read.
+    """Return a model folder's tensors; None if its weights have unsupported formats or dtypes, or are unreadable.
 
-    Loading the model then reports what is wrong.
+    Loading the model then reports the problem.
     """
     tensors = _all_tensors(folder)
     if tensors is None or any(tensor.dtype not in _SIZES for tensor in tensors.values()):
@@ -74,7 +74,7 @@ def file_tensors(folder: Path) -> dict[str, FileTensor] | None:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """List the shapes of a model folder's tensors, of any dtype; None in the cases of ``file_tensors``."""
+    """Return the shapes of a model folder's tensors, of any dtype; None as in ``file_tensors``."""
     tensors = _all_tensors(folder)
     return None if tensors is None else {name: tensor.shape for name, tensor in tensors.items()}
 
@@ -113,13 +113,13 @@ def _tensors_of(path: Path) -> dict[str, FileTensor]:
 
 
 def tensor_head(name: str, dtype: torch.dtype | str, shape: Sequence[int]) -> bytes:
-    """The bytes that ``tensors_digest`` hashes before a tensor's data; ``dtype`` is torch's, or its name."""
+    """Return the bytes that ``tensors_digest`` hashes before a tensor's data; ``dtype`` is torch's, or its name."""
     head = canonical_json([name, str(dtype).removeprefix("torch."), list(shape)])
     return len(head).to_bytes(8, "little") + head
 
 
 def float32_digest(tensors: Mapping[str, FileTensor], names: Iterable[str]) -> str:
-    """Compute ``tensors_digest`` of the files' tensors in float32, block by block; ``names`` are sorted."""
+    """Compute ``tensors_digest`` of stored tensors in float32, in blocks; ``names`` must be sorted."""
     digest = hashlib.sha256()
     for name in names:
         digest.update(tensor_head(name, "float32", tensors[name].shape))
@@ -131,10 +131,10 @@ def float32_digest(tensors: Mapping[str, FileTensor], names: Iterable[str]) -> s
 def folder_digest(folder: Path) -> str | None:
     """Compute the digest of a model folder's tensors in float32, for any dtype and sharding.
 
-    A head that is tied to the embeddings is not counted, since not every copy stores it.
+    A head tied to the embeddings is excluded, since not every copy stores it.
 
     Returns:
-        None where the weights are in other files.
+        The digest; None if the weights have other formats.
     """
     tensors = file_tensors(folder)
     if tensors is None:

@@ -14,10 +14,10 @@ def count_stored_weights(name: str) -> int | None:
     """Count the weights in a model folder's safetensors files.
 
     Args:
-        name: As for ``load_model``.
+        name: A model name or path, as for ``load_model``.
 
     Returns:
-        None if the model is not on this machine, or its weights are in other files or quantised.
+        The number; None if the model is not on this machine, or its weights are quantised or in other formats.
     """
     try:
         shapes = tensor_shapes(Path(resolve(name)))

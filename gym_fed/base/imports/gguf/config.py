@@ -1,7 +1,7 @@
 """Convert a GGUF header to a transformers config, with one function per architecture.
 
-Key names follow ggml's ``docs/gguf.md``. Values that llama.cpp has in code and not in the file are given here with the
-reason. A key that is not read is refused, never dropped.
+Key names follow ggml's ``docs/gguf.md``. Values that llama.cpp defines in code instead of the file are defined here
+with a comment. Unknown keys are rejected instead of ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
     """Convert a header to the contents of ``config.json``.
 
     Raises:
-        GymError: ``UNAVAILABLE`` for an architecture that is not read; ``MODEL_INVALID`` for values that are not.
+        GymError: ``UNAVAILABLE`` for an unsupported architecture; ``MODEL_INVALID`` for unsupported values.
     """
     name = str(header.values.get("general.architecture", ""))
     if name not in ARCHITECTURES:
@@ -51,7 +51,7 @@ def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
 
 
 def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
-    """Keys that all architectures have."""
+    """Convert the keys that all architectures share."""
     if (embeddings := header.tensors.get("token_embd.weight")) is None:
         raise invalid(header.file, "has no tensor token_embd.weight")
     layers = keys.integer("block_count")
@@ -85,7 +85,7 @@ def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
 
 
 def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values_of: RopeFactors) -> None:
-    """Rotary embedding: base, width and scaling."""
+    """Convert the keys of rotary embeddings: base, width and scaling."""
     rope: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": keys.number("rope.freq_base", config.pop("rope_theta", 10000.0)),
@@ -108,7 +108,9 @@ def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values
                 rope[key] = keys.number(f"rope.scaling.yarn_{key}")
         if keys.has("rope.scaling.attn_factor"):
             stated = keys.number("rope.scaling.attn_factor")
-            rope["attention_factor"] = stated * (0.1 * math.log(factor) + 1)  # llama.cpp multiplies the two
+            rope["attention_factor"] = stated * (
+                0.1 * math.log(factor) + 1
+            )  # llama.cpp multiplies both values
     elif kind not in ("none", "longrope"):
         raise keys.refused("rope.scaling.type", kind)
     if "rope_freqs.weight" in header.tensors:
@@ -120,13 +122,13 @@ def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values
             "long_factor": values_of("rope_factors_long.weight").tolist(),
             "original_max_position_embeddings": original,
         }
-        keys.ignore("rope.scaling.attn_factor")  # of the same two numbers of positions
+        keys.ignore("rope.scaling.attn_factor")  # derived from the same two context lengths
         config["original_max_position_embeddings"] = original
     config.setdefault("rope_parameters", rope)
 
 
 def _llama3(keys: ArchitectureKeys, factors: np.ndarray, theta: float, width: int) -> dict[str, Any]:
-    """Recover Llama 3's RoPE scaling from the per-frequency factors in the file."""
+    """Recover Llama 3's RoPE scaling parameters from the per-frequency factors in the file."""
     frequencies = 1.0 / theta ** (np.arange(0, width, 2) / width)
     factor, low, high = float(factors.max()), _LLAMA3_LOW, _LLAMA3_HIGH
     waves = 2 * math.pi / frequencies
@@ -149,7 +151,7 @@ Tensors = Mapping[str, StoredTensor]
 
 
 def _llama(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
-    """Llama and Mistral, both ``llama`` in llama.cpp; Mistral's class has the sliding window."""
+    """Convert Llama and Mistral, both ``llama`` in llama.cpp; only Mistral's class has a sliding window."""
     config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
@@ -192,7 +194,7 @@ def _gemma2(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) ->
 
 
 def _gemma3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
-    """Gemma 3: five sliding-window layers, with their own RoPE, between full-attention layers."""
+    """Convert Gemma 3: five sliding-window layers, with their own RoPE, between full-attention layers."""
     config |= {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}
     every = 6
     if keys.has("attention.sliding_window_pattern"):
@@ -218,7 +220,7 @@ def _gemma3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) ->
 
 
 def _query_scalar(config: dict[str, Any], *, of_27b: int) -> int:
-    """Query scale: llama.cpp uses the head's width, but for the largest model width over heads."""
+    """Return the query scale: llama.cpp uses the head dimension, except for the largest model (width / heads)."""
     if config["num_hidden_layers"] == of_27b:
         return int(config["hidden_size"] // config["num_attention_heads"])
     return int(config["head_dim"])
@@ -239,7 +241,7 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_
 
 
 class ArchitectureKeys:
-    """The keys of one architecture (``llama.*``) as typed values; keys that were not read can be refused."""
+    """The keys of one architecture (``llama.*``) as typed values; unread keys can be rejected."""
 
     def __init__(self, header: Header, architecture: str) -> None:
         self._header, self._prefix = header, f"{architecture}."
@@ -255,7 +257,7 @@ class ArchitectureKeys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Read a positive number, in the shortest digits that round to the file's float32."""
+        """Read a positive number, rounded to the shortest digits that give the same float32."""
         value = self._found(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refused(key, value)
@@ -266,30 +268,30 @@ class ArchitectureKeys:
         return rounded
 
     def text(self, key: str, default: str) -> str:
-        """Read a word."""
+        """Read a string."""
         value = self._found(key, default)
         if not isinstance(value, str):
             raise self.refused(key, value)
         return value
 
     def has(self, key: str) -> bool:
-        """True if the file has the key."""
+        """Return True if the file has the key."""
         return self._prefix + key in self._header.values
 
     def must_be(self, key: str, *allowed: Any) -> None:
-        """Refuse any value but these; a missing key is allowed."""
+        """Reject any value except those allowed; the key may be missing."""
         if self.has(key) and (value := self._found(key, None)) not in allowed:
             raise self.refused(key, value)
 
     def ignore(self, *keys: str) -> None:
-        """Mark a key as read that does not affect the computation, or repeats the tensors' shapes."""
+        """Mark keys as read that do not affect the computation, or only repeat the tensors' shapes."""
         self._left.difference_update(self._prefix + key for key in keys)
 
     def require_all_taken(self) -> None:
-        """Refuse unread keys, since the model would compute something else.
+        """Reject unread keys, since the model would compute different results.
 
         Raises:
-            GymError: ``MODEL_INVALID``.
+            GymError: ``MODEL_INVALID`` with the unread keys.
         """
         if self._left:
             shown = ", ".join(plain(key, 80) for key in sorted(self._left)[:5])
@@ -300,7 +302,7 @@ class ArchitectureKeys:
             )
 
     def refused(self, key: str, found: Any) -> GymError:
-        """The error for an unusable value."""
+        """Return the error for an unusable value."""
         shown = "is missing" if found is None else f"is {plain(str(found), 80)}"
         return invalid(
             self._header.file,

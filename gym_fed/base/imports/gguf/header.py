@@ -1,8 +1,8 @@
-"""Read the header of a GGUF file: its values, and its tensors' locations, checked against the file's size.
+"""Read the header of a GGUF file: its values and the locations of its tensors, checked against the file size.
 
-The layout is that of ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian: magic, version, counts, key-value
-pairs, tensor infos, padding, data. Arrays of numbers become numpy arrays, so that memory stays in proportion to
-the bytes that were read.
+The layout follows ggml's ``docs/gguf.md``, versions 2 and 3, little-endian: magic, version, counts, key-value pairs,
+tensor infos, padding, data. Arrays of numbers become numpy arrays, so that memory stays proportional to the number of
+bytes read.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class StoredTensor:
         shape: Shape in torch's order.
         type: Value of its ``gguf.GGMLQuantizationType``.
         start: Offset of its first byte in the file.
-        bytes: Its size in the file.
-        file: The file that contains it, if the model has several.
+        bytes: Size in bytes in the file.
+        file: File that contains it, if the model has several.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Header:
     """The contents of a file's header.
 
     Attributes:
-        file: The file.
-        values: Its key-value pairs; arrays of numbers are numpy arrays, arrays of strings are lists.
-        tensors: Its tensors by name.
+        file: Path of the file.
+        values: Key-value pairs; arrays of numbers are numpy arrays, arrays of strings are lists.
+        tensors: Tensors by name.
     """
 
     file: Path
@@ -81,7 +81,7 @@ def read_header(file: Path) -> Header:
     """Read the header of one file.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the file and the problem.
+        GymError: ``MODEL_INVALID`` with the file and the problem.
     """
     size = file.stat().st_size
     if size < 24:
@@ -91,12 +91,12 @@ def read_header(file: Path) -> Header:
 
 
 def invalid(file: Path, why: str, hint: str = "fetch the file again, or give another one") -> GymError:
-    """The error for an unreadable GGUF file."""
+    """Return the error for an unreadable GGUF file."""
     return GymError(ErrorCode.MODEL_INVALID, f"{file}: {why}", hint)
 
 
 class _HeaderCursor:
-    """A position in the file that moves forward only, and never past its end."""
+    """A read position in the file that only moves forward, and never past the end."""
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self._file, self._data, self._size, self._at = file, data, size, 4

@@ -22,7 +22,7 @@ _MAX_LICENCE = 200
 
 
 class GgufImporter(Importer):
-    """Import the architectures of ``config.ARCHITECTURES``, in every type that the ``gguf`` package dequantises."""
+    """Importer for the architectures in ``config.ARCHITECTURES``, in all types that ``gguf`` can dequantise."""
 
     name = "gguf"
     version = 1
@@ -83,7 +83,8 @@ class GgufImporter(Importer):
         """Merge the headers of all parts into one.
 
         Raises:
-            GymError: ``MISSING_DEPENDENCY``; ``MODEL_INVALID``; ``UNAVAILABLE`` for a file that is no language model.
+            GymError: ``MISSING_DEPENDENCY``; ``MODEL_INVALID``; ``UNAVAILABLE`` for a file that is not a language
+                model.
         """
         if find_spec("gguf") is None:
             raise GymError(
@@ -122,10 +123,10 @@ class GgufImporter(Importer):
 
 @contextmanager
 def _refused_by_name(source: Path) -> Iterator[None]:
-    """Refuse a file whose values make a library fail, such as a list where a number is expected.
+    """Reject a file whose values make a library fail, such as a list instead of a number.
 
     Raises:
-        GymError: ``MODEL_INVALID``; errors of the system pass.
+        GymError: ``MODEL_INVALID``; operating system errors pass through.
     """
     try:
         yield
@@ -171,7 +172,7 @@ _SHOWN = 8
 
 
 def is_gguf(path: Path) -> bool:
-    """True if a path has the GGUF suffix."""
+    """Return True if a path has the GGUF suffix."""
     return path.suffix.lower() == SUFFIX
 
 
@@ -179,7 +180,7 @@ def only_gguf(folder: Path) -> Path | None:
     """Return the first part of the only GGUF model in a folder; None if there is none.
 
     Raises:
-        GymError: ``MODEL_INVALID`` where there are several.
+        GymError: ``MODEL_INVALID`` if there are several.
     """
     models = sorted(file for file in folder.iterdir() if is_gguf(file) and file.is_file() and _is_first(file))
     if len(models) > 1:
@@ -193,10 +194,10 @@ def only_gguf(folder: Path) -> Path | None:
 
 
 def parts_of(file: Path) -> list[Path]:
-    """List the files of a model: ``NAME-00001-of-00003.gguf`` and the others, or the single file.
+    """Return the files of a model: ``NAME-00001-of-00003.gguf`` and the other parts, or the single file.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming a part that is missing.
+        GymError: ``MODEL_INVALID`` with a missing part.
     """
     match = _PART.fullmatch(file.stem)
     if match is None or not int(match[3]):

@@ -1,10 +1,10 @@
-"""Write the tensors of a GGUF file under transformers' names, dequantised, as safetensors shards.
+"""Write the tensors of a GGUF file with transformers' names, dequantised, as safetensors shards.
 
-Plain numbers keep their type: what was exported as f32, f16 or bf16 comes back bit by bit. Quantised ones become
-float16, whose rounding (2^-12 of a value) is far below what they lost; a tensor beyond float16's range, float32.
+Unquantised tensors keep their dtype (f32, f16 or bf16) and are bit-identical. Quantised ones become float16, whose
+rounding error (2^-12 of a value) is far below the quantisation error; tensors beyond float16's range become float32.
 
-Every parameter of transformers' class must be in the file, and every tensor of the file must be one of them, in the
-same shape: nothing is left at random initialisation, and nothing is dropped.
+Every parameter of transformers' class must be in the file, and every tensor of the file must be a parameter of the
+same shape: nothing stays randomly initialised, and nothing is dropped.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class MappedTensor:
 
     @property
     def bytes(self) -> int:
-        """Size in memory."""
+        """Size in memory, in bytes."""
         return int(np.prod(self.stored.shape)) * (4 if self.dtype == "float32" else 2)
 
 
 def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
-    """Pair each parameter of the model with its tensor, in the model's order.
+    """Map each parameter of the model to its tensor, in the model's order.
 
     Args:
-        header: The header of the file, or of all its parts.
+        header: Header of the file, or the merged header of all parts.
         config: A transformers config.
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming what is missing, what is unexpected, or a shape that differs.
+        GymError: ``MODEL_INVALID`` with a missing or unexpected tensor, or a different shape.
     """
     names = _names(header, config)
     parameters = _parameters(config)
@@ -80,7 +80,7 @@ def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> 
     """Write ``model.safetensors``, or shards and their index, with one shard in memory at a time.
 
     Returns:
-        The type that most values have.
+        The dtype of most values.
     """
     from safetensors.torch import save_file
 
@@ -121,12 +121,12 @@ def stored_values(one: MappedTensor, config: Any) -> torch.Tensor:
 
 
 def offset_of(one: MappedTensor, config: Any) -> int:
-    """The offset that llama.cpp adds to a parameter: Gemma's norms multiply by one plus the weight."""
+    """Return the offset that llama.cpp adds to a parameter: Gemma's norms multiply by one plus the weight."""
     return int(str(config.model_type).startswith("gemma") and one.stored.name.endswith("norm.weight"))
 
 
 def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
-    """Read a tensor as ``[rows, columns]`` float32, in parts."""
+    """Yield a tensor as ``[rows, columns]`` float32, in parts."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -175,16 +175,16 @@ def _in_transformers_order(whole: torch.Tensor, one: MappedTensor, config: Any) 
 
 
 def _halves_apart(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Undo llama.cpp's RoPE permutation: it rotates neighbours, transformers halves; rows 0 1 2 3 become 0 2 1 3."""
+    """Undo llama.cpp's RoPE permutation, which pairs adjacent rows instead of halves: rows 0 1 2 3 become 0 2 1 3."""
     pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape).contiguous()
 
 
 def _dtype(header: Header, stored: StoredTensor) -> str:
-    """The dtype that a tensor is converted to.
+    """Return the dtype that a tensor is converted to.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a type that is not dequantised.
+        GymError: ``MODEL_INVALID`` for a type that cannot be dequantised.
     """
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
@@ -208,7 +208,7 @@ def _not_read(header: Header, stored: StoredTensor, kind: str) -> GymError:
 
 
 def _parameters(config: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the model's checkpoint, without a head tied to the embeddings."""
+    """Return names and shapes of the model's checkpoint, without a head tied to the embeddings."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -1,8 +1,8 @@
 """Convert the tokenizer and chat template of a GGUF file to ``tokenizer.json`` and its companions.
 
-Byte-level tokenizers split text before their merges, by the name in ``tokenizer.ggml.pre``. llama.cpp has the
-expressions in ``llama-vocab.cpp``; transformers' reader has some of them and falls back to GPT-2's, which changes every
-number in a text. A name that neither knows is refused.
+Byte-level tokenizers split text before applying merges, by a pattern named in ``tokenizer.ggml.pre``. llama.cpp
+defines the patterns in ``llama-vocab.cpp``. transformers has some of them and falls back to GPT-2's, which tokenizes
+numbers differently. Unknown names are rejected.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MAX_TEMPLATE = 1 << 20
 
 
 def write_tokenizer(header: Header, folder: Path, max_length: int) -> None:
-    """Write the tokenizer of ``header`` with its chat templates.
+    """Write the tokenizer of ``header`` and its chat templates.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a tokenizer that is not read.
+        GymError: ``MODEL_INVALID`` for an unsupported tokenizer.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def write_tokenizer(header: Header, folder: Path, max_length: int) -> None:
 
 
 def end_tokens(header: Header) -> list[int]:
-    """Ids of the tokens that end a text, a turn or a message."""
+    """Return the ids of tokens that end a text, a turn or a message."""
     named = [header.values.get(f"{_PREFIX}{key}_token_id") for key in ("eos", "eot", "eom")]
     count = len(header.values.get(f"{_PREFIX}tokens") or [])
     return list(dict.fromkeys(token for token in named if isinstance(token, int) and 0 <= token < count))
@@ -77,19 +77,19 @@ def _backend(header: Header, tokens: list[str]) -> Any:
         return _built(header, tokens)
     except GymError:
         raise
-    except Exception as error:  # tokenizers raises plain Exception; its panics are refused by the reader
+    except Exception as error:  # tokenizers raises plain Exception; panics are handled by the caller
         why = plain(str(error), 200) or type(error).__name__
         raise invalid(header.file, f"its tokenizer cannot be read: {why}") from error
 
 
 def _built(header: Header, tokens: list[str]) -> Any:
-    """Build it from the vocabulary: byte-level BPE, or SentencePiece pieces."""
+    """Build the tokenizer from the vocabulary: byte-level BPE, or SentencePiece pieces."""
     kinds = header.values.get(f"{_PREFIX}token_type")
     if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
         raise invalid(header.file, f"has {len(tokens)} tokens without a type for each")
     last = len(tokens)
     while last and kinds[last - 1] == _UNUSED and _FILLER.fullmatch(tokens[last - 1]):
-        last -= 1  # rows of the embeddings that no token has
+        last -= 1  # embedding rows without a token
     model = header.values.get(f"{_PREFIX}model")
     if model == "gpt2":
         return _byte_level(header, tokens[:last], kinds)
@@ -145,7 +145,7 @@ def _pieces(header: Header, tokens: list[str]) -> Any:
 
 
 def _spaces(backend: Any, *, put_before: bool) -> None:
-    """Treat spaces as SentencePiece does: every space belongs to a piece, and texts get a leading one."""
+    """Treat spaces like SentencePiece: they belong to pieces, and texts get a leading space."""
     from tokenizers import decoders, normalizers
 
     backend.pre_tokenizer = None
@@ -156,7 +156,7 @@ def _spaces(backend: Any, *, put_before: bool) -> None:
 
 
 def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -> None:
-    """Add BOS and EOS tokens around a text, if the file says so."""
+    """Add BOS and EOS tokens around a text, if the file requires it."""
     from tokenizers.processors import TemplateProcessing
 
     if isinstance(header.values.get(WHOLE), str):
@@ -174,7 +174,7 @@ def _add_special(header: Header, backend: Any, special: dict[str, str | None]) -
 
 
 def _template(header: Header) -> str | dict[str, str] | None:
-    """The chat template, or several by name."""
+    """Return the chat template, or a dict of several by name."""
     default = header.values.get("tokenizer.chat_template")
     named = header.values.get("tokenizer.chat_templates")
     templates = {
@@ -224,9 +224,9 @@ def set_pre_tokenizer(backend: Any, pre: str, *, needed: bool) -> bool:
     """Set the pre-tokenizer named ``pre``.
 
     Args:
-        backend: Changed.
-        pre: The name.
-        needed: Whether there are merges; without them every byte is a token, however the text is cut.
+        backend: Tokenizer to change.
+        pre: Name of the pre-tokenizer.
+        needed: True if there are merges; without merges every byte is a token, however the text is split.
     """
     from tokenizers import Regex, normalizers, pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
