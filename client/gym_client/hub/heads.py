@@ -1,7 +1,8 @@
 """Signed ledger heads of a hub, and checks for contradictions between them.
 
-Heads are stored in ``servers/<hub id>/heads.jsonl``. A hub that rewrites its ledger, or shows different
-and further calls to that hub are refused.
+Heads are stored in ``servers/<hub id>/heads.jsonl``. A hub that rewrites its ledger, or shows different ledgers to
+different contributors, must contradict a head that it signed. The contradiction is written to ``proofs/``, and
+further calls to that hub are refused.
 
 A hub restored from a backup contradicts itself too. If a signed statement explains that, the contributor may accept
 it. The statement is then appended to the file, and supersedes the lost heads before it.

@@ -58,9 +58,9 @@ def fetch_certificate(address: Address) -> bytes:
 def vouching_authority(address: Address, found: str) -> str:
     """Return the trusted authority that certifies a hub's key for its address; empty if there is none.
 
-    address: Address of the hub.
-    found: Fingerprint of the key that it presented before.
-        found: Fingerprint of the key that it showed before.
+    Args:
+        address: Address of the hub.
+        found: Fingerprint of the key that it presented before.
     """
     context = trusting_context()
     try:
