@@ -1,8 +1,7 @@
 """Enrolment and login: one-time invites, the claims that a contributor signs, and proof of work.
 
 An invite is a string with an address, a fingerprint and a token: ``gym-invite:HOST:PORT:FINGERPRINT_HEX:TOKEN``. The
-hub
-stores only the token's sha256.
+hub stores only the token's sha256.
 
 Both claims name the hub's id and the TLS key of the contributor's connection. A hub that copies another hub's id
 cannot copy its TLS key, so a claim made to it is useless at the other hub.
