@@ -1,4 +1,4 @@
-"""The base model of a variant that is created or rebased, with or without a delta."""
+"""The base model that a variant is created on or rebased onto, with or without a delta."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Base:
 
     Attributes:
         source: Name or path that it was loaded from.
-        model: A causal LM in float32; it is as it was whenever no ``plus`` is open.
-        tokenizer: Its tokenizer.
+        model: A causal LM in float32; unchanged outside of ``plus``.
+        tokenizer: Tokenizer of the base.
         spec: Spec that deltas are checked against.
     """
 
@@ -40,7 +40,7 @@ class Base:
         """Load a base from this machine.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for an adapter; see ``load_model`` for the others.
+            GymError: ``MODEL_INVALID`` for an adapter; other errors of ``load_model``.
         """
         loaded = load_model(source, device=device)
         if hasattr(loaded.model, "peft_config"):
@@ -53,18 +53,18 @@ class Base:
 
     @property
     def context(self) -> int | None:
-        """Context length in tokens, if its config has one."""
+        """Context length in tokens; None if the config has none."""
         length = getattr(self.model.config, "max_position_embeddings", None)
         return int(length) if length else None
 
     @property
     def size(self) -> BaseSize:
-        """The properties of the base that a variant's defaults depend on."""
+        """The properties of the base that determine a variant's defaults."""
         return BaseSize(self.context, self.spec.num_parameters)
 
     @contextmanager
     def plus(self, delta: DeltaFile, scale: float = 1.0) -> Iterator[Any]:
-        """Add ``scale * delta`` inside this context; the exact base is restored after it."""
+        """Add ``scale * delta`` inside this context; the exact base is restored afterwards."""
         tensors = model_tensors(self.model)
         originals = {name: tensors[name].clone() for name in delta.names if name in tensors}
         try:
@@ -80,9 +80,9 @@ class Base:
         return replace(self, tokenizer=use_chat_template(self.tokenizer, NONE)) if rows.raw else self
 
     def opened(self, path: Path) -> DeltaFile:
-        """Open and check a delta of this base. Close it.
+        """Open and check a delta of this base. The caller must close it.
 
         Raises:
-            GymError: As ``DeltaFile.open``.
+            GymError: Errors of ``DeltaFile.open``.
         """
         return DeltaFile.open(path, self.spec)

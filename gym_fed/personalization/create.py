@@ -1,6 +1,6 @@
 """Create a variant: train on the user's rows, encode the difference, evaluate it, and add it to the store.
 
-The work is kept in a folder, so that it can be interrupted and resumed.
+Intermediate results are stored in a folder, so that the work can be interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class VariantJob:
     """The work on one variant.
 
     Attributes:
-        folder: Holds ``order.json``, the run in ``run/``, and the delta.
-        training: Its ``output_dir`` is ``run/``.
-        encoding: How the delta is encoded.
+        folder: Folder with ``order.json``, the run in ``run/``, and the delta.
+        training: Training config whose ``output_dir`` is ``run/``.
+        encoding: Encoding of the delta.
     """
 
     folder: Path
@@ -159,12 +159,12 @@ class VariantResult:
 
     @property
     def kept(self) -> float | None:
-        """The share of training's gain that the file keeps."""
+        """Fraction of the training gain that the file retains."""
         return kept_share(self.loss_before, self.loss_trained, self.loss_encoded)
 
 
 def kept_share(before: float, trained: float, encoded: float) -> float | None:
-    """The share of training's gain that the encoded variant keeps; None if training gained nothing."""
+    """Return the fraction of the training gain that the encoded variant retains; None if training gained nothing."""
     gain = before - trained
     return (before - encoded) / gain if math.isfinite(gain) and gain > 0 else None
 
@@ -175,8 +175,8 @@ def train_and_encode(
     """Train (or resume), encode and evaluate; the delta is then at ``job.delta_path``.
 
     Raises:
-        GymError: ``INTERRUPTED`` with a checkpoint kept; ``FILE_EXISTS`` for a folder with other work; what data, model
-            and training give.
+        GymError: ``INTERRUPTED`` with a checkpoint; ``FILE_EXISTS`` if the folder contains other work; errors of
+            data, model and training.
     """
     _claim(job, base, rows)
     begin(listener, "measuring the base")
@@ -206,7 +206,7 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
     """Encode the trained change: factors with dense tensors, or values in the policy's codec.
 
     Raises:
-        GymError: ``INTERRUPTED`` while scales are distilled; as ``lora_change``.
+        GymError: ``INTERRUPTED`` during the distillation of scales; errors of ``lora_change``.
     """
     policy = job.encoding.policy
     extra = {FORM_KEY: rows.form}
@@ -222,7 +222,7 @@ def encode(model: Any, job: VariantJob, base: Base, rows: PersonalRows, listener
 
 
 def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
-    """Start the folder, or check that it holds the same work. The encoding may differ and is repeated."""
+    """Initialise the folder, or check that it contains the same work; only the encoding may differ."""
     job_facts = {
         "rows": rows.digest,
         "base": base.spec.digest,
@@ -253,7 +253,7 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
 
 
 def _trained(job: VariantJob, rows: PersonalRows, listener: Listener) -> tuple[Any, dict[str, Any]]:
-    """Return the trained model and the run's figures."""
+    """Return the trained model and the run's metrics."""
     run = RunFolder(Path(job.training.output_dir))
     if run.result.exists():
         listener.phase("training was finished before")
@@ -307,7 +307,7 @@ def _refine(
 
 
 def _forget(folder: Path) -> None:
-    """Remove unfinished work only."""
+    """Delete a folder of unfinished work; raise ``FILE_EXISTS`` for any other folder."""
     if not folder.exists():
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
@@ -320,9 +320,9 @@ def _forget(folder: Path) -> None:
 
 
 def _note(job: VariantJob, result: VariantResult) -> str:
-    """The manifest's note on how the variant was trained, with nothing about the rows, not even their number.
+    """Return the manifest's note on how the variant was trained, without information about the rows.
 
-    The manifest travels with the variant: every user of the variant can read it.
+    The manifest is distributed with the variant, so every user of the variant can read it.
     """
     from gym_fed.version import __version__
 

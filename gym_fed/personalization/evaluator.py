@@ -1,4 +1,4 @@
-"""Evaluate how well a model fits a user's rows: the loss of the answers, or of preferences."""
+"""Evaluate how well a model fits a user's rows: loss of answers, or loss of preferences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BETA = 0.1
 
 @contextmanager
 def _of_judged_rows() -> Iterator[None]:
-    """Add to an error that its row numbers count held-out rows."""
+    """Explain in errors that row numbers count held-out rows."""
     try:
         yield
     except GymError as error:
@@ -31,17 +31,17 @@ def _of_judged_rows() -> Iterator[None]:
 
 
 class LossEvaluator:
-    """Losses in nats of models of one architecture on the same rows.
+    """Computes losses in nats for models of one architecture on the same rows.
 
-    Examples: per token, ``heldout_loss``. Preferences: per pair, DPO's loss (Rafailov et al. 2023, equation 7, with
-    beta 0.1) against a fixed reference; a model that prefers nothing beyond it has log 2.
+    Examples use ``heldout_loss``, per token. Preferences use DPO's loss per pair (Rafailov et al. 2023, equation 7,
+    with beta 0.1) against a fixed reference; a model with the reference's preferences has a loss of log 2.
 
     Args:
         kind: Kind of the rows.
-        rows: At least one.
-        tokenizer: The base's tokenizer.
-        reference: For preferences; scored now, and not kept.
-        max_length: Tokens a row.
+        rows: At least one row.
+        tokenizer: Tokenizer of the base.
+        reference: Reference model for preferences; it is scored on creation and not stored.
+        max_length: Maximum number of tokens per row.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LossEvaluator:
             self._reference = self._margins(reference)
 
     def loss(self, model: Any) -> float:
-        """The loss of a model; may be inf or NaN for a broken one."""
+        """Return the loss of a model; may be inf or NaN for a broken one."""
         if self._kind == "supervised":
             with _of_judged_rows():
                 return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
@@ -67,9 +67,9 @@ class LossEvaluator:
         return float(-logsigmoid(BETA * gained).mean())
 
     def chosen_loss(self, model: Any) -> float | None:
-        """The loss of the chosen answers in nats per token; None for examples.
+        """Return the loss of the chosen answers in nats per token; None for examples.
 
-        The preference loss also falls where both answers become unlikely, and then the model gives neither.
+        The preference loss also decreases if both answers become unlikely, so that the model produces neither.
         """
         if self._kind == "supervised":
             return None
@@ -78,7 +78,7 @@ class LossEvaluator:
 
     @torch.inference_mode()
     def _margins(self, model: Any) -> torch.Tensor:
-        """Log-probability of the chosen minus the rejected answer, ``[pairs]`` float32."""
+        """Return log-probabilities of chosen minus rejected answers, ``[pairs]`` float32."""
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
@@ -94,7 +94,7 @@ class LossEvaluator:
 
 
 def _log_prob(model: Any, pair: dict[str, Any], answer: str, device: torch.device) -> float:
-    """Log-probability of an answer given its prompt, in nats."""
+    """Return the log-probability of an answer given its prompt, in nats."""
     prompt, words = pair["prompt_ids"], pair[f"{answer}_ids"]
     ids = torch.tensor([prompt + words], device=device)
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()

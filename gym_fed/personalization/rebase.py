@@ -1,7 +1,7 @@
-"""Rebase a variant onto a new global version: carry its delta over, evaluate it, and optionally refit it.
+"""Rebase a variant onto a new global version: transfer its delta, evaluate it, and optionally refit it.
 
-The new version may have learnt part of the variant already, from a soup that its owner contributed to. That part would
-be added twice, so the scale is searched on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
+The new version may already contain part of the variant, from a soup that its owner contributed to. This part would be
+added twice, so the scale is searched on the owner's rows: ``base' + alpha * delta``, alpha in (0, 1].
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def _evaluator(
     training: Mapping[str, Any] | TrainingConfig | None,
     listener: Listener,
 ) -> tuple[LossEvaluator | None, float | None]:
-    """Return the evaluator, and the variant's loss on its old base if that is on this machine.
+    """Return the evaluator, and the variant's loss on its old base if that base is on this machine.
 
-    Preferences are measured against the old base, so that the new one's progress shows.
+    Preferences are measured relative to the old base, so that improvements of the new one are visible.
     """
     if rows is None:
         return None, None
@@ -196,7 +196,7 @@ def _evaluator(
 
 
 def _learnt_as_chat(delta: DeltaFile) -> bool | None:
-    """True if it was trained on chat rows; None for a delta that was not created here."""
+    """Return True if the variant was trained on chat rows; None if the delta was not created by this package."""
     form = delta.manifest.extra.get(FORM_KEY)
     return None if form is None else form == "chat"
 
@@ -204,7 +204,7 @@ def _learnt_as_chat(delta: DeltaFile) -> bool | None:
 def _refit_overrides(
     training: Mapping[str, Any] | TrainingConfig | None, steps: int, rank: int
 ) -> dict[str, Any]:
-    """The trainer's overrides, with the number of steps and, for factors, their rank."""
+    """Return the trainer's overrides: the number of steps and, for factors, their rank."""
     given = set_keys(training)
     given["max_steps"] = steps
     if rank:
@@ -213,7 +213,7 @@ def _refit_overrides(
 
 
 def _note(record: VariantRecord, carried: Carried) -> str:
-    """The manifest's note on its origin, with nothing about the rows, since every user of the variant can read it."""
+    """Return the manifest's note on its origin, without information about the rows, since users can read it."""
     origin = f"rebased from revision {record.revision} of {record.name} on {record.base_digest[:19]}"
     if carried.losses.took_refit:
         return f"{origin}, refitted in {counted(carried.steps, 'step')}"
@@ -222,7 +222,7 @@ def _note(record: VariantRecord, carried: Carried) -> str:
 
 @dataclass(frozen=True)
 class Carried:
-    """A delta of the new base with its losses."""
+    """A delta for the new base, with its losses."""
 
     path: Path
     alpha: float
@@ -233,10 +233,10 @@ class Carried:
 def search_alpha(
     evaluator: LossEvaluator, base: Base, carried: DeltaFile, alone: float, listener: Listener
 ) -> tuple[float, dict[float, float]]:
-    """Find the scale of a delta that fits the rows best, and return all measured losses by scale.
+    """Find the best scale of a delta for the rows, and return all measured losses by scale.
 
-    Seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is the loss
-    of the base without any of it.
+    It takes seven passes over the rows: five evenly spaced scales, and one on either side of the best. ``alone`` is
+    the loss of the base without the delta.
     """
     begin(listener, "searching how much of the delta the new base still needs")
     losses: dict[float, float] = {}
@@ -261,10 +261,10 @@ def search_alpha(
 def carry(
     delta: DeltaFile, base: Base, evaluator: LossEvaluator | None, folder: Path, listener: Listener
 ) -> Carried:
-    """Write a delta for the new base, scaled to fit the rows; without rows, unscaled.
+    """Write a delta for the new base, scaled to fit the rows; without rows, the scale is 1.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming a tensor that the new base has not in that shape.
+        GymError: ``BASE_MISMATCH`` with a tensor that is missing in the new base or has another shape.
     """
     begin(listener, f"carrying it to {base.spec.model_name}")
     path = folder / "carried.gymdelta"
@@ -292,15 +292,15 @@ def refit(
     """Continue training from the new base plus the carried delta, and encode their sum as one delta.
 
     Args:
-        carried: Where it starts.
-        job: Its training starts from ``job.folder / "start"``, which is written here.
+        carried: The carried delta to start from.
+        job: Job whose training starts from ``job.folder / "start"``, which this function writes.
         base: The new base.
-        rows: The owner's.
-        evaluator: On the owner's rows.
-        listener: Hears of the work.
+        rows: The owner's rows.
+        evaluator: Evaluator on the owner's rows.
+        listener: Listener for progress.
 
     Returns:
-        The refitted delta if it is better than the carried one, which is kept otherwise; with all losses.
+        The refitted delta if it is better than the carried one, otherwise the carried one; with all losses.
     """
     start = Path(str(job.training.model))
     if not start.exists():
@@ -317,14 +317,14 @@ def refit(
 
 
 def method_of(delta: DeltaFile) -> tuple[Method, int]:
-    """The training method implied by a variant's codecs, and the largest rank of its factors (0 for a full one)."""
+    """Return the training method implied by a variant's codecs, and the largest rank of its factors (0 for full)."""
     all_ranks = [get_codec(record.codec).rank(record.params) for record in delta.manifest.tensors]
     ranks = [rank for rank in all_ranks if rank is not None]
     return ("lora", max(ranks)) if ranks else ("full", 0)
 
 
 def product_encoding(encoding: Encoding, rank: int) -> Encoding:
-    """Encode the sum of carried and new factors as the best product of the same rank."""
+    """Return the encoding for the sum of carried and new factors: the best product of the same rank."""
     policy = encoding.policy.model_copy(update={"codec": "lora", "lora_rank": rank})
     return Encoding(
         policy, False, f"the best factors of rank {rank} for what was carried and what was learnt"
@@ -334,18 +334,18 @@ def product_encoding(encoding: Encoding, rank: int) -> Encoding:
 def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0) -> DeltaInfo:
     """Write ``scale * delta`` as a delta of another base.
 
-    At scale 1 the payload is the same to the bit; at others the scales (or values) are multiplied and rounded to their
-    number format, and everything else is the same.
+    At scale 1 the payload is bit-identical. At other scales, the scales (or values) are multiplied and rounded to
+    their number format, and everything else is unchanged.
 
     Args:
         delta: A delta of the old base.
-        onto: The new one.
-        out: The new file.
-        scale: Above 0.
+        onto: Spec of the new base.
+        out: Path of the new file.
+        scale: Positive scale.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the first tensor that the new base has not, or in another shape;
-            ``DELTA_INVALID`` naming one whose scales overflow their number format.
+        GymError: ``BASE_MISMATCH`` with the first tensor that is missing in the new base or has another shape;
+            ``DELTA_INVALID`` with a tensor whose scales overflow their number format.
     """
     require_shapes(delta, onto)
     if scale <= 0.0:
@@ -364,10 +364,10 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
 
 
 def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
-    """Refuse a base whose shapes do not match the delta.
+    """Reject a base whose shapes do not match the delta.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the tensor.
+        GymError: ``BASE_MISMATCH`` with the tensor.
     """
     for record in delta.manifest.tensors:
         shape = onto.shapes.get(record.name)
@@ -381,7 +381,7 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
 
 
 def _alone(record: TensorRecord, scale: float) -> Params | None:
-    """Parameters that scale the tensor without touching its payload, if its codec has such."""
+    """Return parameters that scale a tensor without changing its payload; None if its codec has none."""
     return record.params if scale == 1.0 else get_codec(record.codec).scaled_params(record.params, scale)
 
 

@@ -1,7 +1,7 @@
-"""Default training and encoding settings of variants, with their reasons. No torch here.
+"""Default training and encoding settings of variants, with their reasons; this module does not import torch.
 
-The defaults were chosen on gym-nano and on TinyStories' 260-thousand-weight Llama with 40 rows of one person: held-out
-loss after training, and after encoding (`docs/variants.md` has the figures).
+The defaults were chosen on gym-nano and on TinyStories' 260K-parameter Llama with 40 rows of one person, by held-out
+loss after training and after encoding (`docs/variants.md` has the results).
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ _DEFAULT_ALGORITHM = {"supervised": "sft", "preference": "dpo"}
 
 @dataclass(frozen=True)
 class BaseSize:
-    """The properties of a base that a variant's defaults depend on.
+    """The properties of a base that determine a variant's defaults.
 
     Attributes:
-        context: Maximum tokens that it reads; None if it does not say.
-        num_weights: Number of its weights.
+        context: Maximum context length in tokens; None if unknown.
+        num_weights: Number of weights.
     """
 
     context: int | None
@@ -82,18 +82,18 @@ def training_config(
     overrides: Mapping[str, Any] | TrainingConfig | None,
     size: BaseSize,
 ) -> TrainingConfig:
-    """Build the training config: defaults for this kind of rows, and overrides.
+    """Build the training config from defaults for this kind of rows and overrides.
 
     Args:
-        method: A tuning method that federates: ``lora``, ``full`` or a package's.
+        method: Name of a tuning method that supports federation: ``lora``, ``full`` or one of a package.
         rows: The training rows.
-        folder: The run folder.
-        base_model: Named in the config.
-        overrides: Keys of ``TrainingConfig``; a whole config counts with the keys that were set in it.
-        size: Size of the base; a large one uses the learning rates of `gym train`.
+        folder: Folder of the run.
+        base_model: Name of the base in the config.
+        overrides: Keys of ``TrainingConfig``; of a config object, only the keys that were set.
+        size: Size of the base; large ones use the learning rates of `gym train`.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming a key that is unknown, off, or not the caller's to set.
+        GymError: ``CONFIG_INVALID`` with a key that is unknown, invalid, or cannot be overridden.
     """
     given = set_keys(overrides)
     for key in given:
@@ -123,7 +123,7 @@ def training_config(
         values["max_steps"] = steps
     if rows.held_out and "early_stopping" not in given and given.get("eval_strategy") != "no":
         values["early_stopping"] = {"patience": 4}
-        if given.get("eval_strategy") != "epoch":  # the last step is evaluated in any case
+        if given.get("eval_strategy") != "epoch":  # the last step is always evaluated
             values["eval_steps"] = math.ceil(_steps(given, len(rows.train), batch, steps) / _EVALUATIONS)
     values |= given
     values |= {"model": base_model, "output_dir": folder, "finetuning": method, "save_final": True}
@@ -141,31 +141,31 @@ def _rate(algorithm: str, method: Method, num_weights: int) -> float:
 
 
 def set_keys(overrides: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
-    """Overrides as plain keys; of a whole config, the keys set in it."""
+    """Return overrides as plain keys; of a config object, only the keys that were set."""
     if isinstance(overrides, BaseModel):
         return overrides.model_dump(exclude_unset=True)
     return dict(overrides or {})
 
 
 def sends_factors(method: Method) -> bool:
-    """True if a tuning method trains LoRA factors."""
+    """Return True if a tuning method trains LoRA factors."""
     return bool(TUNING.type_of(method).sends_factors)
 
 
 def _learns_from(algorithm: str, kind: str) -> bool:
-    """True if an algorithm needs nothing but a user's rows; for an unknown name see ``TrainingConfig``."""
+    """Return True if an algorithm needs only a user's rows; ``TrainingConfig`` handles unknown names."""
     member = ALGORITHMS.type_of(algorithm)
     return bool(member.federates and member.row_kind == kind)
 
 
 def default_steps(num_rows: int, batch: int) -> int:
-    """Default steps: each row about eight times, fewer for many rows; early stopping ends runs that learn faster."""
+    """Return the default number of steps: about eight epochs, fewer for many rows; early stopping may end sooner."""
     seen = min(_SEEN_EACH * num_rows, max(_SEEN_ALL, num_rows))
     return min(_MAX_STEPS, max(_MIN_STEPS, math.ceil(seen / batch)))
 
 
 def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) -> int:
-    """The maximum number of steps of a run."""
+    """Return the maximum number of steps of a run."""
     if (most := given.get("max_steps")) is not None:
         return int(most)
     if (epochs := given.get("num_train_epochs")) is not None:
@@ -176,12 +176,12 @@ def _steps(given: Mapping[str, Any], num_rows: int, batch: int, default: int) ->
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a variant is encoded.
+    """The encoding of a variant.
 
     Attributes:
-        policy: Codecs.
-        keeps_factors: Whether the file holds LoRA's factors, and not the sum of base and product.
-        why: In words what was picked, and why.
+        policy: The codecs.
+        keeps_factors: True if the file contains LoRA factors, False if it contains the merged difference.
+        why: Description of the choice and its reason.
     """
 
     policy: CodecPolicy
@@ -195,17 +195,18 @@ def encoding_of(
     """Choose the codec policy of a variant, with the reason.
 
     LoRA keeps its factors, quantised to 4 bits: at r=8 the sign bits of their product would be larger. A full
-    fine-tune has one bit a weight, embeddings and head too, with distilled scales: one a row where the file then
-    still has at most 1/15 of the base's bfloat16 bytes, or else one a tensor, if it can be with rows for embeddings.
+    fine-tune uses one bit per weight, including embeddings and head, with distilled scales: one per row if the file
+    is then at most 1/15 of the base's bfloat16 size, otherwise one per tensor, with scales per row for embeddings if
+    possible.
 
     Args:
-        method: The tuning method.
-        codec: Any codec, ours or of an installed package, or ``auto``.
-        overrides: Keys of ``CodecPolicy`` that are set instead.
-        spec: The base.
+        method: Name of the tuning method.
+        codec: Name of a codec, ours or of an installed package, or ``auto``.
+        overrides: Keys of ``CodecPolicy`` that replace the defaults.
+        spec: Spec of the base.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a codec that is unknown or does not fit the method, and for keys that are off.
+        GymError: ``CONFIG_INVALID`` for an unknown codec, a codec that does not support the method, or invalid keys.
     """
     if codec != "auto" and codec not in CODECS:
         known = ", ".join(("auto", *CODECS.names()))
@@ -244,10 +245,10 @@ def encoding_of(
 
 
 def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
-    """Refuse to train more than the file can hold.
+    """Reject training of parameters that the file cannot represent.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming the key.
+        GymError: ``CONFIG_INVALID`` with the key.
     """
     lora = training.lora
     if not encoding.keeps_factors or lora is None:
@@ -266,7 +267,7 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
 
 
 def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:
-    """Policy keys, and words, for the finest scales with which a file stays within ``FULL_BITS``."""
+    """Return policy keys and description of the finest scales with which a file stays within ``FULL_BITS``."""
     from gym_fed.delta.budget import estimated_bytes
 
     ends = f"{_SIGNS}{ROW}"

@@ -1,4 +1,4 @@
-"""Remove a variant from this machine: its revisions and files, and the rows and checkpoints of unfinished work."""
+"""Remove a variant from this machine: revisions and files, and rows and checkpoints of unfinished work."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class LocalRemoval:
     """The revisions and files removed from one store.
 
     Attributes:
-        removed: The variant with its revisions; None: the store had none of this name.
-        work: Folders of unfinished work and files of broken-off pulls that were deleted, below the store's folder.
+        removed: The variant with its revisions; None if the store had none of this name.
+        work: Deleted folders of unfinished work and files of interrupted pulls, relative to the store.
     """
 
     removed: RemovedVariant | None
@@ -34,15 +34,15 @@ class LocalRemoval:
 
 
 def remove_variant(folder: Path, name: str) -> LocalRemoval:
-    """Remove a variant from a store, and what creating or pulling it left there.
+    """Remove a variant from a store, including data left by its creation or pulls.
 
     Args:
-        folder: The store's folder.
-        name: Name of the variant; unfinished work without a variant is removed too.
+        folder: Folder of the store.
+        name: Name of the variant; unfinished work without a variant is also removed.
 
     Raises:
-        GymError: ``NOT_FOUND`` where there is neither; ``FILE_NOT_FOUND`` without a store; ``STATE_LOCKED`` while a
-            process makes the variant; ``USAGE`` where a link stands for a folder of the store.
+        GymError: ``NOT_FOUND`` if neither exists; ``FILE_NOT_FOUND`` without a store; ``STATE_LOCKED`` while a
+            process creates the variant; ``USAGE`` if a folder of the store is a link.
     """
     from gym_fed.serving.store.store import VariantStore
 
@@ -67,7 +67,7 @@ def remove_variant(folder: Path, name: str) -> LocalRemoval:
 
 
 def _work(folder: Path, name: str) -> list[Path]:
-    """Folders of unfinished creates and rebases of this name."""
+    """Return the folders of unfinished creates and rebases of this name."""
     return sorted(
         path
         for path in _entries(folder / WORK_FOLDER)
@@ -77,12 +77,12 @@ def _work(folder: Path, name: str) -> list[Path]:
 
 
 def _pulls(folder: Path, digests: tuple[str, ...]) -> list[Path]:
-    """Files left by interrupted pulls of these deltas."""
+    """Return the files left by interrupted pulls of these deltas."""
     return sorted(path for path in _entries(folder / _INCOMING) if path.name.partition(".")[0] in digests)
 
 
 def _entries(folder: Path) -> Iterable[Path]:
-    """List a folder of the store. A link is refused, since it leads outside the store."""
+    """List a folder of the store, rejecting links, since they lead outside the store."""
     if folder.is_symlink():
         raise GymError(
             ErrorCode.USAGE,
@@ -93,7 +93,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _require_idle(work: Iterable[Path]) -> None:
-    """Refuse while a process trains below one of these folders."""
+    """Raise an error if a process trains below one of these folders."""
     from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
 
     for path in work:

@@ -1,4 +1,4 @@
-"""Results of creating or rebasing a variant, and the progress listener. No torch here."""
+"""Results of creating or rebasing a variant, and the progress listener; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AGAIN = "the same command continues from there"
 
 
 class Listener:
-    """A progress listener that may stop the work; this one does nothing."""
+    """Base class of progress listeners, which may stop the work. It does nothing."""
 
     def phase(self, what: str) -> None:
         """Called when a phase begins."""
@@ -47,7 +47,7 @@ def begin(listener: Listener, what: str) -> None:
 
 
 def require_wanted(listener: Listener, where: str) -> None:
-    """Stop if the listener requests it.
+    """Raise an error if the listener requests a stop.
 
     Raises:
         GymError: ``INTERRUPTED``.
@@ -61,31 +61,31 @@ class CreatedVariant:
     """A variant added to the store.
 
     Attributes:
-        name: The name it is served under.
-        owner: The user id, or account, whose it is.
-        revision: From 1, and up with every replacement.
-        signed: Whether it is.
-        path: Its `.gymdelta` in the store; not to be written to.
-        sha256: Of the file.
+        name: Name that it is served under.
+        owner: User id or account of the owner.
+        revision: Number of the revision, from 1.
+        signed: True if it is signed.
+        path: Path of its `.gymdelta` in the store; read-only.
+        sha256: Digest of the file.
         size_bytes: Size of the file.
-        bits_per_weight: Bits of the file for each weight of the base.
-        times_smaller: How many times the base in bfloat16 is larger.
-        base_model: The base's name.
+        bits_per_weight: Bits of the file per weight of the base.
+        times_smaller: Size of the base in bfloat16 divided by the size of the file.
+        base_model: Name of the base.
         base_digest: Digest of the base's tensors.
-        form: ``chat`` or ``plain``, the form in which the rows were learnt.
-        learnt_as: The same in words.
-        judged_on: The rows that losses were measured on, in words.
-        loss_before: Loss of the base on them, in nats per token, or per pair for preferences.
-        loss_trained: After training.
+        form: ``chat`` or ``plain``, the form of the training rows.
+        learnt_as: Description of that form.
+        judged_on: Description of the rows that losses were measured on.
+        loss_before: Loss of the base, in nats per token, or per pair for preferences.
+        loss_trained: Loss after training.
         loss_encoded: Loss of the base plus the file.
-        kept: Share of training's gain that the file keeps; None where training gained nothing.
-        chosen_before: For preferences: loss of the chosen answers with the base, in nats per token.
-        chosen_encoded: The same with the base plus the file.
+        kept: Fraction of the training gain that the file retains; None if training gained nothing.
+        chosen_before: For preferences, loss of the chosen answers with the base, in nats per token.
+        chosen_encoded: For preferences, loss of the chosen answers with the base plus the file.
         rows: Counts of the training rows; see ``RowCounts``.
-        steps: Optimiser steps.
-        best_step: The step whose weights were taken, if held-out rows chose it.
-        encoding: Which codec, and why.
-        note: How it was made, as it is in the manifest.
+        steps: Number of optimiser steps.
+        best_step: Step whose weights were used, if held-out rows selected it.
+        encoding: The codec and the reason for it.
+        note: Note in the manifest on how it was made.
     """
 
     name: str
@@ -116,7 +116,7 @@ class CreatedVariant:
 
     @property
     def helps(self) -> bool:
-        """True if it fits the rows better than the base, and makes chosen answers no less likely."""
+        """True if it fits the rows better than the base, and chosen answers are no less likely."""
         before, after = self.chosen_before, self.chosen_encoded
         unlikelier = before is not None and after is not None and after > before
         return self.loss_encoded < self.loss_before and not unlikelier
@@ -131,11 +131,11 @@ class Losses:
     """Losses on the owner's rows in nats; None if not measured.
 
     Attributes:
-        old: Old base plus delta.
-        new_base: New base alone.
-        carried: New base plus the delta as it was.
-        scaled: New base plus alpha times the delta; as ``carried`` where alpha is 1.
-        refitted: After training on, as encoded.
+        old: Loss of the old base plus the delta.
+        new_base: Loss of the new base alone.
+        carried: Loss of the new base plus the unscaled delta.
+        scaled: Loss of the new base plus alpha times the delta; equal to ``carried`` if alpha is 1.
+        refitted: Loss after the refit, as encoded.
     """
 
     old: float | None = None
@@ -146,20 +146,20 @@ class Losses:
 
     @property
     def best(self) -> float | None:
-        """The loss of the variant that was kept."""
+        """Loss of the selected variant."""
         losses = [value for value in (self.scaled, self.refitted) if value is not None]
         return min(losses) if losses else None
 
     @property
     def helps(self) -> bool | None:
-        """True if the kept variant is better than the new base alone; None if unknown."""
+        """True if the selected variant is better than the new base alone; None if unknown."""
         if self.best is None or self.new_base is None:
             return None
         return self.best < self.new_base
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Figures for the store's history, which stays on this machine; they are not in the public manifest."""
+        """Return metrics for the store's history, which stays on this machine, unlike the public manifest."""
         return {"loss_base": self.new_base, "loss": self.best}
 
     @property
@@ -169,14 +169,14 @@ class Losses:
 
 @dataclass(frozen=True)
 class RebasedVariant:
-    """A variant moved to another base; for the figures see ``Losses`` and ``CreatedVariant``.
+    """A variant moved to another base; for the losses see ``Losses`` and ``CreatedVariant``.
 
     Attributes:
         from_base: Digest of the old base.
-        onto_base: Digest of the new one.
+        onto_base: Digest of the new base.
         alpha: Scale of the carried delta.
-        steps: Steps of the refit; 0 without one.
-        measured_as: The form of the rows, as in ``CreatedVariant.learnt_as``; None without rows.
+        steps: Number of refit steps; 0 without a refit.
+        measured_as: Description of the rows' form, as in ``CreatedVariant.learnt_as``; None without rows.
     """
 
     name: str
@@ -206,7 +206,7 @@ class RebasedVariant:
 
 
 def require_better(losses: Losses, refitted: bool) -> None:
-    """Refuse a variant that is no better than the new base alone.
+    """Reject a variant that is no better than the new base alone.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` with the losses.

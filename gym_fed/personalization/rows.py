@@ -1,4 +1,4 @@
-"""Read a user's rows: their kind, chat or text form, and the held-out share."""
+"""Read a user's rows: their kind, chat or text form, and the held-out fraction."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class PersonalRows:
     """A user's rows, all of one kind.
 
     Attributes:
-        kind: ``supervised`` to learn from, ``preference`` to prefer.
-        train: Rows that are trained on.
-        held_out: Rows that are never trained on; empty where there are too few for that.
-        digest: Hex sha256 of all rows and of which are held out.
-        learnt_as: The form in which they are learned, in words; see ``formed``.
+        kind: ``supervised`` or ``preference``.
+        train: Rows for training.
+        held_out: Rows that are never trained on; empty if there are too few rows.
+        digest: Hex sha256 of all rows and of the held-out selection.
+        learnt_as: Description of the form in which they are trained; see ``formed``.
     """
 
     kind: PersonalKind
@@ -68,17 +68,17 @@ class PersonalRows:
         )
 
     def formed(self, tokenizer: Any, as_chat: bool | None = None) -> PersonalRows:
-        """Choose if rows of plain strings are trained as chat turns or as bare text.
+        """Select whether rows of plain strings are trained as chat turns or as plain text.
 
-        The same rows are held out. Conversations and texts stay as they are.
+        The same rows are held out. Conversations and texts are unchanged.
 
         Args:
-            tokenizer: The base's.
-            as_chat: False leaves bare text; None does where the base has no chat template.
+            tokenizer: Tokenizer of the base.
+            as_chat: True for chat turns, False for plain text; None for chat turns if the base has a chat template.
 
         Raises:
-            GymError: ``USAGE`` for a chat where the base has no chat template, and for bare text mixed with
-            conversations.
+            GymError: ``USAGE`` for chat turns if the base has no chat template, and for plain text mixed with
+                conversations.
         """
         templated = bool(tokenizer.chat_template)
         if as_chat and not templated:
@@ -104,12 +104,12 @@ class PersonalRows:
 
     @property
     def judged(self) -> list[Row]:
-        """The rows for evaluation: held-out ones, or without any, the training rows."""
+        """Rows for evaluation: the held-out rows, or the training rows if there are none."""
         return self.held_out or self.train
 
     @property
     def judged_on(self) -> str:
-        """``judged`` in words."""
+        """Description of the rows in ``judged``."""
         number = len(self.judged)
         return (
             counted(number, "held-out row")
@@ -119,7 +119,7 @@ class PersonalRows:
 
     @property
     def supervised(self) -> list[Row]:
-        """The training rows as text for calibration; of a pair, the chosen answer."""
+        """The training rows as text for calibration; for a pair, the chosen answer."""
         return as_kind(self.train, "supervised")
 
 
@@ -133,19 +133,19 @@ def read_rows(
 ) -> PersonalRows:
     """Read rows, infer their kind from the columns, and hold out a share.
 
-    Which rows are held out depends only on their content, not on their order; equal rows count once, and are never
-    in both parts.
+    The selection depends only on the content of the rows, not on their order. Duplicate rows count once, and are
+    never in both parts.
 
     Args:
-        source: Where the rows are.
-        wanted: Refuse rows of the other kind.
-        held_out: Share of the different rows; 0 holds none out.
+        source: Path of the rows, or the rows.
+        wanted: Required kind; rows of the other kind are rejected.
+        held_out: Fraction of the distinct rows to hold out, in [0, 0.5].
         format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto``.
         columns: Names of columns in the rows, by the name that the format expects.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the first row that is of no kind or of another than the first one;
-            ``FILE_NOT_FOUND``; ``USAGE`` for a share that is not in [0, 0.5].
+        GymError: ``DATA_INVALID`` with the first row of an unknown kind, or of another kind than the first row;
+            ``FILE_NOT_FOUND``; ``USAGE`` for a fraction outside [0, 0.5].
     """
     if not 0.0 <= held_out <= 0.5:
         raise GymError(

@@ -21,7 +21,7 @@ class SharedServing:
     """A reference-counted base, engine and store, opened by the first user and closed by the last.
 
     Args:
-        opens: Makes it.
+        opens: Function that opens them.
     """
 
     def __init__(self, opens: Callable[[], Serving]) -> None:
@@ -50,7 +50,8 @@ class SharedServing:
 class ServedVariant:
     """A served variant. Use as a context manager, or ``close`` it; thread-safe.
 
-    ``sampling`` everywhere are fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``seed``, ``stop``, ...
+    The keyword arguments ``sampling`` are fields of ``SamplingParams``: ``max_tokens``, ``temperature``, ``seed``,
+    ``stop``, ...
 
     Attributes:
         name: Name of the variant.
@@ -58,7 +59,7 @@ class ServedVariant:
     """
 
     def __init__(self, name: str, shared: SharedServing) -> None:
-        """Use ``PersonalizedTrainer.serve_variant`` instead."""
+        """Create a served variant; use ``PersonalizedTrainer.serve_variant`` instead."""
         self.name = name
         self._shared = shared
         self._serving: Serving | None = shared.take()
@@ -66,7 +67,7 @@ class ServedVariant:
             assert self._serving.store is not None  # a trainer's serving has one
             self._serving.store.release(
                 self._serving.store.acquire(name)
-            )  # verified and in memory, or refused
+            )  # verified and in memory, or rejected
         except BaseException:
             self.close()
             raise
@@ -76,25 +77,25 @@ class ServedVariant:
         """Answer a conversation, or a single user message.
 
         Raises:
-            GymError: ``USAGE`` for unknown or invalid sampling; ``DATA_INVALID`` without a chat template;
-                as ``Engine.submit``.
+            GymError: ``USAGE`` for unknown or invalid sampling parameters; ``DATA_INVALID`` without a chat template;
+                errors of ``Engine.submit``.
         """
         return self._submit(self._conversation(messages), sampling).result()
 
     def complete(self, prompt: str, **sampling: Any) -> CompletionOutput:
-        """Continue a text. Raises as ``chat``."""
+        """Complete a text; raises as ``chat``."""
         return self._submit(self._text(prompt), sampling).result()
 
     def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:
-        """Stream ``chat`` in chunks; leaving the iterator cancels the answer."""
+        """Stream the answer of ``chat`` in chunks; closing the iterator cancels the answer."""
         return _texts(self._submit(self._conversation(messages), sampling))
 
     def stream_completion(self, prompt: str, **sampling: Any) -> Iterator[str]:
-        """Stream ``complete`` in chunks."""
+        """Stream the text of ``complete`` in chunks."""
         return _texts(self._submit(self._text(prompt), sampling))
 
     def close(self) -> None:
-        """Close; the base is freed with the last variant served from it. Idempotent."""
+        """Stop serving the variant; the base is freed with the last one. Idempotent."""
         if self._serving is not None:
             self._serving = None
             self._shared.give_back()

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 
 class PersonalizedTrainer:
-    """Create variants of one base in one store.
+    """Creates, rebases and serves variants of one base in one store.
 
     Args:
         base_model: ``gym-nano``, a model folder, or a name in the local cache.
-        variants: Folder of the variant store, created when first written to; defaults to that of `gym variant`.
-        method: ``lora``, or ``full`` for all weights.
-        codec: Codec of the variants: ``auto`` is ``lora`` (quantised factors) or ``bitdelta`` by the method; or any
-            other, ours or of an installed package.
-        training: Keys of ``TrainingConfig`` that differ from the defaults of ``recipe.training_config``.
-        encoding: Keys of ``CodecPolicy`` that differ from what ``codec`` stands for.
-        key: Signs the variants; by default a key of the store's own, made on first use.
-        unsigned: Sign nothing; such variants are served only where signatures are not required.
-        device: As for ``gym_fed.base.models.pick_device``.
+        variants: Folder of the variant store, created on first write; defaults to that of `gym variant`.
+        method: ``lora``, or ``full`` to train all weights.
+        codec: Codec of the variants. ``auto`` selects ``lora`` (quantised factors) or ``bitdelta`` according to the
+            method; any other codec of ours or an installed package is allowed.
+        training: Keys of ``TrainingConfig`` that replace the defaults of ``recipe.training_config``.
+        encoding: Keys of ``CodecPolicy`` that replace the defaults of ``codec``.
+        key: Key that signs the variants; defaults to a key of the store, created on first use.
+        unsigned: Do not sign variants; such variants are only served if signatures are not required.
+        device: Name of the device, as in ``gym_fed.base.models.pick_device``.
 
     Raises:
-        GymError: ``USAGE`` for a method that is unknown, or for a key that is to sign nothing.
+        GymError: ``USAGE`` for an unknown method, or a key combined with ``unsigned``.
     """
 
     def __init__(
@@ -91,28 +91,29 @@ class PersonalizedTrainer:
         overwrite: bool = False,
         listener: Listener | None = None,
     ) -> CreatedVariant:
-        """Train on a user's rows, encode the change, and add it to the store, signed.
+        """Train on a user's rows, encode the difference, and add it to the store, signed.
 
-        A run that was stopped is continued by the same call. Nothing is in the store before the variant is whole.
+        The same call resumes a stopped run. The store changes only when the variant is complete.
 
         Args:
-            user_id: Whose it is, an account or a plain id; its name too, unless ``name`` is given.
-            preferences: A path, or rows with ``prompt``, ``chosen`` and ``rejected``: learnt by DPO.
+            user_id: Account or plain id of the owner; also the variant's name, unless ``name`` is given.
+            preferences: A path, or rows with ``prompt``, ``chosen`` and ``rejected``; trained with DPO.
             examples: A path, or rows with ``messages``, ``prompt`` and ``completion``, or ``text``.
-            data: A path, or rows of either kind, recognized by their columns.
-            name: The name it is served under.
-            held_out: Share of the rows that is never trained on: it measures, and chooses the step to stop at.
+            data: A path, or rows of either kind, inferred from their columns.
+            name: Name that the variant is served under.
+            held_out: Fraction of the rows that is never trained on, for evaluation and early stopping.
             columns: Names of the rows' columns, by the name that the format expects.
-            as_chat: Whether prompts and answers that are plain strings are a user's turn and the assistant's answer;
-                False for bare text, which ``complete`` continues. By default where the base has a chat template.
-            replace: Make the next revision of a variant that exists.
-            output: Where the work is kept, and left; by default inside the store, and removed at the end.
-            overwrite: Forget unfinished work of this variant.
-            listener: Follows the progress, and may stop it.
+            as_chat: Train prompts and answers that are plain strings as user and assistant turns; False for plain
+                text, which ``complete`` continues. Defaults to True if the base has a chat template.
+            replace: Create the next revision of an existing variant.
+            output: Folder for intermediate results, which is kept; by default a folder in the store, removed at the
+                end.
+            overwrite: Discard unfinished work on this variant.
+            listener: Receives the progress, and may stop the work.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a variant that exists, or unfinished work of other rows or settings;
-                ``DATA_INVALID`` naming the row; ``INTERRUPTED``; ``CONFIG_INVALID`` naming the key; ``USAGE`` for
+            GymError: ``FILE_EXISTS`` for an existing variant, or unfinished work with other rows or settings;
+                ``DATA_INVALID`` with the row; ``INTERRUPTED``; ``CONFIG_INVALID`` with the key; ``USAGE`` for
                 ``as_chat`` with a base that has no chat template.
         """
         rows = self._rows(preferences, examples, data, held_out, columns)
@@ -160,28 +161,29 @@ class PersonalizedTrainer:
     ) -> RebasedVariant:
         """Move a variant to a new global version, and report its loss before and after.
 
-        Signs, codes and factors are carried as they are; their scale is searched on the owner's rows, for the new base
-        may have learnt of the delta already. With ``steps`` it is then trained on from there, and the better of the
-        two is kept. The next revision, for the new base, takes the old one's place in the store.
+        Signs, codes and factors are transferred unchanged. Their scale is searched on the owner's rows, since the new
+        base may already contain part of the delta. With ``steps``, training continues from there, and the better of
+        the two results is used. The next revision, for the new base, replaces the old one in the store.
 
         Args:
             name: Name of the variant.
             onto: The new base: a model folder, ``gym-nano``, or a name in the local cache.
-            preferences: The owner's rows, as for ``create_variant``.
-            examples: The same.
-            data: The same.
-            steps: Most steps of a refit; 0 for none.
-            held_out: Share of the rows that is never trained on; the same rows are held out as when it was made.
-            columns: As for ``create_variant``.
-            as_chat: As for ``create_variant``; by default as it was there, which the variant remembers.
-            force: Put it into the store even if it is no better than the new base alone, or nobody knows.
-            output_name: Add it under another name, and leave the old one.
-            overwrite: Forget an unfinished refit of this variant.
-            listener: Follows the progress, and may stop it.
+            preferences: The owner's rows, as in ``create_variant``.
+            examples: The owner's rows, as in ``create_variant``.
+            data: The owner's rows, as in ``create_variant``.
+            steps: Maximum number of refit steps; 0 for no refit.
+            held_out: Fraction of the rows that is never trained on; the selection is the same as in
+                ``create_variant``.
+            columns: Names of the rows' columns, as in ``create_variant``.
+            as_chat: Form of the rows, as in ``create_variant``; defaults to the form stored with the variant.
+            force: Store the result even if it is no better than the new base alone, or was not evaluated.
+            output_name: Store the result under another name, and keep the old variant.
+            overwrite: Discard an unfinished refit of this variant.
+            listener: Receives the progress, and may stop the work.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` when it is no better than the new base alone; ``USAGE`` without rows and
-                ``force``; ``BASE_MISMATCH`` naming a tensor that the new base has in another shape; ``NOT_FOUND``.
+            GymError: ``UPDATE_REFUSED`` if it is no better than the new base alone; ``USAGE`` without rows and
+                ``force``; ``BASE_MISMATCH`` with a tensor that has another shape in the new base; ``NOT_FOUND``.
         """
         sources = (preferences, examples, data)
         rows = None if all(s is None for s in sources) else self._rows(*sources, held_out, columns)
@@ -205,15 +207,15 @@ class PersonalizedTrainer:
     def serve_variant(self, user_id: str, *, name: str | None = None) -> ServedVariant:
         """Load a variant with the base and serve it in this process.
 
-        Several may be served at a time: the base is in memory once.
+        Several variants can be served at the same time; the base is in memory once.
 
         Args:
-            user_id: Whose it is: the variant of that name, or else the only one that the user owns.
-            name: The variant's, if the user has several.
+            user_id: Name of the variant, or owner of a single variant.
+            name: Name of the variant, if the user has several.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``USAGE`` when the user has several; as ``VariantStore.poll`` for one that does not
-                verify, or belongs to another base.
+            GymError: ``NOT_FOUND``; ``USAGE`` if the user has several; errors of ``VariantStore.poll`` for a variant
+                that fails verification, or belongs to another base.
         """
         return ServedVariant(name or self._writer.variant_of(user_id), self._shared)
 

@@ -1,4 +1,4 @@
-"""Write variants into a store, signed by their maker's key."""
+"""Write variants to a store, signed with their creator's key."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WORK_FOLDER = "making"
 
 
 class VariantWriter:
-    """A variant store with its maker's signing key.
+    """A variant store with its creator's signing key.
 
     Args:
-        folder: The store's folder.
-        key: The maker's; None for a key of the store's own, made on first use (``key.pem`` there, mode 0600).
-        unsigned: Sign nothing.
+        folder: Folder of the store.
+        key: The creator's key; None for a key of the store, created on first use (``key.pem``, mode 0600).
+        unsigned: Do not sign variants.
 
     Raises:
-        GymError: ``USAGE`` when a key is to sign nothing.
+        GymError: ``USAGE`` for a key combined with ``unsigned``.
     """
 
     def __init__(self, folder: Path, key: SigningKey | None = None, *, unsigned: bool = False) -> None:
@@ -41,14 +41,14 @@ class VariantWriter:
 
     @contextmanager
     def opened(self) -> Iterator[VariantStore]:
-        """Open the store's registry, without a base."""
+        """Open the store's registry without a base."""
         from gym_fed.serving.store.store import VariantStore
 
         with VariantStore.open(self.folder, require_signature=self.requires_signatures) as store:
             yield store
 
     def work_folder(self, name: str) -> Path:
-        """The folder of a variant's unfinished work."""
+        """Return the folder of a variant's unfinished work."""
         return self.folder / WORK_FOLDER / name
 
     @property
@@ -56,10 +56,10 @@ class VariantWriter:
         return not self._unsigned
 
     def variant_of(self, user_id: str) -> str:
-        """The variant of that name, or the user's only one.
+        """Return the variant of that name, or the only one of that user.
 
         Raises:
-            GymError: ``NOT_FOUND``, or ``USAGE`` naming those of a user who has several.
+            GymError: ``NOT_FOUND``, or ``USAGE`` with the names if the user has several variants.
         """
         with self.opened() as store:
             try:
