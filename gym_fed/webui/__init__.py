@@ -1,1 +1,1 @@
-"""The workbench of `gym webui`. Its runs are independent processes that outlive it."""
+"""The workbench of `gym webui`, whose runs are independent processes that outlive it."""

@@ -1,7 +1,7 @@
-"""Training curves, read as their files grow and thinned for display.
+"""Training curves, read while their files grow, and thinned for display.
 
-Only data appended since the last read is parsed. A file that was truncated, as by a resumed run that repeats steps,
-is reread.
+Only data appended since the last read is parsed. A file that was truncated, for example by a resumed run that repeats
+steps, is reread.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Series:
 
 
 def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[Point]:
-    """Reduce a series to ``most`` points that keep every spike: minimum and maximum of each part, and both ends.
+    """Thin a series to ``most`` points that keep every spike: minimum and maximum of each part, and both ends.
 
     A part with a value that is not finite also contributes a None.
     """
@@ -87,10 +87,10 @@ class RunCurves:
     """The metrics of one run, from ``metrics.jsonl`` and ``performance.jsonl``.
 
     Attributes:
-        series: Series by name; those of performance start with ``performance/``.
-        version: Larger when anything was read.
-        restarts: The number of times that the files were reread from the start.
-        unreadable: Lines that hold no figures.
+        series: Series by name; names from ``performance.jsonl`` start with ``performance/``.
+        version: Counter that increases when anything was read.
+        restarts: Number of times that the files were reread from the start.
+        unreadable: Number of lines without valid metrics.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ``data`` screen: data files with rows as a model sees them, the registry and the catalogue."""
+"""The ``data`` screen: data files with their rows as seen by a model, the registry and the catalogue."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def routes(workbench: Workbench) -> APIRouter:
         value: Annotated[str, Query(max_length=200)] = "",
         only: Literal["", "problems", "nothing_learnt"] = "",
     ) -> dict[str, Any]:
-        """Return rows from ``start`` on that pass the filters, with their learned tokens."""
+        """Return the rows from index ``start`` that pass the filters, with their learned tokens."""
         filters = {"text": text, "least": least, "most": most, "column": column, "value": value, "only": only}
         return {**ask("page", request, **filters, limit=limit), "formats": ["auto", *FORMATS.names()]}
 
@@ -172,7 +172,7 @@ _SHOWN = {"about", "format", "licence", "rows", "bytes"}
 
 
 def _data_files(folder: Path) -> Iterator[Path]:
-    """Find the data files below a folder, except in folders of runs, models and programs and behind links."""
+    """Yield the data files below a folder, except those behind links or in folders of runs, models and programs."""
     entries = 0
     for place, folders, files in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
@@ -212,7 +212,7 @@ def _relative(workbench: Workbench, name: str) -> str:
 
 
 def _free(folder: Path, name: str) -> str:
-    """Return an unused name for the result next to the file."""
+    """Return an unused name for the result in the file's folder."""
     stem = name.removesuffix(".gz").rpartition(".")[0] or name
     for number in range(1, 1000):
         candidate = f"{stem}.unique{'' if number == 1 else f'-{number}'}.jsonl"

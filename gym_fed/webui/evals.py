@@ -64,7 +64,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/evals/record")
     def record(visitor: Looking, record: RecordId, folder: Folder = DEFAULT_FOLDER) -> dict[str, Any]:
-        """Return one record with the confidence intervals of its metrics."""
+        """Return a record with the confidence intervals of its metrics."""
         return ask("record", folder, record=record)
 
     @router.get("/evals/samples")
@@ -78,7 +78,7 @@ def routes(workbench: Workbench) -> APIRouter:
         only: Literal["", "right", "wrong"] = "",
         text: Annotated[str, Query(max_length=200)] = "",
     ) -> dict[str, Any]:
-        """Return samples of one task from ``start`` on."""
+        """Return samples of a task from index ``start``."""
         return ask(
             "samples", folder, record=record, task=task, start=start, limit=limit, only=only, text=text
         )
@@ -87,7 +87,7 @@ def routes(workbench: Workbench) -> APIRouter:
     def compare(
         visitor: Looking, first: RecordId, second: RecordId, folder: Folder = DEFAULT_FOLDER
     ) -> dict[str, Any]:
-        """Compare two records row by row, as `gym eval compare --shared-rows`."""
+        """Compare two records row by row, like `gym eval compare --shared-rows`."""
         return ask("compare", folder, first=first, second=second)
 
     @router.get("/evals/board")
@@ -113,8 +113,8 @@ def _command(workbench: Workbench, given: _Evaluation) -> list[str]:
     """Build the command line of an evaluation.
 
     Raises:
-        GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``FILE_NOT_FOUND``; ``USAGE`` for an unknown suite and
-            for columns that are not pairs.
+        GymError: ``PERMISSION_DENIED``; ``MODEL_NOT_FOUND``; ``FILE_NOT_FOUND``; ``USAGE`` for an unknown suite or
+            invalid columns.
     """
     known = listing()
     if not given.data and given.suite not in known.suites and given.suite not in known.tasks:

@@ -1,4 +1,4 @@
-"""The models and variants of this machine, found without loading them."""
+"""List the models and variants of this machine without loading them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class LocalModel:
     """A model that `gym api --base ID` can load.
 
     Attributes:
-        id: The name in commands: ``gym-nano``, a name in the cache, or a path below the workbench's folder.
-        name: The name in variants' records.
+        id: Name in commands: ``gym-nano``, a name in the cache, or a path relative to the workbench's folder.
+        name: Name in variants' records.
         kind: ``package``, ``cache``, ``run``, ``folder``, ``adapter`` or ``gguf``.
-        bytes: The size of its files.
-        changed_at: Unix seconds; 0 for what comes with the package or from the Hub.
+        bytes: Total size of its files.
+        changed_at: Modification time in Unix seconds; 0 for bundled models and those of the Hub.
     """
 
     id: str
@@ -57,7 +57,7 @@ def find_base(workbench: Workbench, id: str) -> LocalModel:
     """Return the model with an id.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` if it is not listed here.
+        GymError: ``MODEL_NOT_FOUND`` if it is not in ``local_bases``.
     """
     match = next((model for model in local_bases(workbench) if model.id == id), None)
     if match is None:

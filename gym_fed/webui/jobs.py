@@ -1,7 +1,7 @@
 """Jobs: detached `gym` processes that outlive their page and the workbench.
 
 Each job has a folder with ``job.json`` (the command, and the process by id and start time, since ids are reused),
-``output.txt`` and, once it has ended, ``status.json``. A workbench that starts later finds them there.
+``output.txt`` and, after it has ended, ``status.json``. A workbench started later finds the jobs there.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class WebJob:
     """A command started from a page.
 
     Attributes:
-        id: Safe as a name of a folder.
-        title: A displayed title.
-        command: The command line, starting with ``gym``.
-        folder: What it works on, such as the folder of a run; empty for nothing of the kind.
-        pid: The id of the process that leads its group.
-        process_started_at: Seconds from the system's start to that process's, which no other of this number has.
-        started_at: Unix seconds.
-        status: ``running``, ``ended``, or ``killed`` where no exit code was left.
-        exit_code: The exit code of an ended job; if negative, the number of the signal that ended it.
-        ended_at: Unix seconds; None where it is not known.
-        stops: Times that it was asked to stop.
+        id: Job id, valid as a folder name.
+        title: Title for display.
+        command: Command line, starting with ``gym``.
+        folder: Folder that it works on, such as that of a run; may be empty.
+        pid: Id of the process that leads its process group.
+        process_started_at: Start time of that process in seconds since boot, which identifies it if ids are reused.
+        started_at: Start time in Unix seconds.
+        status: ``running``, ``ended``, or ``killed`` if there is no exit code.
+        exit_code: Exit code of an ended job; if negative, the number of the signal that ended it.
+        ended_at: End time in Unix seconds; None if unknown.
+        stops: Number of stop requests.
     """
 
     id: str
@@ -83,8 +83,8 @@ class Jobs:
     """The jobs in one folder. Safe from any thread.
 
     Args:
-        folder: The folder with the jobs' folders.
-        working_folder: Where commands run; None for this process's own.
+        folder: Folder with the jobs' folders.
+        working_folder: Working directory of the commands; None for that of this process.
     """
 
     def __init__(self, folder: Path, working_folder: Path | None = None) -> None:
@@ -105,13 +105,13 @@ class Jobs:
         """Start a `gym` command that outlives this process.
 
         Args:
-            command: ``["gym", "train", "run.yaml"]``.
-            title: A displayed title.
-            folder: The folder that the job works on.
-            env: Additional environment variables; they are not written to a file.
+            command: Command line, such as ``["gym", "train", "run.yaml"]``.
+            title: Title for display.
+            folder: Folder that the job works on.
+            env: Additional environment variables, which are not written to a file.
 
         Raises:
-            GymError: ``USAGE`` for a program that is not ours.
+            GymError: ``USAGE`` for a program other than gym-fed's.
         """
         if not command or command[0] not in PROGRAMS or any("\x00" in word for word in command):
             raise GymError(ErrorCode.USAGE, f"a job runs {', '.join(PROGRAMS)}, not {list(command)[:1]}")
@@ -186,12 +186,13 @@ class Jobs:
             ended_job = replace(
                 job, status="ended", exit_code=ended.get("exit_code"), ended_at=ended.get("ended_at")
             )
-        self._ended[id] = ended_job  # final; cached because lists are requested often
+        self._ended[id] = ended_job  # final; cached because jobs are listed often
         return ended_job
 
     def stop(self, id: str) -> WebJob:
-        """Interrupt a job like Ctrl-C, so that a run writes a checkpoint; terminate it on the second call, kill it on
-        the third.
+        """Interrupt a job like Ctrl-C, so that a run writes a checkpoint.
+
+        The second call terminates it, and the third kills it.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -210,7 +211,7 @@ class Jobs:
         """Return a part of a job's output.
 
         Returns:
-            ``{text, offset, next, size}`` in bytes of the file; a negative ``offset`` counts from the end.
+            The dict ``{text, offset, next, size}`` in bytes of the file; a negative ``offset`` counts from the end.
 
         Raises:
             GymError: ``NOT_FOUND``.

@@ -190,8 +190,9 @@ def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_known(server: str) -> None:
-    """Refuse a hub that was never joined here, so that a viewer cannot make this machine connect to arbitrary
-    addresses.
+    """Reject a hub that was never joined here.
+
+    Otherwise a viewer could make this machine connect to arbitrary addresses.
 
     Raises:
         GymError: ``NOT_FOUND`` for a hub that was never joined here.
@@ -207,7 +208,7 @@ def _status(server: str) -> dict[str, Any]:
     """Return balance and verdicts at a hub from `gym-client status`.
 
     Raises:
-        GymError: As the command said.
+        GymError: The error of the command.
     """
     try:
         account: dict[str, Any] = json_of(
@@ -216,6 +217,6 @@ def _status(server: str) -> dict[str, Any]:
     except GymError as error:
         if error.code is ErrorCode.DEADLINE_EXCEEDED:
             raise GymError(error.code, f"{server} does not answer", "is the hub running?") from error
-        # 503 for every refusal of the hub: 401 and 403 would concern the page's own login.
+        # Use status 503 for all errors of the hub, since 401 and 403 would refer to the page's own login.
         raise GymError(ErrorCode.UNAVAILABLE, error.message, error.hint) from error
     return account

@@ -38,7 +38,7 @@ class ExportAction(StrictModel):
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
-        """See ``command_of``."""
+        """Return the command line; see ``command_of``."""
         find_base(workbench, self.model)
         _require_member(self.format, EXPORT_FORMATS.names(), "format")
         return [
@@ -59,7 +59,7 @@ class EncodeAction(StrictModel):
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
-        """See ``command_of``."""
+        """Return the command line; see ``command_of``."""
         for model in (self.base, self.tuned):
             find_base(workbench, model)
         _require_member(self.codec, ("auto", *CODECS.names()), "codec")
@@ -86,7 +86,7 @@ class MergeAction(StrictModel):
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
-        """See ``command_of``."""
+        """Return the command line; see ``command_of``."""
         for model in (self.base, *self.updates):
             find_base(workbench, model)
         _require_member(self.rule, merge_rules(), "rule")
@@ -109,12 +109,12 @@ def command_of(workbench: Workbench, action: ExportAction | EncodeAction | Merge
 
 
 def merge_rules() -> list[str]:
-    """List the rules: merge methods, then aggregators."""
+    """Return the names of merge methods, followed by those of aggregators."""
     return [*METHODS.names(), *AGGREGATORS.names()]
 
 
 def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """Describe what is using a model now."""
+    """Return descriptions of current uses of a model."""
     uses = [
         f"play has loaded it ({server['base']})"
         for server in servers_of(workbench).facts()
@@ -130,7 +130,7 @@ def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
 
 
 def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """Describe what names this model as its base and could not be loaded without it."""
+    """Return descriptions of what names this model as its base, and could not be loaded without it."""
     place = _place(workbench, model)
     dependents = []
     for other in local_bases(workbench):
@@ -143,10 +143,10 @@ def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
 
 
 def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool) -> str:
-    """Rename a model of the workbench's folders. Return its new id.
+    """Rename a model in the workbench's folders, and return its new id.
 
     Raises:
-        GymError: As ``_require_free``; ``FILE_EXISTS``; ``USAGE`` for no name.
+        GymError: ``FILE_EXISTS``; ``USAGE`` for an empty name; errors of ``_require_free``.
     """
     place = _require_free(workbench, model, confirmed)
     if not to or to in (".", "..") or any(sign in to for sign in "/\\\x00") or to.startswith(("-", ".")):
@@ -165,10 +165,10 @@ def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool)
 
 
 def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:
-    """Delete a model of the workbench's folders, with its folder.
+    """Delete the folder of a model in the workbench's folders.
 
     Raises:
-        GymError: As ``_require_free``.
+        GymError: Errors of ``_require_free``.
     """
     place = _require_free(workbench, model, confirmed)
     if place.is_symlink() or not place.is_dir():
@@ -181,8 +181,8 @@ def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> P
     """Return the path of an unused model.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` for one that is not this workbench's; ``STATE_LOCKED`` for one in use;
-            ``BUSY`` with their names where others depend on it and that was not confirmed.
+        GymError: ``PERMISSION_DENIED`` for a model outside the workbench's folders; ``STATE_LOCKED`` for a model in
+            use; ``BUSY`` with the names of dependents if there are any and ``confirmed`` is False.
     """
     if model.kind not in _MOVABLE:
         raise GymError(
@@ -222,7 +222,7 @@ def _place(workbench: Workbench, model: LocalModel) -> Path:
 
 
 def _names(workbench: Workbench, word: str, place: Path) -> bool:
-    """Return True if a word of a command or config is this path or one below it."""
+    """Return True if a word of a command or config is this path or a path below it."""
     if not word or "\x00" in word or len(word) > 4096:
         return False
     named = workbench.folder / os.path.expanduser(word.partition("=")[2] or word)
@@ -231,7 +231,7 @@ def _names(workbench: Workbench, word: str, place: Path) -> bool:
 
 
 def _bases(folder: Path) -> list[str]:
-    """List the models that an adapter or a run names as its base."""
+    """Return the models that an adapter or a run names as its base."""
     bases = []
     for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.yaml", "model")):
         try:

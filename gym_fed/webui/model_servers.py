@@ -27,7 +27,7 @@ class ModelServers:
         self._lock = threading.Lock()
 
     def serve(self, bases: Sequence[str]) -> None:
-        """Load exactly these models; loaded ones stay.
+        """Load exactly these models; models that are already loaded stay.
 
         Raises:
             GymError: ``MODEL_NOT_FOUND``; ``USAGE`` for too many.
@@ -55,7 +55,7 @@ class ModelServers:
         """Return the server of a loaded model.
 
         Raises:
-            GymError: ``UNAVAILABLE`` with what to do.
+            GymError: ``UNAVAILABLE`` with a remedy.
         """
         server = self._servers.get(base)
         if server is not None and server.status == "ready":
@@ -74,7 +74,7 @@ class ModelServers:
 
     @staticmethod
     def _is_usable(server: ModelServer) -> bool:
-        """Return False for a failed server, and for one started before the first variant existed."""
+        """Return False for a failed server, or one started before the first variant was created."""
         return server.status in ("loading", "ready") and (server.has_variants or present_store() is None)
 
     def _publish(self) -> None:

@@ -14,7 +14,7 @@ _MAX_DEPTH = 12
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Convert a YAML or JSON value: texts are truncated valid UTF-8, numbers finite, other types text."""
+    """Convert any value to a JSON value with truncated valid UTF-8 strings and finite numbers."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -29,7 +29,7 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return a value's truncated text; bytes that are not UTF-8 become question marks."""
+    """Return a value as truncated text; invalid UTF-8 bytes become question marks."""
     try:
         string = value if isinstance(value, str) else str(value)
     except ValueError:  # an integer with too many digits for str()

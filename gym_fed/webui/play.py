@@ -1,4 +1,4 @@
-"""The ``play`` screen: chat with local models, compare two, and teach better answers."""
+"""The ``play`` screen: chat with local models, compare two, and record better answers."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Taught:
     def file(self, base: str) -> Path:
         """Return the file of a base, relative to the workbench's folder."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip("-.")[:60]
-        if name != base:  # keep the file names of bases distinct
+        if name != base:  # keeps file names of different bases distinct
             name = f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:8]}"
         return Path(FOLDER) / f"{name}.jsonl"
 
@@ -193,7 +193,7 @@ class Taught:
         """Return ``{file, total, rows}`` with the newest rows first, each with an ``id`` for its removal.
 
         Raises:
-            GymError: ``DATA_INVALID`` for a line that is not a preference.
+            GymError: ``DATA_INVALID`` for a line that is not a preference row.
         """
         lines = self._lines(base)
         newest = [(id_of(line), self._row(base, line)) for line in reversed(lines[-MAX_ROWS:])]
@@ -210,13 +210,13 @@ class Taught:
         """Add a preference; return the number of rows.
 
         Args:
-            base: The base of the taught answer.
-            prompt: The messages before the answer.
+            base: Base of the taught answer.
+            prompt: Messages before the answer.
             chosen: The better answer.
-            rejected: The other one.
+            rejected: The model's answer.
 
         Raises:
-            GymError: ``DATA_INVALID`` for what prefers nothing; ``QUOTA_EXCEEDED``.
+            GymError: ``DATA_INVALID`` if the answers are not a valid preference row; ``QUOTA_EXCEEDED``.
         """
         alone = len(prompt) == 1 and prompt[0]["role"] == "user"
         row = {"prompt": prompt[0]["content"] if alone else prompt, "chosen": chosen, "rejected": rejected}
@@ -275,5 +275,5 @@ class Taught:
 
 
 def id_of(line: str) -> str:
-    """Return the id of a row, derived from its content so that an outdated page cannot remove another row."""
+    """Return the id of a row, derived from its content so that an outdated page cannot remove a different row."""
     return hashlib.sha256(line.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Views of evaluation records: the list, one record with samples, and a comparison of two."""
+"""Views of evaluation records: a list, one record with samples, and a comparison of two."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RecordViews:
     """Answers view requests sequentially.
 
     Args:
-        folder: The folder with the folders of records.
+        folder: Parent folder of the record folders.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class RecordViews:
         }
 
     def _samples(self, request: Request) -> Answer:
-        """Return samples of a task from ``start`` on, filtered by correctness or words."""
+        """Return samples of a task from index ``start``, filtered by correctness or text."""
         _, results = self._results(request, request["record"])
         task = results.tasks.get(request["task"])
         if task is None:
@@ -154,7 +154,7 @@ def _figure(task: TaskResult, metric: str) -> Mapping[str, Any]:
 
 
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
-    """Return the 95% Wilson interval of a proportion of ``n`` rows, which is valid at 0 and 1.
+    """Return the 95% Wilson interval of a proportion of ``n`` rows, which is also valid for 0 and 1.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """

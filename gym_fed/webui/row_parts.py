@@ -1,4 +1,4 @@
-"""Display of rows: turns with their learned parts, and the choice of columns."""
+"""Display of rows: turns with their learned parts, and the selection of columns."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def turns_of(row: dict[str, Any], answer: str) -> list[Turn]:
     """Return the turns of a row.
 
     Args:
-        row: See ``gym_fed.data.rows``.
-        answer: Key of the answer of a pair: ``chosen``, ``rejected`` or ``completion``; empty for none.
+        row: A row in the format of ``gym_fed.data.rows``.
+        answer: Key of the answer: ``chosen``, ``rejected`` or ``completion``; empty for none.
     """
     if "messages" in row:
         return list(_of_messages(row["messages"]))
@@ -54,12 +54,12 @@ def parts_of(
     """Split a sequence's text at the boundaries of turns; text from the chat template has no role.
 
     Args:
-        segments: The sequence's segments in order.
-        turns: The row's turns; texts changed by the template are skipped.
-        room: Characters that may be given.
+        segments: Segments of the sequence in order.
+        turns: Turns of the row; texts changed by the template are skipped.
+        room: Maximum number of characters to return.
 
     Returns:
-        Parts ``{"role", "text", "learnt"}``, and how many characters there are beyond the room.
+        Parts ``{"role", "text", "learnt"}``, and the number of characters that exceed ``room``.
     """
     text = "".join(segment.text for segment in segments)
     bounds: list[tuple[int, str]] = []
@@ -85,9 +85,9 @@ def parts_of(
 
 
 def column_choices(file: PagedFile) -> dict[str, Any] | None:
-    """Return the names of text columns, and the guess of which are ``prompt`` and ``completion``.
+    """Return the names of text columns, and a guess of which are ``prompt`` and ``completion``.
 
-    None for a file whose layout is known, whose rows cannot be read, or that has no column of texts.
+    None for a file whose layout is known, whose rows are unreadable, or that has no text columns.
     """
     sample = []
     try:

@@ -1,6 +1,6 @@
 """Views of a data file: a page of rows, one row, sequence lengths, and duplicates.
 
-Each answer stops after a second or two of work and names the next row.
+Each answer stops after one or two seconds of work and contains the index of the next row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Answer = dict[str, Any]
 
 @dataclass
 class _OpenedFile:
-    """An open file and the way its rows are read."""
+    """An open data file with its format and columns."""
 
     file: PagedFile
     format: str
@@ -64,7 +64,7 @@ class _OpenedFile:
         """Return the row in the form that a model receives.
 
         Raises:
-            GymError: ``DATA_INVALID`` with its place; ``TOO_LARGE``.
+            GymError: ``DATA_INVALID`` with the row's location; ``TOO_LARGE``.
         """
         placed = iter([(raw.place, raw.load())])
         [(_, row)] = converted(placed, self.format, self.rename, self.file.path.parent)
@@ -82,10 +82,10 @@ class _Deduplication:
 
 
 class _Walk:
-    """Iterate over rows from ``start`` on until the time limit.
+    """Iterates over rows from index ``start`` until the time limit.
 
     Attributes:
-        next: The next row; None at the end of the file.
+        next: Index of the next row; None at the end of the file.
     """
 
     def __init__(self, file: PagedFile, start: int) -> None:
@@ -107,18 +107,18 @@ class RowViews:
     """Answers view requests sequentially.
 
     Args:
-        folder: The folder with the files.
+        folder: Folder with the data files.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: OrderedDict[Any, _OpenedFile] = OrderedDict()
-        # Loaded in advance, while the user still looks at the list of files.
+        # Loaded in advance, while the user is looking at the list of files.
         self._tokenizers: OrderedDict[str, Any] = OrderedDict({NANO: load_tokenizer(NANO)})
         self._searches: OrderedDict[Any, _Deduplication] = OrderedDict()
 
     def answer(self, request: Request) -> Answer:
-        """Answer the request with the view it names.
+        """Answer a request with the view it names.
 
         Raises:
             GymError: Errors of the file, its columns or the model.
@@ -133,7 +133,7 @@ class RowViews:
             return views[request["view"]](request)
 
     def _page(self, request: Request) -> Answer:
-        """Return up to ``limit`` rows from ``start`` on that pass the filters."""
+        """Return up to ``limit`` rows from index ``start`` that pass the filters."""
         opened, tokenizer = self._open(request), self._tokenizer(request["model"])
         shown: list[Answer] = []
         walk = _Walk(opened.file, request["start"])
@@ -165,7 +165,7 @@ class RowViews:
         )
 
     def _seen(self, opened: _OpenedFile, raw: PagedRow, request: Request, tokenizer: Any) -> Answer | None:
-        """Return the row's view, or None if a filter excludes it; cheap filters come first."""
+        """Return the view of a row, or None if a filter excludes it; cheap filters come first."""
         if request["column"] and not _has_value(raw, request["column"], request["value"]):
             return None
         if request["text"] and request["text"].casefold() not in _searched(opened, raw).casefold():
@@ -182,7 +182,7 @@ class RowViews:
         return view
 
     def _lengths(self, request: Request) -> Answer:
-        """Return the tokens of every sequence from ``start`` on, and the first unusable rows."""
+        """Return the number of tokens of every sequence from index ``start``, and the first unusable rows."""
         opened, tokenizer = self._open(request), self._tokenizer(request["model"])
         statistics, unusable, large = Statistics(), 0, 0
         problems: list[Answer] = []
@@ -273,7 +273,7 @@ def _keep(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
 
 
 def _format(file: PagedFile, format_name: str, rename: Callable[[Any], Any] | None) -> str:
-    """Return the format's name; ``auto`` is resolved by the first row, or returned if that cannot be read."""
+    """Return the format's name; ``auto`` is resolved by the first row, or unchanged if that row is unreadable."""
     if format_name != "auto":
         FORMATS.type_of(format_name)
         return format_name
@@ -332,7 +332,7 @@ def _problem(error: GymError) -> Answer:
 
 
 def _raw_text(raw: PagedRow, room: int) -> str:
-    """Return the row as JSON, or the beginning of its text."""
+    """Return a row as JSON, or the beginning of its text."""
     if raw.head:
         return raw.head[:room]
     try:
@@ -342,7 +342,7 @@ def _raw_text(raw: PagedRow, room: int) -> str:
 
 
 def _searched(opened: _OpenedFile, raw: PagedRow) -> str:
-    """Return the text of a row for a search; the raw text of an unusable one."""
+    """Return the text of a row for a search; the raw text if the row is unusable."""
     try:
         return text_of(opened.row(raw))
     except GymError:

@@ -1,4 +1,4 @@
-"""Runs as displayed on pages: a summary line, the details, and annotated curves."""
+"""Runs for display: a summary line, the details, and annotated curves."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
     """Return everything about a run except its curves.
 
     Args:
-        folder: The run's folder.
-        path: The run's path below the folder of runs.
-        line: The run's summary line.
-        curves: Reads the runs' curves.
+        folder: Folder of the run.
+        path: Path of the run, relative to the folder of runs.
+        line: Summary line of the run.
+        curves: Reader of the runs' curves.
 
     """
     begun = _read(folder / "run.json") or {}
@@ -83,7 +83,7 @@ def series_of(
 
 
 def is_thinned(curves: RunCurves) -> bool:
-    """Return True if some curve has more points than the full view displays."""
+    """Return True if any curve has more points than the full view displays."""
     return any(len(curve.steps) > MAX_POINTS for curve in curves.series.values())
 
 
@@ -148,8 +148,8 @@ class RunList:
     """Summary lines of all runs, cached while their files do not change. Safe from any thread.
 
     Args:
-        root: The folder of runs.
-        curves: Reads the runs' curves.
+        root: Folder of runs.
+        curves: Reader of the runs' curves.
     """
 
     def __init__(self, root: Path, curves: CurvesOfRuns) -> None:

@@ -1,4 +1,4 @@
-"""The ``runs`` and ``run`` screens: the list, curves of one or several runs, stop and resume."""
+"""The ``runs`` and ``run`` screens: a list, curves of one or several runs, stop and resume."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def routes(workbench: Workbench) -> APIRouter:
             for line in every.lines()
             if all(word in f"{line['path']} {line['algorithm']} {line['model']}".lower() for word in words)
         ]
-        waiting: dict[str, dict[str, Any]] = {}  # the newest job of each run that has not begun
+        waiting: dict[str, dict[str, Any]] = {}  # newest job of each run that has not started
         for job in jobs.list():
             path = _below(workbench, job.folder)
             if path and not _is_run(workbench.runs / path):
@@ -88,7 +88,7 @@ def routes(workbench: Workbench) -> APIRouter:
             about = detail(folder, path, every.line(folder), curves)
             about["job"] = None if job is None else job.facts()
             about["status"] = status_of(about, job)
-            about["base"] = workbench.named(folder)  # its name on the play screen
+            about["base"] = workbench.named(folder)  # name on the play screen
             about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""
             if visitor.csrf:  # configs may contain comments that viewers should not see
                 about["config"] = config_text(folder, jobs.list(), workbench)
@@ -178,7 +178,7 @@ def resume_run(workbench: Workbench, folder: Path, path: str) -> WebJob:
     """Resume a stopped run as a job.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while it runs; ``FILE_EXISTS`` when it is finished.
+        GymError: ``STATE_LOCKED`` while it is running; ``FILE_EXISTS`` if it is finished.
     """
     if is_held(folder) or not _has_ended(folder, workbench.jobs):
         raise GymError(
@@ -203,7 +203,7 @@ def _has_ended(folder: Path, jobs: Jobs) -> bool:
 
 
 def resume_command(workbench: Workbench, folder: Path) -> list[str]:
-    """Return the command ``gym train RUN/config.yaml`` with the options that the file does not contain.
+    """Return the command ``gym train RUN/config.yaml`` with options that are missing in the file.
 
     Raises:
         GymError: As ``read_run_config``.

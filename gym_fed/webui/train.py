@@ -1,6 +1,6 @@
 """The ``train`` screen: recipes, the form, checks while typing, the plan, and the start of a run.
 
-The YAML is authoritative: the form edits it, the checks read it, and the run gets it.
+The YAML is authoritative: the form edits it, the checks read it, and the run uses it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def routes(workbench: Workbench) -> APIRouter:
     ) -> dict[str, Any]:
         """Return the YAML of a recipe."""
         chosen = get_recipe(name)
-        # Data paths refer to the package, unless the recipe is in the workbench's folder.
+        # Data paths are relative to the package, unless the recipe is in the workbench's folder.
         file = chosen.file
         is_here = file.is_relative_to(workbench.folder)
         yaml_text, _ = relocated(chosen, file.relative_to(workbench.folder) if is_here else file, size=size)
@@ -128,7 +128,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
 
 def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
-    """Check a text: ``{problems, notes, given, chosen, leaves, missing, path, taken}``."""
+    """Check a text, and return ``{problems, notes, given, chosen, leaves, missing, path, taken}``."""
     answer: dict[str, Any] = {
         "problems": [],
         "notes": [],
@@ -156,7 +156,7 @@ def _plan(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
     """Plan the run of a text in a child process, which loads torch and times a few blocks.
 
     Raises:
-        GymError: As ``json_of``.
+        GymError: Errors of ``json_of``.
     """
     with tempfile.TemporaryDirectory(prefix="gym-plan-") as folder:
         file = Path(folder) / "config.yaml"
@@ -187,10 +187,10 @@ def _chosen(config: TrainingConfig) -> list[dict[str, Any]]:
 
 
 def started(workbench: Workbench, request: _StartRequest) -> dict[str, Any]:
-    """Write the YAML and start the run: ``{path, job}``.
+    """Write the YAML, start the run, and return ``{path, job}``.
 
     Raises:
-        GymError: If the text is refused; ``FILE_EXISTS`` for a finished run; ``STATE_LOCKED``.
+        GymError: If the text is rejected; ``FILE_EXISTS`` for a finished run; ``STATE_LOCKED``.
     """
     config, _ = read(request.text)
     path = path_below_runs(workbench, str(config.output_dir))
@@ -221,8 +221,8 @@ def kept_text(workbench: Workbench, path: str, yaml_text: str) -> Path:
     """Write the text of a run or a search to a new file.
 
     Args:
-        workbench: Contains the folder of runs.
-        path: The run's path, which gives the file its name.
+        workbench: Workbench with the folder of runs.
+        path: Path of the run, which determines the file name.
         yaml_text: The checked text.
     """
     name = re.sub(r"[^\w.-]+", "-", path.rpartition("/")[2]) or "run"
@@ -235,7 +235,7 @@ def path_below_runs(workbench: Workbench, output_dir: str) -> str:
     """Return the path of a run below the folder of runs.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for another place, whose runs the pages would not show.
+        GymError: ``CONFIG_INVALID`` for a path outside that folder, since pages would not show the run.
     """
     folder = resolved(workbench.folder, output_dir)
     if (

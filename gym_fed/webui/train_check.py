@@ -59,7 +59,7 @@ def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]])
     """Read a text with ``load`` and return the config and the notes.
 
     Raises:
-        GymError: As ``load``; places name ``config.yaml``.
+        GymError: Errors of ``load``; locations refer to ``config.yaml``.
     """
     if len(yaml_text) > MAX_CHARACTERS:
         raise GymError(ErrorCode.TOO_LARGE, f"{_SOURCE}: more than {MAX_CHARACTERS} characters")
@@ -76,7 +76,7 @@ def read_with(yaml_text: str, load: Callable[[Path], tuple[_Config, list[str]]])
 
 
 def problems_of(error: GymError, yaml_text: str) -> list[dict[str, Any]]:
-    """Return ``{line, column, key, message}`` for every line of an error; line 0 if the place is unknown."""
+    """Return ``{line, column, key, message}`` for every line of an error; line 0 if the location is unknown."""
     marks = marks_of(yaml_text)
     problems = []
     for line in error.message.splitlines():
@@ -117,7 +117,7 @@ def given(yaml_text: str) -> dict[str, Any]:
 
 
 def leaving(config: TrainingConfig) -> list[str]:
-    """Describe everything a run sends from this machine or downloads, one line each."""
+    """Return descriptions of everything that a run uploads or downloads."""
     lines = []
     sent = [name for name in config.tracking if name not in ALWAYS]
     if sent and config.tracker.mode == "online":
@@ -142,7 +142,7 @@ def missing(config: TrainingConfig) -> list[str]:
     """Return the models of a run that are not on this machine.
 
     Raises:
-        GymError: For a path that holds no model.
+        GymError: If a path does not contain a model.
     """
     names = []
     for name in dict.fromkeys(models_of(config)):
@@ -162,7 +162,7 @@ def _named(message: str, folder: str) -> str:
 def input_problems(
     workbench: Workbench, config: TrainingConfig, marks: dict[KeyPath, Mark]
 ) -> list[dict[str, Any]]:
-    """Return ``{line, column, key, message, hint}`` for inputs that ``gym train`` would refuse."""
+    """Return ``{line, column, key, message, hint}`` for inputs that ``gym train`` would reject."""
     problems = []
     if config.model is None and config.model_init is None:
         problems.append(_problem(marks, ("model",), "not given", "name a model, or give model_init"))
@@ -185,7 +185,7 @@ def input_problems(
 
 
 def _as_key(hint: str) -> str:
-    """Replace ``--columns`` in a hint by the config's key."""
+    """Replace ``--columns`` in a hint with the config's key."""
     before, option, text = hint.partition("--columns ")
     if not option or not text:
         return hint

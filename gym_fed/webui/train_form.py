@@ -1,4 +1,4 @@
-"""The training form: every key of the schema by group, with its docstring as help."""
+"""The training form: all keys of the schema by group, with their docstrings as help."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _TITLES = {
 def form() -> dict[str, Any]:
     """Create the form: ``{first, groups: [{title, help, fields}], algorithms, tuning}``.
 
-    A field is ``{key, kind, default, choices, least, most, help, section}``; of kind ``yaml`` it is edited in the text.
+    A field is ``{key, kind, default, choices, least, most, help, section}``. Fields of kind ``yaml`` are edited as
+    text.
     """
     schema = TrainingConfig.model_json_schema()
     definitions = schema["$defs"]
@@ -57,7 +58,7 @@ def form() -> dict[str, Any]:
 
 
 def _parts() -> list[type]:
-    """Return the schema's classes with keys of their own, the model first."""
+    """Return the schema's classes with keys of their own; the model comes first."""
     return [part for part in TrainingConfig.__mro__ if part.__name__ in _TITLES]
 
 
@@ -105,5 +106,5 @@ def _field(key: str, property: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forms(property: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the JSON schemas of a value, without null, which means that the key is not given."""
+    """Return the JSON schemas of a value without null, which stands for a missing key."""
     return [schema for schema in property.get("anyOf", [property]) if schema.get("type") != "null"]

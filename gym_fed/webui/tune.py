@@ -1,6 +1,6 @@
 """The ``tune`` screen: hyperparameter searches with their trials, and the start of a search.
 
-The YAML is authoritative, as on ``train``; ``search.yaml`` in a search's folder resumes it.
+The YAML is authoritative, as on the ``train`` screen; ``search.yaml`` in a search's folder resumes it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _started(workbench: Workbench, path: str, file: Path) -> dict[str, Any]:
 
 
 def _searches(runs: Path) -> Iterator[Path]:
-    """Find the folders of searches below the runs; the folders below a search are its trials."""
+    """Yield the folders of searches below the folder of runs; folders inside a search are its trials."""
     for place, folders, files in os.walk(runs):
         if SEARCH_NAME in files:
             yield Path(place)
@@ -190,7 +190,7 @@ _OF_TRIAL = ("number", "parameters", "state", "value", "folder", "why")
 
 
 def _unfinished(folder: Path, trials: list[dict[str, Any]]) -> list[str]:
-    """List the folders of trials that are running or were interrupted."""
+    """Return the folders of trials that are running or were interrupted."""
     ended = {trial["folder"] for trial in trials}
     try:
         names = sorted(os.listdir(folder / "trials"))

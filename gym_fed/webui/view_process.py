@@ -1,6 +1,6 @@
-"""A child process for expensive views: started on demand, answers JSON requests by line, stopped when idle.
+"""A child process for expensive views, which starts on demand, answers JSON requests, and stops when idle.
 
-Files may be large, broken or hostile; the server stays small and survives the process.
+Files may be large, broken or malicious; the server stays small and survives failures of the process.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ViewProcess:
     """Sends requests to the process, one at a time. Safe from any thread.
 
     Args:
-        views: ``module:NAME`` of a class of views, made with the folder; its ``answer`` gets a request.
-        folder: The working folder, which contains the files.
+        views: ``module:NAME`` of a class of views, which is created with the folder; ``answer`` receives a request.
+        folder: Working directory with the files.
     """
 
     def __init__(self, views: str, folder: Path) -> None:
@@ -44,7 +44,7 @@ class ViewProcess:
         """Return the answer to a request.
 
         Raises:
-            GymError: The view's own error; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if the process has ended.
+            GymError: The view's error; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if the process has ended.
         """
         with self._lock:
             self._cancel_timer()
@@ -62,7 +62,7 @@ class ViewProcess:
         return answer
 
     def begin(self) -> None:
-        """Start the process if it is not running, before likely requests."""
+        """Start the process, if it is not running, in anticipation of requests."""
         if self._lock.acquire(blocking=False):
             try:
                 self._cancel_timer()
@@ -140,9 +140,9 @@ def _ended(process: subprocess.Popen[bytes]) -> GymError:
 
 
 def main() -> None:
-    """Answer requests on standard input until it ends, with the parent at the latest."""
+    """Answer requests on standard input until it is closed, at the latest when the parent exits."""
     answers = sys.stdout
-    sys.stdout = sys.stderr  # keep libraries' output out of the answers
+    sys.stdout = sys.stderr  # keep libraries' output out of the replies
     module, _, name = sys.argv[1].partition(":")
     views = getattr(import_module(module), name)(Path.cwd())
     for line in sys.stdin:

@@ -1,6 +1,6 @@
 """Live updates of runs: a thread reads the files of runs on open pages and publishes changes.
 
-The thread sleeps without open pages, and only reads what pages requested recently.
+Without open pages the thread sleeps; otherwise it reads only what pages have requested recently.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _log = logging.getLogger(__name__)
 
 
 class RunWatch:
-    """Publishes ``run`` for a changed run, ``runs`` for changed lines of the list, and ``job`` for a job.
+    """Publishes ``run`` for changed runs, ``runs`` for changed lines of the list, and ``job`` for changed jobs.
 
     Args:
-        root: The folder of runs.
-        feed: Publishes the events.
-        curves: Reads the runs' curves.
-        runs: The list of runs.
-        jobs: The jobs, whose status is news, too.
+        root: Folder of runs.
+        feed: Feed for the events.
+        curves: Reader of the runs' curves.
+        runs: List of runs.
+        jobs: Jobs, whose status changes are also published.
     """
 
     def __init__(self, root: Path, feed: Feed, curves: CurvesOfRuns, runs: RunList, jobs: Jobs) -> None:
@@ -48,7 +48,7 @@ class RunWatch:
         self._thread: threading.Thread | None = None
 
     def look_at(self, path: str | None) -> None:
-        """Watch this run, or the list (None). The first call starts the thread."""
+        """Watch this run, or the list of runs (None). The first call starts the thread."""
         with self._lock:
             self._asked[_LIST if path is None else path] = time.monotonic()
             while len(self._asked) > _MAX_WATCHED:
@@ -72,7 +72,7 @@ class RunWatch:
             self._seen = {key: seen for key, seen in self._seen.items() if key in (*asked, "jobs")}
             try:
                 self.publish(asked)
-            except (GymError, OSError, ValueError, TypeError):  # one odd folder must not end the thread
+            except (GymError, OSError, ValueError, TypeError):  # an invalid folder must not end the thread
                 _log.exception("watching the runs failed")
 
     def publish(self, asked: list[str]) -> None:

@@ -22,12 +22,12 @@ MAX_ROWS = 500
 
 @dataclass(frozen=True)
 class Workbench:
-    """The folders of one machine. Paths in requests are below these roots; nothing else is read or written.
+    """The folders of one machine. Paths in requests must be below them; nothing else is read or written.
 
     Attributes:
-        folder: The working folder of `gym webui`, with configs, data and models.
-        runs: Run folders lie below it.
-        jobs: Processes that were started from the pages.
+        folder: Working directory of `gym webui`, with configs, data and models.
+        runs: Folder that contains all runs.
+        jobs: Processes started from the pages.
         feed: Events of all screens.
     """
 
@@ -44,7 +44,7 @@ class Workbench:
         """Resolve a path of a request below a root.
 
         Raises:
-            GymError: ``PERMISSION_DENIED`` for one that leads out of it, by ``..``, a link or a drive.
+            GymError: ``PERMISSION_DENIED`` for a path that leads outside by ``..``, a link or a drive.
         """
         base = (root or self.folder).resolve()
         place = resolved(base, name)
@@ -58,13 +58,13 @@ class Workbench:
 
 
 def resolved(base: Path, name: str) -> Path | None:
-    """Resolve a path, whether it exists or not; None if no system call accepts it."""
+    """Resolve a path, which may not exist; None if the system does not accept it."""
     try:
         place = (base / name).resolve()
         place.stat()
     except (FileNotFoundError, NotADirectoryError):
         return place
-    except (OSError, ValueError, RuntimeError):  # too long, a null character, a circle of links
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, or circular links
         return None
     return place
 
@@ -73,8 +73,8 @@ def open_workbench(folder: Path, runs: Path) -> Workbench:
     """Open the workbench of a folder.
 
     Args:
-        folder: The working folder of commands; requests may only read below it.
-        runs: The folder of runs, made if it is missing.
+        folder: Working directory of commands; requests may only read below it.
+        runs: Folder of runs, created if it is missing.
     """
     make_folder(runs)
     jobs = Jobs(runs.resolve() / JOBS_NAME, folder.resolve())
@@ -85,7 +85,7 @@ def model_of(workbench: Workbench, name: str) -> str:
     """Return a model's name, or the path of its folder.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` for a path that leads out; ``MODEL_NOT_FOUND``.
+        GymError: ``PERMISSION_DENIED`` for a path that leads outside; ``MODEL_NOT_FOUND``.
     """
     if name == NANO:
         return name

@@ -1,7 +1,7 @@
-"""Change a value of a YAML text in place, keeping comments, order and layout.
+"""Change a value in a YAML text in place, keeping comments, order and layout.
 
-The parser's marks give the position of a value. The edited text is parsed again; unless exactly that one value
-differs, the edit is refused, and the user edits the text.
+The parser's marks locate the value. The edited text is parsed again, and the edit is rejected unless exactly that
+value differs; the user must then edit the text.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Scalar = str | int | float | bool
 
 
 def with_value(text: str, path: tuple[str, ...], value: Scalar | None) -> str:
-    """Return the text with a value at a key, or at a key of a section.
+    """Return the text with a new value at a top-level key, or at a key of a section.
 
     Args:
-        text: YAML, one mapping.
-        path: ``("lora", "r")``; at most two keys.
-        value: None removes the key, so that its default holds.
+        text: YAML text with one mapping.
+        path: Key path such as ``("lora", "r")``; at most two keys.
+        value: The new value; None removes the key, which restores its default.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for text that cannot be read; ``USAGE`` where the text is such that the value
-            cannot be changed without touching others.
+        GymError: ``CONFIG_INVALID`` for unreadable text; ``USAGE`` if the value cannot be changed without affecting
+            others.
     """
     before, _ = parse_config(_FILE, text)
     if text and not text.endswith("\n"):
@@ -79,7 +79,7 @@ def _changed(text: str, root: Any, path: tuple[str, ...], value: Scalar | None) 
 
 
 def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: Scalar | None) -> str:
-    """Return the text with another value for an existing pair, or without the pair."""
+    """Return the text with a new value for an existing pair, or without the pair."""
     key, node = pair
     start, end = node.start_mark.index, node.end_mark.index
     if value is not None:
@@ -90,7 +90,7 @@ def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: 
     if parent.flow_style:
         raise _refused(path)
     first = text.rfind("\n", 0, key.start_mark.index) + 1
-    if text[first : key.start_mark.index].strip():  # an item of a list: its dash is on this line
+    if text[first : key.start_mark.index].strip():  # a list item whose dash is on this line
         raise _refused(path)
     last = end if isinstance(node, yaml.ScalarNode) else _end_of_block(text, node)
     return text[:first] + text[_line_end(text, max(last - 1, key.end_mark.index)) :]
@@ -101,7 +101,7 @@ def _pair(mapping: Any, key: str) -> Any:
 
 
 def _end_of_block(text: str, node: Any) -> int:
-    """Return the end of a block's last line, before the comments and empty lines that follow."""
+    """Return the end of a block's last line, before any comments and empty lines that follow."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style:
         return _line_end(text, max(node.end_mark.index - 1, 0))
     if not node.value:
@@ -122,7 +122,7 @@ def _inserted(text: str, place: int, lines: str) -> str:
 
 
 def _lines(path: tuple[str, ...], value: Scalar, indent: int = 0) -> str:
-    """Return ``lora:`` and below it `` r: 8``."""
+    """Return ``lora:`` followed by an indented `` r: 8``."""
     *sections, key = path
     lines = [f"{' ' * (indent + 2 * depth)}{name}:" for depth, name in enumerate(sections)]
     lines.append(f"{' ' * (indent + 2 * len(sections))}{key}: {_written(value)}")
@@ -150,7 +150,7 @@ def _is_right(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> b
     else:
         place[path[-1]] = value
     if value is None and len(path) == 2 and not place:
-        expected[path[0]] = after.get(path[0])  # an empty section is not a mapping to YAML
+        expected[path[0]] = after.get(path[0])  # YAML parses an empty section as null
         return expected == after and after.get(path[0]) in (None, {})
     return repr(expected) == repr(after) or expected == after
 
