@@ -1,11 +1,11 @@
 """Access control for web pages: roles, sessions, and checks of every request.
 
 A session starts with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, on a public site,
-as an anonymous viewer. Its cookie is HttpOnly and SameSite=Strict. Changes need the operator role and the session's
-CSRF token in the header ``X-CSRF-Token``.
+as an anonymous viewer. Its cookie is HttpOnly and SameSite=Strict. Changes require the operator role and the
+session's CSRF token in the header ``X-CSRF-Token``.
 
-A page of another site could post to this server, which ``Origin`` reveals, or have its own name resolve to 127.0.0.1
-(DNS rebinding), which ``Host`` reveals.
+``Origin`` is checked against requests from pages of other sites, and ``Host`` against DNS rebinding, where another
+site's name resolves to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Visitor:
     """The sender of a request.
 
     Attributes:
-        name: Of the key; ``token`` for the one in the printed URL, ``public`` for who did not log in.
-        csrf: The token that a changing request must repeat; empty for viewers.
-        expires_at: Unix seconds.
-        key_id: The id of the visitor's key, since its name may belong to another key by now.
+        name: Name of the key; ``token`` for the token in the printed URL, ``public`` without a login.
+        csrf: Token that changing requests must contain; empty for viewers.
+        expires_at: Expiry time in Unix seconds.
+        key_id: Id of the key, since its name may have been reassigned to another key.
     """
 
     name: str
@@ -66,14 +66,14 @@ PUBLIC = Visitor("public", Role.VIEWER)
 
 
 class Access:
-    """Checks the requests of one served address.
+    """Checks requests to one address.
 
     Args:
-        cookie: Its name. Browsers send a host's cookies to all of its ports, so it holds the port.
-        token: The printed URL's token; None if keys are required.
-        keys: The file of keys; None where there is none.
-        public: True if everybody is a viewer.
-        secure: Whether the cookie is for TLS alone.
+        cookie: Name of the cookie. It includes the port, since browsers send a host's cookies to all of its ports.
+        token: Token in the printed URL; None if keys are required.
+        keys: File of keys; None if there is none.
+        public: True if everyone is a viewer.
+        secure: Restrict the cookie to TLS.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Access:
         return visitor or (PUBLIC if self.public else None)
 
     def require(self, request: HTTPConnection, role: Role = Role.VIEWER) -> Visitor:
-        """Return the visitor, who must have at least this role.
+        """Return the visitor, which must have at least this role.
 
         Raises:
             GymError: ``UNAUTHENTICATED``, ``PERMISSION_DENIED``.
@@ -134,7 +134,7 @@ class Access:
         return visitor
 
     def require_place(self, request: HTTPConnection) -> None:
-        """Refuse a request for another host, or from a page of another site.
+        """Reject a request for another host, or from a page of another site.
 
         Raises:
             GymError: ``PERMISSION_DENIED``.
@@ -157,21 +157,22 @@ class Access:
         """Start a session with the token or a key.
 
         Returns:
-            The cookie's value.
+            Value of the cookie.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.
+            GymError: ``UNAUTHENTICATED`` for a wrong secret; ``BUSY`` after too many attempts.
         """
         return self._begin(self._known(secret))
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
-        """Return the sender of a request with ``Authorization: Bearer`` and the token or a key; None without this
-        header.
+        """Return the sender of a request with ``Authorization: Bearer`` and the token or a key.
+
+        None without this header.
 
         Programs have no session and may not make changes.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for a wrong one; ``BUSY`` after too many of them.
+            GymError: ``UNAUTHENTICATED`` for a wrong secret; ``BUSY`` after too many attempts.
         """
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -209,8 +210,10 @@ class Access:
         return Visitor(key.name, Role[key.role.upper()], key_id=key.key_id)
 
     def _is_known(self, visitor: Visitor) -> bool:
-        """Return True if the key that started the session still exists with its role. Its name may belong to another
-        key by now."""
+        """Return True if the key that started the session still exists with its role.
+
+        Its name may have been reassigned to another key.
+        """
         if visitor.name == TOKEN or self._keys is None:
             return True
         began = (visitor.name, visitor.key_id, visitor.role)

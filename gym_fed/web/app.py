@@ -62,11 +62,11 @@ class Face:
     """The contents served at one address.
 
     Attributes:
-        name: The site's name: ``hub`` or ``webui``.
-        title: The displayed title, chosen by the coordinator and therefore untrusted.
+        name: Name of the site: ``hub`` or ``webui``.
+        title: Displayed title, chosen by the coordinator and therefore untrusted.
         screens: Folder with ``index.html`` and the modules of its screens, served under ``/screens/``.
-        routes: Under ``/api/v1``; those that change something depend on ``changing``.
-        feed: Behind ``/events``.
+        routes: Routes under ``/api/v1``; those that make changes depend on ``changing``.
+        feed: Feed behind ``/events``.
         beside: Routes outside of ``/api/v1``, such as ``/metrics``.
     """
 
@@ -99,7 +99,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
         return {**about, "visitor": sender.name, "role": sender.role.name.lower(), "csrf": sender.csrf}
 
     def page_of(request: Request) -> Response:
-        """Return the page with its session included, which saves the first view a request."""
+        """Return the page with its session embedded, which saves a request before the first view."""
         text = (face.screens / "index.html").read_text(encoding="utf-8")
         meta = f'<meta name="session" content="{escape(json.dumps(session(request)))}">'
         headers = {"Cache-Control": "no-store"}
@@ -107,7 +107,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/login")
     def login_by_url(request: Request, token: str = "") -> Response:
-        """Start a session with the printed URL's token and redirect to an address without it."""
+        """Start a session with the printed URL's token, and redirect to a URL without it."""
         if not token:
             return page_of(request)
         response = RedirectResponse("/", 303)

@@ -32,9 +32,9 @@ class PageEvent:
     """An event for open pages.
 
     Attributes:
-        kind: The name that pages listen for.
-        data: The event's JSON value.
-        id: Its place in the stored sequence; None for what is only of the moment.
+        kind: Name of the event that pages listen for.
+        data: JSON value of the event.
+        id: Position in the stored sequence; None for an event that is not stored.
     """
 
     kind: str
@@ -60,11 +60,11 @@ class _Reader:
 
 
 class Feed:
-    """Distribute events to the open pages of one event loop. ``publish`` is safe from any thread.
+    """Distributes events to the open pages of one event loop. ``publish`` is thread-safe.
 
     Args:
-        since: Events of the stored sequence after an id, oldest first, with how a stream begins; called in a thread.
-            None in place of an id is for a page that has none yet.
+        since: Called in a thread with an id, or None for a page without one; returns stored events after it, oldest
+            first, and the start of the stream.
     """
 
     def __init__(self, since: Callable[[int | None], Iterable[PageEvent]]) -> None:
@@ -94,11 +94,11 @@ class Feed:
         """Create the stream of one page.
 
         Args:
-            last_event_id: The header ``Last-Event-ID``; what is not a number counts as none.
-            address: The address whose streams are limited together.
+            last_event_id: Value of the header ``Last-Event-ID``; ignored if it is not a number.
+            address: Client address, for the limit on streams per address.
 
         Raises:
-            GymError: ``QUOTA_EXCEEDED`` where as many pages are open as may be.
+            GymError: ``QUOTA_EXCEEDED`` if too many pages are open.
         """
         if len(self._readers) >= MAX_READERS or self._addresses.get(address, 0) >= MAX_READERS_OF_ADDRESS:
             raise GymError(
@@ -128,7 +128,7 @@ class Feed:
                 while reader.queue:
                     number, data = reader.queue.popleft()
                     if number is not None and number <= sent:
-                        continue  # already sent with the start of the stream
+                        continue  # already sent at the start of the stream
                     sent = sent if number is None else number
                     yield data
                 if reader.is_behind:

@@ -53,10 +53,10 @@ class _Document(StrictModel):
 
 
 class WebKeys:
-    """A file of keys. Safe from any thread.
+    """A file of keys. Thread-safe.
 
     Args:
-        path: JSON, mode 0600.
+        path: Path of the JSON file, mode 0600.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,10 +91,10 @@ class WebKeys:
         """Create a key.
 
         Returns:
-            The key, which is stored nowhere.
+            The key, which is not stored.
 
         Raises:
-            GymError: ``USAGE`` for a name that is taken or cannot be one; ``STATE_CORRUPT``.
+            GymError: ``USAGE`` for a name that is taken or invalid; ``STATE_CORRUPT``.
         """
         known = self.all()
         if name in _RESERVED or any(key.name == name for key in known):
@@ -135,7 +135,7 @@ class WebKeys:
             GymError: ``BUSY`` after too many logins in a minute; ``STATE_CORRUPT``.
         """
         key_id = _key_id(secret)
-        with self._lock:  # one hash at a time
+        with self._lock:  # hash one key at a time
             record = next((key for key in self.all() if key_id and key.key_id == key_id), None)
             if record is None:
                 return None

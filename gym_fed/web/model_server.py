@@ -1,7 +1,7 @@
 """A `gym api` child process on loopback that answers prompts from pages.
 
-The API key is random and only known to this process, so no other page or program can use the server. The child ends
-when its standard input closes, which it does when the parent ends.
+The API key is random and known only to this process, so no other page or program can use the server. The child exits
+when its standard input is closed, which happens when the parent exits.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class ModelServer:
     """A `gym api` process.
 
     Args:
-        base: The base to serve: a name or a folder.
-        folder: The working folder.
-        variants: Folder of variants; None where there is none.
-        changed: Called after every change of its status.
-        settings: Further ``a.b=value`` of ``ServingConfig``.
-        environment: Of the process; None for this one's.
-        is_last: Whether everything else on the machine goes first.
+        base: Name or folder of the base to serve.
+        folder: Working directory.
+        variants: Folder of variants; None if there is none.
+        changed: Called after every change of the status.
+        settings: Additional ``a.b=value`` settings of ``ServingConfig``.
+        environment: Environment variables of the process; None for those of this process.
+        is_last: Run with the lowest priority on this machine.
 
     Attributes:
-        status: ``loading``, ``ready``, ``failed``, or ``ended`` where it was stopped.
-        url: The URL of its API, once it is ready.
-        key: The key of its API.
+        status: ``loading``, ``ready``, ``failed``, or ``ended`` after it was stopped.
+        url: URL of its API, once it is ready.
+        key: Key of its API.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ModelServer:
             stderr=subprocess.PIPE,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # so Ctrl-C on the terminal only ends it through its input
+            start_new_session=True,  # Ctrl-C on the terminal must not reach it directly
             text=True,
             errors="replace",
         )
@@ -156,9 +156,9 @@ async def stream_answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterat
     """Stream a response of `gym api`; closing the stream cancels the answer.
 
     Args:
-        url: The URL of the API.
-        key: The key of the API.
-        body: With ``stream``.
+        url: URL of the API.
+        key: Key of the API.
+        body: Request body with ``stream`` set.
     """
     timeout = httpx.Timeout(ANSWER_SECONDS, connect=_CONNECT_SECONDS)
     try:
@@ -176,7 +176,7 @@ async def stream_answer(url: str, key: str, body: dict[str, Any]) -> AsyncIterat
 
 
 def refusal_of(data: bytes) -> str:
-    """Return the reason of a refusal by `gym api`."""
+    """Return the reason of an error response of `gym api`."""
     try:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -184,5 +184,5 @@ def refusal_of(data: bytes) -> str:
 
 
 def _failed(why: str) -> bytes:
-    """Create the event that ends a failed stream in place of ``[DONE]``, as in `gym api`."""
+    """Return the event that ends a failed stream instead of ``[DONE]``, as in `gym api`."""
     return f"data: {json.dumps({'error': {'message': why}})}\n\n".encode()

@@ -35,9 +35,9 @@ class Tls:
     """A TLS certificate for the pages.
 
     Attributes:
-        certificate: PEM.
-        key: PEM.
-        passphrase: The passphrase of an encrypted key.
+        certificate: Certificate in PEM.
+        key: Private key in PEM.
+        passphrase: Passphrase of an encrypted key.
     """
 
     certificate: Path
@@ -46,18 +46,18 @@ class Tls:
 
 
 class WebServer:
-    """A web server with its own address. Creating it binds the address; ``run`` or ``start`` serves.
+    """A web server with its own address. Its creation binds the address; ``run`` or ``start`` serves.
 
     Args:
-        face: The site to serve.
-        listen: ``host:port``; port 0 for a free one.
-        keys: The file of keys, for an address that others reach.
-        public: True if everybody is a viewer.
-        tls: None for plain HTTP: on loopback, or behind a proxy.
-        add_key: The command that adds a key, for the hint.
+        face: Site to serve.
+        listen: Address as ``host:port``; port 0 for a free port.
+        keys: File of keys, for an address that other machines can reach.
+        public: True if everyone is a viewer.
+        tls: TLS certificate; None for plain HTTP, on loopback or behind a proxy.
+        add_key: Command that adds a key, for the hint.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an address that cannot be taken, or that others reach without a key.
+        GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an invalid address, or one that is reachable without a key.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class WebServer:
             ws="none",
             access_log=False,
             log_config=None,
-            log_level="error",  # a warning for every malformed request would fill the disk
+            log_level="error",  # warnings for malformed requests could fill the disk
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=_STOP_SECONDS,
@@ -120,12 +120,12 @@ class WebServer:
             self._listener.close()
 
     def start(self) -> None:
-        """Serve in a thread until ``stop``. Failures are logged and affect nothing else."""
+        """Serve in a thread until ``stop``. Failures are only logged."""
         self._thread = threading.Thread(target=self._beside, name="web", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread of ``start``: streams end, and requests have some seconds."""
+        """Stop the thread of ``start``: streams end, and requests get some seconds to finish."""
         self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS + 2)
@@ -146,14 +146,14 @@ class WebServer:
                 task.cancel()
 
     async def _end_streams(self) -> None:
-        """End streams when the server stops, which would otherwise wait for them."""
+        """End streams when the server stops, since it would otherwise wait for them."""
         while not self._server.should_exit:
             await asyncio.sleep(0.2)
         self._feed.close()
 
 
 class _GuestServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to its owner."""
+    """A uvicorn server that does not install signal handlers."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -164,7 +164,7 @@ def bound(listen: str) -> socket.socket:
     """Bind the listening socket of ``host:port``.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
+        GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE`` for an invalid address.
     """
     try:
         host, port = Endpoint.parse(listen, least_port=0)
