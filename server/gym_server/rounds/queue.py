@@ -110,7 +110,10 @@ class MessageQueue:
         ttl_seconds: float,
         content: bytes,
     ) -> str:
-        """Queue a message and return its id. Content still queued for the same node and group is not queued twice."""
+        """Queue a message and return its id.
+
+        A message with the same content, node and group is returned instead, unless it is lost or late.
+        """
         fingerprint = hashlib.sha256(
             b"\0".join((str(node_id).encode(), group_id.encode(), message_type.encode(), content))
         ).hexdigest()
@@ -222,10 +225,10 @@ class MessageQueue:
 
     @staticmethod
     def give_back(tx: Connection, message: QueuedMessage) -> bool:
-        """Requeue a task that a contributor declined but may accept later, after consent; a few times per round.
+        """Mark a declined task as lost, so that its contributor is asked again, for example after consent.
 
         Returns:
-            False, without any change, if the node has lost too many tasks of the round already.
+            False, without any change, if the node has lost ``_MOST_GIVEN_BACK`` tasks of the round already.
         """
         mine = (messages.c.node_id == message.node_id) & (messages.c.group_id == message.group_id)
         lost = select(func.count()).select_from(messages).where(mine, messages.c.state == LOST)

@@ -162,7 +162,7 @@ class _Stored(BaseModel):
 
 
 def _private(base: BaseSpec, database: Database, recorded: dict[str, Any]) -> PrivateMerge | None:
-    """The noise and clip of a round that was merged with differential privacy."""
+    """Return the noise and clip of a round that was merged with differential privacy; None for other rounds."""
     if "privacy" not in recorded:
         return None
     with database.reading() as tx:
@@ -186,7 +186,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     """Return the inputs of a committed round's soup, each verified.
 
     Raises:
-        GymError: As ``replay``.
+        GymError: See ``replay``.
     """
     state.ledger.verify()
     recorded = _version_entry(state.ledger, "server_round", server_round)
@@ -211,7 +211,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
 
 
 def _version_entry(ledger: Ledger, key: str, number: int) -> dict[str, Any]:
-    """The ledger's entry for the version with this ``server_round`` or ``height``."""
+    """Return the ledger's entry for the version with this ``server_round`` or ``height``."""
     for entry in ledger.entries():
         if entry.kind == "version" and entry.body[key] == number:
             return entry.body

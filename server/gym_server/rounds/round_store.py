@@ -52,7 +52,7 @@ class Round:
 
     @functools.cached_property
     def spec(self) -> TaskSpec | None:
-        """``task``, parsed on first use: the plug-ins of an ended round may have changed since."""
+        """The ``task``, parsed on first use, since an ended round's plug-ins may be missing by now."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
 
 
