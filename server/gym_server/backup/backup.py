@@ -45,7 +45,7 @@ _PRIVATE = b"PRIVATE KEY-----"
 
 @dataclass(frozen=True)
 class KeyPolicy:
-    """How a backup treats private keys that are not encrypted.
+    """The handling of unencrypted private keys in a backup.
 
     Attributes:
         include_plain: Copy them unencrypted.
@@ -243,7 +243,7 @@ def _copy_object(
                     f"object {sha256}, {what}, is missing: {error.message}",
                     "restore the hub from an older backup",
                 ) from error
-        return None  # an upload that is under way, or an update whose file was never sent
+        return None  # an unfinished upload, or an update whose file was never sent
     size = path.stat().st_size
     if there.get(sha256) == size:
         return size
