@@ -385,7 +385,7 @@ add_dashboard_commands(app)
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the `gym-server` command line."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         run_app(app)
