@@ -29,7 +29,7 @@ class SecureSum:
 
     Attributes:
         paths: Files of the survivors' masked votes.
-        masks: Masks to add that remove those that do not cancel.
+        masks: Masks to add, which remove those that do not cancel.
         bits: Number of bits k of the files.
         step_norm: L2 norm of the step that one contributor's votes represent.
         threshold: Number of shares needed to recover a secret.
