@@ -29,7 +29,7 @@ LEARNED_ROUNDS = 10
 MAX_UNANSWERED = 3
 """Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
 MAX_BLOCKED_ROUNDS = 3
-"""How many of the last ``LEARNED_ROUNDS`` rounds accounts that are not established may block together."""
+"""Maximum number of the last ``LEARNED_ROUNDS`` rounds that accounts without established status may block together."""
 ANSWERS_PER_BLOCKED_ROUND = 3
 """An account is established with this many answers, plus this many for each round that it blocked."""
 
@@ -38,12 +38,12 @@ _TRAINING = "train"
 
 @dataclass(frozen=True)
 class OpenTask:
-    """A task of the round that is under way.
+    """A task of the current round.
 
     Attributes:
         contributor: The account that holds it; the node id if no account is known, as on a stock Flower grid.
         outcome: Empty while the task is open.
-        given_at: When it was handed out, in the hub's time; None if the queue does not know it.
+        given_at: Time at which it was handed out, Unix seconds by the hub's clock; None if unknown.
         projected_seconds: Total duration estimated from its heartbeats; None before the first step.
     """
 
@@ -60,7 +60,7 @@ class TaskRecord:
 
     Attributes:
         seconds: Durations of tasks that were answered or measured by heartbeats.
-        unanswered: How many of the latest tasks in a row were unanswered when their round ended.
+        unanswered: Number of latest tasks in a row that were unanswered when their round ended.
         num_answers: Rounds answered in time, with an update that was neither refused nor rejected. Answers in aborted
             rounds count, since the accounts that answer must not suffer from those that block.
         blocked: Rounds that ended at the deadline without a quorum while the contributor held a task.
