@@ -55,7 +55,7 @@ _REFUSAL_SECONDS = 5.0
 """Delay of a refusal beyond a limit, in seconds. A thousand callers in a loop then make 200 calls a second."""
 _MAX_REFUSALS_WAITING = 4_000
 _STREAMS_PER_SECOND = 0.5
-"""Long-term rate of opening work streams, per account: opening one writes to the database; an open one costs little."""
+"""Work streams per second that an account may open in the long run: opening one writes to the database."""
 _MAX_TOKENS = 4_096
 MINUTE_SECONDS = 60.0
 MAX_LINES = 100
