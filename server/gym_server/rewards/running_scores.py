@@ -25,7 +25,7 @@ RUN = ""
 """Contributor name of the whole run's row."""
 
 _DIGITS = 12
-"""Precision of stored parts, in nats: far finer than that of scores, so that rounding does not add up."""
+"""Decimal places of stored parts (in nats): many more than those of scores, so that rounding does not add up."""
 
 
 def running_scores_on(tx: Connection, heldout: str, height: int, nothing: Vector) -> dict[str, RunningScore]:

@@ -22,7 +22,7 @@ from gym_server.store.objects import ObjectStore
 log = logging.getLogger("gym_server")
 
 DIGITS = 6
-"""Scores are rounded to a millionth of a nat; arithmetic on them is exact from there on."""
+"""Decimal places of scores (in nats); everything after this rounding is exact."""
 
 _LUCK = 2.0
 """Minimum score that counts as a sign of work, in standard deviations of blind chance."""
