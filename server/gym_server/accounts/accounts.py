@@ -122,8 +122,8 @@ class Accounts:
         ``admit`` is called once name, signature and work are verified; an exception from it refuses the key.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID``, ``INVITE_INVALID``, ``PERMISSION_DENIED`` by the policy or for missing
-                proof of work.
+            GymError: ``USAGE`` for an invalid name; ``SIGNATURE_INVALID``, ``INVITE_INVALID``; ``PERMISSION_DENIED`` by
+                the policy or for missing proof of work.
         """
         name = name.strip()
         if not is_name(name, MAX_NAME):
