@@ -14,8 +14,8 @@ def listening_socket(host: str, port: int, hint: str) -> socket.socket:
     """Open a listening socket with Nagle's algorithm disabled on its connections.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE`` for an invalid address. ``hint`` is
-            the
+        GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE`` for an invalid address; both
+            with ``hint``.
     """
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -49,7 +49,7 @@ def url_of(listener: socket.socket, scheme: str = "http") -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """True if a URL (``//HOST:PORT`` for the header ``Host``) names this machine; False if it is invalid."""
+    """Return True if a URL names this machine (for the header ``Host``: ``//HOST:PORT``); False if invalid."""
     try:
         name = urlsplit(url).hostname or ""
     except ValueError:

@@ -31,7 +31,7 @@ class BoundedPattern:
         self.pattern, self._place = pattern, place
 
     def findall(self, text: str) -> list[Any]:
-        """See ``re.Pattern.findall``.
+        """Return all matches in a text, as ``re.Pattern.findall`` does.
 
         Raises:
             GymError: ``DATA_INVALID`` if the search takes too long, or its result is too large.

@@ -15,7 +15,7 @@ def trl_folder() -> Path | None:
 
 
 def is_trusted(template: str) -> bool:
-    """True if an installed package ships this template, or ``trust_template`` was called with it."""
+    """Return True if an installed package ships this template, or ``trust_template`` was called with it."""
     return _key(template) in _trusted or _key(template) in _shipped()
 
 
