@@ -1,13 +1,8 @@
 """The Merkle tree of a ledger's entries (RFC 6962, section 2.1): roots and inclusion proofs.
 
-A leaf is ``sha256(0x00
-
- hash)`` of an entry's 32-byte hash, a node ``sha256(0x01
-
- left
-
- right)``. The left subtree of a node with *n* leaves has as many leaves as the largest power of two below *n*. So
- each tree consists of complete subtrees that never change as the ledger grows, and both classes store only those.
+A leaf is ``sha256(0x00 || hash)`` of an entry's 32-byte hash, a node ``sha256(0x01 || left || right)``. The left
+subtree of a node with *n* leaves has as many leaves as the largest power of two below *n*. So each tree consists of
+complete subtrees that never change as the ledger grows, and both classes store only those.
 """
 
 from __future__ import annotations
