@@ -48,7 +48,7 @@ def shifted_attention(
     half = query.shape[1] // 2
     parts = []
     for heads, offset in ((slice(0, half), 0), (slice(half, None), size // 2)):
-        if query[:, heads].shape[1]:  # a single head is shifted
+        if query[:, heads].shape[1]:  # with a single head, the first half is empty
             parts.append(
                 _in_groups(
                     query[:, heads], key[:, heads], value[:, heads], allowed, size, offset, scaling, dropout
