@@ -44,7 +44,7 @@ class WorkStream:
         """Return the next event, or None after some seconds.
 
         A ``GymError`` for which ``is_passing`` is True is informational, since the stream reconnects; any other error
-        ends
+        ends the stream.
         """
         try:
             return self._events.get(timeout=seconds)

@@ -103,7 +103,7 @@ def _inodes(folder: Path) -> str:
 
 
 def _is_shared(folder: Path) -> bool:
-    """True if a folder is on a file system that several machines can mount at once (Linux only)."""
+    """Return True if a folder is on a file system that several machines can mount at once (Linux only)."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
