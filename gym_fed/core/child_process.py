@@ -53,7 +53,7 @@ def minimal_environment() -> dict[str, str]:
 
 
 def put_last(pid: int) -> None:
-    """Lower a new process's CPU priority, and make it the last candidate of the OOM killer."""
+    """Give a new process the lowest CPU priority, and make it the first candidate of the OOM killer."""
     with suppress(OSError, AttributeError):  # missing on Windows
         os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
     with suppress(OSError):  # no /proc
