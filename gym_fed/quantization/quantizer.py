@@ -363,5 +363,5 @@ def _bar(description: str, steps: int, shown: bool) -> Iterator[OnStep | None]:
     if not (shown and steps):
         yield None
         return
-    with progress_bar(description, steps) as update:
+    with progress_bar(description, steps, lines=False) as update:
         yield lambda step, _, loss: update(step, note=f"loss {loss:.4f}")

@@ -255,7 +255,9 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     revisions, files = counted(len(removal.revisions), "revision"), counted(len(removal.unlinked), "file")
     out.print(f"removed {removal.variant}: {revisions}, {files} deleted")
     if removal.shared:
-        out.print(f"  kept, as another variant has the same bytes: {counted(len(removal.shared), 'file')}")
+        out.print(
+            f"  kept, because other variants have the same files: {counted(len(removal.shared), 'file')}"
+        )
     for folder in removal.work:
         out.print(f"  unfinished work deleted: {folder}")
     words = {

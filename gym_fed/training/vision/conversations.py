@@ -104,7 +104,7 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse image sizes for a model that reads no images."""
     for key in ("image_max_pixels", "image_min_pixels"):
         is_idle = getattr(config, key) is not None and not reads_images
-        reason = f"{key}: is given, but {config.algorithm} reads text alone here"
+        reason = f"{key}: is given, but {config.algorithm} gets only text here"
         refuse_first((is_idle, reason, "remove it, or train a model that reads images by sft"))
 
 
@@ -138,7 +138,7 @@ def encode_image_rows(
             be read or exceed ``max_length``, for a template in which the assistant's words cannot be located, and if
             no row is left to learn from.
     """
-    refuse_first((packing, "packing: rows of images cannot be joined", "set packing: false"))
+    refuse_first((packing, "packing: rows with images cannot be joined", "set packing: false"))
     require_chat_template(processor)
     template = vision_template(processor) if assistant_only else None
     counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)

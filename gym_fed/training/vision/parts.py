@@ -62,7 +62,7 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     """
     frozen = frozenset(key for key in _NAMES if getattr(config, key))
     if not reads_images(model):
-        reason = f"freeze_language_model: {type(model).__name__} reads text alone, and nothing else would be trained"
+        reason = f"freeze_language_model: {type(model).__name__} reads only text, and nothing else would be trained"
         refuse_first((config.freeze_language_model, reason, "remove it"))
         return frozenset()
     present = {part_of(name) for name, _ in model.named_parameters()}

@@ -146,7 +146,7 @@ def test_calls_of_tools_survive_openai_and_sharegpt(tmp_path: Path) -> None:
     ("row", "to", "problem"),
     [
         (CHAT, "text", "speakers"),
-        ({"text": "words"}, "messages", "no conversation"),
+        ({"text": "words"}, "messages", "is not a conversation"),
         (PAIR, "kto", "is a preference row"),
         (PAIR, "messages", "is a preference row"),
         (CHAT, "preference", "is a supervised row"),

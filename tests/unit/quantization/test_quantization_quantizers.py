@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gym_fed.base.models import load_tokenizer
-from gym_fed.core import console
+from gym_fed.core import progress
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
@@ -183,7 +183,7 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_gets_nothing(
     printed = []
     for terminal in (True, False):
         screen = io.StringIO()
-        monkeypatch.setattr(console, "err", Console(file=screen, force_terminal=terminal, width=100))
+        monkeypatch.setattr(progress, "err", Console(file=screen, force_terminal=terminal, width=100))
         config = BitDeltaConfig(**QUICK)
         BitDeltaQuantizer(config).quantize(base, tuned, calibration=ids, out=tmp_path / "d.gymdelta")
         printed.append(screen.getvalue())

@@ -168,7 +168,7 @@ def test_a_commit_that_is_gone_after_the_offer_is_refused_until_a_new_offer(
     with pytest.raises(GymError) as raised:
         ensure_model(NAME, consent=meanwhile)
     assert raised.value.code is ErrorCode.STALE
-    assert "run the same again" in raised.value.hint
+    assert "run the same command again" in raised.value.hint
     assert ensure_model(NAME, consent=yes).name == repo.commit
 
 

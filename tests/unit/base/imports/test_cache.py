@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from gym_fed.base.imports.folder import _progress, imported, imported_models, source_digest
+from gym_fed.base.imports.folder import imported, imported_models, source_digest
 from gym_fed.base.imports.importer import Importer, Report
 from gym_fed.core.console import TextConsole
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.progress import progress_bar
 
 
 class Letters(Importer):
@@ -205,7 +206,7 @@ def test_a_folder_that_is_not_what_this_reader_made_is_made_again(
 def test_a_name_with_marks_of_a_terminal_breaks_no_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = TextConsole()
     shown._force_terminal, shown.file = True, StringIO()
-    monkeypatch.setattr("gym_fed.core.console.err", shown)
-    with _progress("[/]\x1b[2Jx.gguf") as report:
+    monkeypatch.setattr("gym_fed.core.progress.err", shown)
+    with progress_bar("[/]\x1b[2Jx.gguf", unit="bytes") as report:
         report(1, 2)
     assert "\x1b[2J" not in shown.file.getvalue()
