@@ -11,7 +11,7 @@ from pathlib import Path
 
 _LOWEST_PRIORITY = 19
 _GOES_FIRST = 500
-"""Of -1000 to 1000: which process Linux ends first when memory runs out."""
+"""OOM score adjustment, from -1000 to 1000. Linux ends the process with the highest score first."""
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS", "RAYON")}
 
 _NEEDED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "SYSTEMROOT", "TZ", "VIRTUAL_ENV")

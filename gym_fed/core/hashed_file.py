@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 BLOCK_BYTES = 1 << 20
-"""What files are read by."""
+"""Size of the blocks in which files are read, in bytes."""
 _BLOCKS_WAITING = 8
 _SYNC_BYTES = 16 << 20
 """Brought to the disk at once, so that little is left to wait for at the end."""

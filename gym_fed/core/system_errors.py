@@ -55,7 +55,7 @@ _BY_ERRNO: dict[int, _Refusal] = {
         ErrorCode.NOT_WRITABLE, "the disk reports an error", "see the system's log; the disk may be failing"
     ),
     errno.ENOENT: _Refusal(ErrorCode.FILE_NOT_FOUND, "there is no such file or folder", "check the path"),
-    errno.ENOTDIR: _Refusal(ErrorCode.FILE_NOT_FOUND, "a part of the path is no folder", "check the path"),
+    errno.ENOTDIR: _Refusal(ErrorCode.FILE_NOT_FOUND, "a part of the path is not a folder", "check the path"),
     errno.EISDIR: _Refusal(ErrorCode.FILE_EXISTS, "a folder is there", "name a file"),
     errno.EEXIST: _Refusal(ErrorCode.FILE_EXISTS, "something is there already", "choose another name"),
     errno.ENOTEMPTY: _Refusal(ErrorCode.FILE_EXISTS, "the folder is not empty", "choose another name"),

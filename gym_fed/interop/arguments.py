@@ -169,7 +169,7 @@ def _from_words(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals:
             raise GymError(
-                ErrorCode.USAGE, f"{word!r} is no argument", "give a YAML file, --key value, or key=value"
+                ErrorCode.USAGE, f"{word!r} is not an argument", "give a YAML file, --key value, or key=value"
             )
         flags[key] = [value]
     return {**values, **{key: plain_value(text) for key, text in flags.items()}}

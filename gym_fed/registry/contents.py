@@ -239,7 +239,7 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
     if not hasattr(weights, "save_pretrained"):
         raise GymError(
             ErrorCode.USAGE,
-            f"{name}: {type(model).__name__} is no model",
+            f"{name}: {type(model).__name__} is not a model",
             "give a folder, the result of Trainer.train, or a model with save_pretrained",
         )
     from gym_fed.base.models import quiet_loading

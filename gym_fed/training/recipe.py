@@ -220,7 +220,7 @@ class RecipeContext:
         if not isinstance(model, LoadedModel):
             raise GymError(
                 ErrorCode.USAGE,
-                f"save_model_safely: {type(model).__name__} is no model that was spawned",
+                f"save_model_safely: {type(model).__name__} is not a model that was spawned",
                 "give what spawn returned, or write other things with save_safely",
             )
         return self.save_safely(name, model)

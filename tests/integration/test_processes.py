@@ -19,9 +19,11 @@ from tests.support.quick import quick
 CONFIG = """
 model: gym-nano
 data: [{tasks: [double], num_examples: 64}]
-max_steps: 4
+max_steps: 6
 max_length: 48
-learning_rate: 1.0e-3
+optimizer: sgd
+optimizer_args: {momentum: 0.9}
+learning_rate: 0.05
 device: cpu
 num_threads: 1
 logging_steps: 1
@@ -33,9 +35,9 @@ STRATEGIES = {
     "zero2": ["distributed.strategy=deepspeed"],
     "zero3": ["distributed.strategy=deepspeed", "distributed.zero_stage=3"],
 }
-# Adam divides by the root of squared gradients, so sums in another order move single weights this far in four steps
-# (zero2: 2.4e-5 measured). The run itself moves weights by more than 2e-3.
-TOLERANCE = {"ddp": 2e-5, "fsdp2": 2e-5, "tensor_parallel": 2e-4, "zero2": 5e-5, "zero3": 2e-4}
+# SGD adds up gradients as they are. Adam would divide each by its own size, and so enlarge the rounding of sums in
+# another order to 2e-5 and more.
+TOLERANCE = 1e-6
 
 
 def command(folder: Path, nproc: int, settings: list[str]) -> list[str]:
@@ -69,7 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     start = load_model("gym-nano").model.state_dict()
     trained = load_file(folder / "model.safetensors")
     moved = max((trained[name] - start[name]).abs().max().item() for name in trained)
-    assert moved > 10 * max(TOLERANCE.values()), "a run that moves nothing would equal any other"
+    assert moved > 1000 * TOLERANCE, "a run that moves nothing would equal any other"
     return folder
 
 
@@ -77,7 +79,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path: Path) -> None:
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2
-    assert far(tmp_path / "run", alone) < TOLERANCE[name]
+    assert far(tmp_path / "run", alone) < TOLERANCE
     model = load_model(str(tmp_path / "run")).model
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
@@ -98,13 +100,14 @@ def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
     printed = []
     for line in started.stderr:
         printed.append(line)
-        if line.startswith("step 1/"):
+        # The first step is kept once every process has counted it, just after its line is printed.
+        if line.startswith("step 2/"):
             os.kill(started.pid, number)
     assert started.wait(timeout=60) == 128 + number, "".join(printed)
     assert "a checkpoint is in" in "".join(printed)
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2
-    assert far(tmp_path / "run", alone) < TOLERANCE[name]
+    assert far(tmp_path / "run", alone) < TOLERANCE
 
 
 def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-from typing import Any
+
+from tests.support.tcp_listener import TcpListener
 
 
-class ConnectProxy:
+class ConnectProxy(TcpListener):
     """Listens while open. ``hosts`` says which port of this machine a name stands for; ``seen`` is what was requested.
 
     Args:
@@ -19,23 +20,11 @@ class ConnectProxy:
         self.hosts, self.refuse = hosts, refuse
         self.seen: list[str] = []
         self.headers: list[str] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def __enter__(self) -> ConnectProxy:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                stream, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._tunnel, args=(stream,), daemon=True).start()
+    def connected(self, stream: socket.socket) -> None:
+        """Tunnel in a thread of its own."""
+        threading.Thread(target=self._tunnel, args=(stream,), daemon=True).start()
 
     def _tunnel(self, stream: socket.socket) -> None:
         with stream:

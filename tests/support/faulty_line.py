@@ -8,7 +8,8 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+
+from tests.support.tcp_listener import TcpListener
 
 KINDS = ("reset", "truncate", "delay", "drop")
 """Close with RST; close in order in mid-message; carry each piece late; carry nothing more, and stay open a while."""
@@ -17,7 +18,7 @@ _DELAY_SECONDS = 0.05
 _DROP_SECONDS = 5.0
 
 
-class FaultyLine:
+class FaultyLine(TcpListener):
     """Listens while open.
 
     Args:
@@ -34,28 +35,16 @@ class FaultyLine:
         self._port = port
         self._plan = [(KINDS[n % len(KINDS)], int(10 ** draw.uniform(2.5, 4.3))) for n in range(faults)]
         self.failed: list[str] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def __enter__(self) -> FaultyLine:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                far = socket.create_connection(("127.0.0.1", self._port))
-            except OSError:  # the hub is being started again
-                near.close()
-                continue
-            _Connection(self, near, far, *(self._plan.pop(0) if self._plan else ("", 0)))
+    def connected(self, stream: socket.socket) -> None:
+        """Connect to the hub, with the next fault of the plan."""
+        try:
+            far = socket.create_connection(("127.0.0.1", self._port))
+        except OSError:  # the hub is being started again
+            stream.close()
+            return
+        _Connection(self, stream, far, *(self._plan.pop(0) if self._plan else ("", 0)))
 
 
 class _Connection:

@@ -233,7 +233,7 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
                     num_values += math.prod(file.get_slice(key).get_shape())
                     num_tensors += 1
         except SafetensorError as error:
-            raise _invalid(f"{name} is no file of weights: {error}") from error
+            raise _invalid(f"{name} is not a file of weights: {error}") from error
     _require_bounded(read_object(folder / "config.json"), num_tensors)
     num_described = _values_of(folder)
     if num_described > num_values + _SPARE_VALUES:

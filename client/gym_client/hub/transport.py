@@ -117,7 +117,9 @@ class HubClient:
         if not _CONTRIBUTOR.fullmatch(
             contributor
         ):  # after a rotation it is derived from the account's first key
-            raise GymError(ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is no id")
+            raise GymError(
+                ErrorCode.INTERNAL, f"{self.address} enrolled {contributor!r}, which is not an account id"
+            )
         self._repin(contributor=contributor, left="", public_key=self._key.public_key.hex())
         return str(contributor)
 

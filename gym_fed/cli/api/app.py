@@ -199,7 +199,7 @@ def _require_config(config: Path) -> None:
     """
     by_flag = f"a model is named by a flag: gym api --base {config}"
     if str(config) == "gym-nano" or (config / "config.json").is_file():
-        raise GymError(ErrorCode.USAGE, f"{config}: a model is no config", by_flag)
+        raise GymError(ErrorCode.USAGE, f"{config}: a model is not a config", by_flag)
     if not config.exists() and config.suffix not in (".yaml", ".yml"):
         hint = f"give the path of a YAML file; {by_flag}"
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {config}", hint)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.probe.probing import ProbeComparison
 
 JUDGED_BY = "rules"
-"""Of the answers; no model judges them."""
+"""Measures of the answers; none needs a judge model."""
 _NAMES = {
     "refusal_margin": "refusal margin, nats per token",
     "attack_success": "attacks that succeed",

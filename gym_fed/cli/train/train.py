@@ -157,7 +157,7 @@ def _require_config(config: Path) -> None:
     if str(config) == "gym-nano" or (config / "config.json").is_file():
         raise GymError(
             ErrorCode.USAGE,
-            f"{config}: a model is no config",
+            f"{config}: a model is not a config",
             f"name it by a flag: gym train --model {config} --data rows.jsonl",
         )
 

@@ -22,7 +22,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 MAX_PROCESSES = 4
 """Maximum number of concurrent requests; others wait for a free process."""
 MAX_PER_OWNER = 2
-"""Of these, the processes that the requests of one owner have at the same time."""
+"""Maximum number of processes for the requests of one owner at the same time."""
 _START_SECONDS = 120.0
 """Time limit for the imports of a child process; a busy machine needs long."""
 _MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)

@@ -116,4 +116,4 @@ def read_json(file: Path) -> Any:
 def _require_no_pipe(file: Path) -> None:
     """Refuse a path that is not a file: opening a named pipe would wait for a writer."""
     if file.exists() and not file.is_file():
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is no file")
+        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not a regular file")

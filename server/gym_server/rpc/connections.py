@@ -48,7 +48,7 @@ def require_free(address: str) -> None:
             )
         except (OSError, OverflowError) as error:
             raise GymError(
-                ErrorCode.CONFIG_INVALID, f"listen: {address} is no address of this machine: {error}"
+                ErrorCode.CONFIG_INVALID, f"listen: {address} is not an address of this machine: {error}"
             ) from error
         for family, kind, protocol, _, where in found:
             probe = stack.enter_context(socket.socket(family, kind, protocol))

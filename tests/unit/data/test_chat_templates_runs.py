@@ -122,7 +122,7 @@ def test_a_template_of_the_config_is_trained_with_and_saved(model_folder: Path, 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("chatmll", "no known name"),
+        ("chatmll", "nor a known name"),
         ("{% for m in messages %}{{ m.content }}", "does not write a conversation"),
         ("{{ messages[0].content }}", "leaves out what is said"),
         ("{{ raise_exception('never') }}", "never"),

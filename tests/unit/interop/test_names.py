@@ -826,7 +826,7 @@ def test_a_refused_flag_is_named_as_it_was_typed_and_a_setting_as_a_setting() ->
             "VALUE",
         ),
         (("my.jsonl",), "my.jsonl: rows are no config", "--data my.jsonl"),
-        (("gym-nano", "--max_steps", "1"), "gym-nano: a model is no config", "--model gym-nano"),
+        (("gym-nano", "--max_steps", "1"), "gym-nano: a model is not a config", "--model gym-nano"),
     ],
 )
 def test_a_word_in_the_wrong_place_is_refused_with_the_flag_to_write(

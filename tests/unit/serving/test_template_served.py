@@ -58,7 +58,9 @@ def test_gym_chat_and_batch_answer_by_the_template_that_is_named(tmp_path: Path)
 def test_an_unknown_template_is_refused_with_near_names_before_a_model_is_looked_for(
     command: tuple[str, ...],
 ) -> None:
-    with pytest.raises(GymError, match=r"'qwen33' is no file, no Jinja, and no known name .nearest: qwen3"):
+    with pytest.raises(
+        GymError, match=r"'qwen33' is neither a file, nor Jinja, nor a known name .nearest: qwen3"
+    ):
         run(*command, "--chat-template", "qwen33")
     with pytest.raises(GymError) as error:
         open_serving(ServingConfig(base="absent-model", chat_template="qwen33"))
