@@ -30,7 +30,7 @@ import torch
 from gym_quant import kernels
 from torch import Tensor
 
-import gym_fed.core.flower_env  # noqa: F401  (sets Flower's environment before its first import)
+import gym_fed.core.library_env  # noqa: F401  (sets Flower's environment before its first import)
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec

@@ -22,7 +22,7 @@ from gym_server.store.tables import account_keys, accounts, credits, rounds, upd
 from sqlalchemy import Connection, insert
 
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.core.canonical import canonical_digest
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.trust.identity.keys import SigningKey, verify_signature
 from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.trust.ledger.entries import Chain

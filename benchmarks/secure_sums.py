@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from _report import Report, options
 
-import gym_fed.core.flower_env  # noqa: F401  (sets Flower's environment before its first import)
+import gym_fed.core.library_env  # noqa: F401  (sets Flower's environment before its first import)
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_fed.core.tables import TextTable
+from gym_fed.core.console import TextTable
 
 ERRORS = 2
 """A task counts as lost where it fell by more than this many standard errors: twenty tasks are compared at once."""

@@ -13,8 +13,7 @@ from rich.text import Text
 from demo.community import BASE_TASKS, CONTRIBUTORS, MALICIOUS
 from demo.kept import kept_lines, kept_table, paired_error
 from gym_fed.base.models import LoadedModel, load_model
-from gym_fed.core.console import out
-from gym_fed.core.tables import TextTable
+from gym_fed.core.console import TextTable, out
 from gym_fed.data.generated import generate
 from gym_fed.evaluation import answer, heldout_loss
 from gym_fed.evaluation.generation import generate_batch

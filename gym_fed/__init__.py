@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.core import flower_env as _flower_env  # sets Flower's variables before anything imports flwr
+from gym_fed.core import library_env as _flower_env
 from gym_fed.core.lazy import lazy
 from gym_fed.version import __version__ as __version__
 

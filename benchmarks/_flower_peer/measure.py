@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from gym_fed.core.flower_env import VARIABLES
+from gym_fed.core.library_env import VARIABLES
 
 APP = Path(__file__).parent / "app"
 MEGABYTE = 1_000_000

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import lies_in
-from gym_fed.core.json_files import read_object
+from gym_fed.core.json_files import canonical_json, read_object
 from gym_fed.core.text import plain
 
 REDISTRIBUTABLE = frozenset(

@@ -15,7 +15,7 @@ from gym_fed.cli.train.progress import duration
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import real_path
-from gym_fed.core.options import AdapterOption, ServedVariants, SetOption
+from gym_fed.core.help import AdapterOption, ServedVariants, SetOption
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.text import counted
 

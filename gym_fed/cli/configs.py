@@ -12,8 +12,7 @@ from gym_fed.cli.completion import recipes
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.core.help import App
-from gym_fed.core.options import IgnoreUnsupported, SetOption
+from gym_fed.core.help import App, IgnoreUnsupported, SetOption
 from gym_fed.core.text import counted
 
 app = App(

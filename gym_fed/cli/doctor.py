@@ -9,7 +9,7 @@ import typer
 
 from gym_fed.core import console
 from gym_fed.core.console import AsJson
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ def doctor(
 def _print_table(findings: Sequence[Finding]) -> None:
     from rich.text import Text
 
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     table = TextTable("", "check", "finding, remedy", box=None, pad_edge=False)
     for f in findings:

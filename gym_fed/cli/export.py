@@ -15,7 +15,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import print_next
 from gym_fed.core.console import AsJson, MemberName, err, print_columns, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import AdapterOption, ServedVariants
+from gym_fed.core.help import AdapterOption, ServedVariants
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.core.text import readable_bytes

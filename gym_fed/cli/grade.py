@@ -11,7 +11,7 @@ import typer
 from gym_fed.cli.completion import models
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import DEVICE
+from gym_fed.core.help import DEVICE
 from gym_fed.core.text import counted
 
 

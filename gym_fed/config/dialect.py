@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from gym_fed.config.yaml.strict import KeyPath
-from gym_fed.core.installed import load_installed
+from gym_fed.core.requirements import load_installed
 
 Job = Literal["train", "predict", "evaluate", "preprocess", "export", "inference"]
 _GROUP = "gym_fed.dialects"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from gym_fed.core.installed import load_installed
+from gym_fed.core.requirements import load_installed
 
 Place = tuple[str | int, ...]
 SelfT = TypeVar("SelfT")

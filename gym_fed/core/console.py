@@ -16,7 +16,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -24,6 +24,8 @@ from click.shell_completion import CompletionItem
 from gym_quant.registry import Registry
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
 from typer.core import TyperArgument
 
 from gym_fed.core.aliases import OtherWordNote
@@ -31,12 +33,44 @@ from gym_fed.core.child_process import shut_out_working_folder
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.library_env import bound_spinning
 from gym_fed.core.system_errors import system_error
-from gym_fed.core.text import harmless, wrapped
+from gym_fed.core.text import harmless, plain, wrapped
 from gym_fed.version import __version__
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
+MAX_CELL = 200
+"""Characters of one cell."""
+
+_SHORT_ID = 9
+"""Characters that an id keeps at least."""
+
+
+class TextTable(Table):
+    """A rich table for untrusted text.
+
+    Args:
+        columns: Headings or columns.
+        title: Line above the table.
+        options: Keyword arguments of ``rich.table.Table``.
+    """
+
+    def __init__(self, *columns: str | Column, title: str = "", **options: object) -> None:
+        super().__init__(*columns, title_justify="left", **options)  # type: ignore[arg-type]
+        if title:
+            self.title = Text(plain(title, 1000))
+
+    def add_row(self, *cells: RenderableType | None, style: object = None, end_section: bool = False) -> None:
+        """Add a row; strings are shown literally, on one line, and truncated."""
+        shown = [Text(plain(cell, MAX_CELL)) if isinstance(cell, str) else cell for cell in cells]
+        super().add_row(*shown, style=style, end_section=end_section)  # type: ignore[arg-type]
+
+
+def short_ids(ids: Iterable[str]) -> dict[str, str]:
+    """Map ids to their shortest distinct prefixes, all of the same length."""
+    unique = set(ids)
+    length = _SHORT_ID
+    while len({identifier[:length] for identifier in unique}) < len(unique):
+        length += 1
+    return {identifier: identifier[:length] for identifier in unique}
+
 
 MAX_ERROR = 8000
 """Characters of an error's message that are shown."""
@@ -150,8 +184,6 @@ def print_result(
     if as_json:
         print_json(document)
         return
-    from rich.table import Table
-
     for part in text:
         if callable(part):
             part()
@@ -304,8 +336,6 @@ def report_error(error: GymError) -> None:
 
 def _print_error(error: GymError) -> None:
     """Print an error to standard error as text."""
-    from rich.text import Text
-
     line = Text(err.fitted(harmless(f"error ({error.code.value}): {error.message[:MAX_ERROR]}")))
     line.stylize("red", 0, len("error"))
     err.print(line)

@@ -1,10 +1,11 @@
-"""Atomic file operations: write to a temporary name, sync, rename, and sync the folder."""
+"""Atomic file operations (write to a temporary name, sync, rename, sync the folder), and the limit of open files."""
 
 from __future__ import annotations
 
 import errno
 import glob
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -309,3 +310,39 @@ def drop_torn_line(path: Path) -> None:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
             file.truncate(whole)
+
+
+_SPARE_FILES = 256
+"""For databases, models and logs, in addition to the connections."""
+
+
+def raise_file_limit(connections: int, log: logging.Logger) -> int:
+    """Raise the limit of open files as far as the hard limit allows.
+
+    Args:
+        connections: Number of connections needed.
+        log: Logger for a warning if the limit is too low.
+
+    Returns:
+        The possible number of connections: ``connections``, or fewer if the hard limit is too low.
+    """
+    try:
+        import resource
+    except ImportError:  # not available on Windows
+        return connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_files = connections + _SPARE_FILES
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, num_files)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    fitting = max(16, hard - _SPARE_FILES)
+    if fitting < connections:
+        log.warning(
+            "this process may open %d files, so %d connections fit and not %d; raise the hard limit "
+            "(ulimit -Hn, or LimitNOFILE= in systemd)",
+            hard,
+            fitting,
+            connections,
+        )
+    return min(fitting, connections)

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.aliases import MISSING, attribute
 
@@ -51,3 +51,11 @@ def lazy_module(name: str) -> Any:
         name: Full dotted name. ``sys.modules`` always contains the real module, never the placeholder.
     """
     return _LazyModule(name)
+
+
+# For rules whose class attributes are read without merging: a config is checked without importing torch.
+if TYPE_CHECKING:
+    import torch as torch
+    from gym_quant import kernels as kernels
+else:
+    torch, kernels = lazy_module("torch"), lazy_module("gym_quant.kernels")

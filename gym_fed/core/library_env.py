@@ -1,4 +1,7 @@
-"""Environment of training libraries: silences their output; applied before their first import.
+"""Environment of Flower and of training libraries, applied before their first import.
+
+``gym_fed`` imports this module first, and all our other packages import ``gym_fed`` first. Without the three variables
+every Flower process contacts external hosts: telemetry, update checks, installs at run time.
 
 Optional libraries are imported whenever they are installed. DeepSpeed then prints the detected accelerator to
 standard output, and others report kernels that they could not load. A run that needs one reports this itself.
@@ -15,6 +18,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+VARIABLES = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+
+os.environ.update(VARIABLES)
+
 
 _NO_NEWS = (
     "Setting accelerator to CPU",

@@ -1,11 +1,37 @@
-"""Check that this machine and installation have what a config needs, before anything is loaded."""
+"""Installed packages and devices: load plug-ins from entry points, and check what a config needs."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
+import logging
+from typing import Any
 
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.text import plain
+
+log = logging.getLogger("gym_fed")
+
+
+def load_installed(group: str) -> tuple[Any, ...]:
+    """Return the objects of the group's entry points, sorted by name.
+
+    Entry points that cannot be imported are skipped with a warning, since these groups are loaded for every config.
+    """
+    loaded = []
+    for point in sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name):
+        try:
+            loaded.append(point.load())
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a module of another package may raise anything
+            package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+            log.warning(
+                "left out: %s %r of %s cannot be imported: %s; repair or remove that package",
+                group,
+                point.name,
+                plain(package),
+                plain(repr(error)),
+            )
+    return tuple(loaded)
 
 
 def require_package(module: str, what: str, extra: str = "", *, remedy: str = "") -> None:

@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file, fsync_folder, make_folder
+from gym_fed.core.json_files import canonical_json
 
 _METADATA_KEY = "gym_residual"
 _FORMAT = 1

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.json_files import each_once, no_constant
+from gym_fed.core.json_files import canonical_json, each_once, no_constant
 
 FORMAT_VERSION = 1
 MAX_TENSOR_ELEMENTS = 1 << 40

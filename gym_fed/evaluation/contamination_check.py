@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.text import counted
 from gym_fed.data.steps import Row, text_of
 from gym_fed.evaluation.suite_filter import SuiteFilter, build_filter

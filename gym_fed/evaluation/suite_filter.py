@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.core.canonical import canonical_digest, canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.json_files import canonical_digest, canonical_json
 from gym_fed.data.minhash import folded
 
 GRAM_WORDS = 13

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.core.text import counted
 from gym_fed.soup import signs
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs

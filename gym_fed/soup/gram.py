@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.core.text import counted
 from gym_fed.soup.rule import Rule, RuleConfig
 

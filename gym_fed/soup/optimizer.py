@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.json_files import canonical_json
+from gym_fed.core.lazy import torch
 from gym_fed.soup.rule import Rule
 
 if TYPE_CHECKING:

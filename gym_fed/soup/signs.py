@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gym_fed.core.lazy_torch import kernels, torch
+from gym_fed.core.lazy import kernels, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,9 +19,8 @@ from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.search import SearchConfig, SearchRange
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
-from gym_fed.core.refusals import refuse_first
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.folder_lock import FolderLock
 from gym_fed.training.run.hooks import ShouldStop, StepReport

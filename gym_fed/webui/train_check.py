@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gym_fed.base.downloads import missing_model
-from gym_fed.base.downloads.needed import hub_places, models_of
+from gym_fed.base.downloads.selection import hub_places, models_of
 from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.tracking import ALWAYS
 from gym_fed.config.train.training import TrainingConfig

@@ -27,7 +27,7 @@ from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.strict import read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.identity.keys import (

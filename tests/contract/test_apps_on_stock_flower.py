@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.core.flower_env import VARIABLES
+from gym_fed.core.library_env import VARIABLES
 from tests.support.hub import BIN, HubProcess
 from tests.support.wait import SECONDS
 

@@ -19,10 +19,9 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.recipe_values import recipe_values
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.core.json_files import read_object
+from gym_fed.core.json_files import canonical_digest, read_object
 
 _RATE = "recipe.learning_rate"
 _MAX_TERMS = 20

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gym_fed.config.hub.evaluations import evaluation_names
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 
 ContaminatedRows = Literal["drop", "keep", "refuse"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, make_folder, write_atomically
+from gym_fed.core.json_files import canonical_json
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 

@@ -11,8 +11,7 @@ import typer
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
 from gym_fed.core.console import AsJson, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import App
-from gym_fed.core.options import ExportedLedger
+from gym_fed.core.help import App, ExportedLedger
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:

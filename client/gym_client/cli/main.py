@@ -25,8 +25,7 @@ from gym_fed.core.console import (
     run_app,
 )
 from gym_fed.core.errors import GymError
-from gym_fed.core.help import App, CommandGroup
-from gym_fed.core.options import DEVICE, ColumnsOption
+from gym_fed.core.help import DEVICE, App, ColumnsOption, CommandGroup
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted
 

@@ -29,9 +29,9 @@ from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
 from gym_fed.config.hub.pay import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.core.console import TextTable
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
-from gym_fed.core.tables import TextTable
 from gym_fed.core.text import counted, plain, readable_bytes
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 

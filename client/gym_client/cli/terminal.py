@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gym_client.identity.address import Address
-from gym_fed.core.console import err
+from gym_fed.core.console import TextTable, err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.tables import TextTable
 from gym_fed.core.text import plain, readable_bytes
 
 if TYPE_CHECKING:

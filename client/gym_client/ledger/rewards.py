@@ -12,8 +12,8 @@ from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_client.ledger.copy import LedgerCopy, Progress
 from gym_client.ledger.receipts import check_receipt, kept_receipts
+from gym_fed.core.console import TextTable
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.tables import TextTable
 from gym_fed.core.text import counted, with_error
 from gym_fed.trust.identity.keys import server_id
 from gym_fed.trust.ledger.entries import SEALED, Entry, canonical_text, seal

@@ -5,9 +5,12 @@ folder = ensure_model("Qwen/Qwen3-0.6B", consent=lambda offer: ask(offer.describ
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import typer
 
 from gym_fed.base.downloads.fetch import Report, fetch, silent
 from gym_fed.base.downloads.hub import cached_dataset
@@ -15,8 +18,10 @@ from gym_fed.base.downloads.offer import DownloadOffer, offer_dataset, offer_mod
 from gym_fed.base.downloads.selection import is_whole
 from gym_fed.base.downloads.streamed import agree, agreed_commit
 from gym_fed.base.models import MAX_ADAPTERS, is_hub_name, no_base_model, resolve
+from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.progress import progress_bar
 
 Consent = Callable[[DownloadOffer], bool]
 """Is shown an offer and returns whether to go on; may raise a ``GymError`` of its own."""
@@ -125,3 +130,42 @@ def _base_of(folder: Path) -> str | None:
     with suppress(OSError, ValueError, AttributeError):
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
     return base if isinstance(base, str) and base else None
+
+
+def consent(yes: bool) -> Consent:
+    """Return a function that shows each offer and prompts for consent; with ``yes`` it only shows the offer.
+
+    Raises:
+        GymError: Without ``yes`` and without a terminal: ``MODEL_NOT_FOUND`` or ``NOT_FOUND``, with bytes, licence
+            and the command that gives consent.
+    """
+
+    def ask(offer: DownloadOffer) -> bool:
+        if yes:
+            err.print(offer.describe())
+            return True
+        if not (sys.stdin.isatty() and err.is_terminal):
+            code = ErrorCode.MODEL_NOT_FOUND if offer.kind == "model" else ErrorCode.NOT_FOUND
+            raise GymError(code, f"not on this machine: {offer.describe()}", offer.remedy())
+        err.print(offer.describe())
+        with suppress(ImportError, OSError, ValueError):  # discard input typed before the question
+            import termios
+
+            with suppress(termios.error):
+                termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        return typer.confirm("Read it?" if offer.streamed else "Download it?", err=True)
+
+    return ask
+
+
+@contextmanager
+def progress() -> Iterator[Report]:
+    """Show a progress bar on a terminal, a line every few seconds otherwise."""
+    with progress_bar("downloading", unit="bytes") as update:
+
+        def report(done: int, total: int, remark: str) -> None:
+            if remark:
+                err.print(remark)
+            update(done, total)
+
+        yield report

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_fed.core.canonical import canonical_json
-from gym_fed.core.json_files import read_object
+from gym_fed.core.json_files import canonical_json, read_object
 from gym_fed.core.portable import O_BINARY, read_at
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import App
-from gym_fed.core.options import HOST, PORT, AdapterOption, KeyName, ServedVariants, SetOption
-from gym_fed.core.spinner import spinner
+from gym_fed.core.help import HOST, PORT, AdapterOption, App, KeyName, ServedVariants, SetOption
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
@@ -354,7 +353,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     """List the keys: whose, and what each may use."""
     from rich.text import Text
 
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
     from gym_fed.serving.http.keys import KeyFile
 
     keys = KeyFile(file).keys()

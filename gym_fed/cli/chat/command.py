@@ -18,8 +18,8 @@ from gym_fed.cli.next_command import after_chat, print_next
 from gym_fed.core.console import AsJsonLines, err, print_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
-from gym_fed.core.options import DEVICE, AdapterOption, ServedVariants
-from gym_fed.core.spinner import spinner
+from gym_fed.core.help import DEVICE, AdapterOption, ServedVariants
+from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
     from gym_fed.serving.chat.session import Writer

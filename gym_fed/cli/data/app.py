@@ -15,10 +15,9 @@ from gym_fed.cli.data.files import convert, dedup, mix
 from gym_fed.cli.data.show import show
 from gym_fed.core.console import AsJson, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import App
-from gym_fed.core.options import DEVICE, LicenceOption
+from gym_fed.core.help import DEVICE, App, LicenceOption
+from gym_fed.core.progress import spinner
 from gym_fed.core.registries import TASKS
-from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted
 
 app = App(

@@ -56,7 +56,7 @@ def _print_fitted(heading: tuple[str, ...], lines: Sequence[tuple[str, ...]]) ->
     """The columns for which the terminal has room; what a set is wraps within the last."""
     from rich.table import Column
 
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     shown = (0, 1, 2, 4, 5, 6) if out.width >= _WIDE else (0, 2, 4, 6)
     columns = [

@@ -12,7 +12,7 @@ import typer
 
 from gym_fed.core.console import AsJson, MemberName, err, out, print_json
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import AgreeOption, ColumnsOption, FormatOption
+from gym_fed.core.help import AgreeOption, ColumnsOption, FormatOption
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted, harmless

@@ -13,7 +13,7 @@ import typer
 from gym_fed.cli.data.files import with_progress
 from gym_fed.core.console import AsJson, err, out, print_json
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
+from gym_fed.core.help import AgreeOption, ColumnsOption, FormatOption, IgnoreUnsupported, SetOption
 from gym_fed.core.text import counted, harmless
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gym_fed.cli.completion import runs
 from gym_fed.core import console
 from gym_fed.core.console import MemberName
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import AllowDifferences
+from gym_fed.core.help import AllowDifferences
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) ->
     """One row per tensor: codec, bits per weight, relative errors."""
     from rich import box
 
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     table = TextTable(
         title=f"{name}: {bits_per_weight:.3f} bits per weight, header included; relative errors of weights and outputs",

@@ -66,7 +66,7 @@ def _as_json(run: EvaluationRun) -> dict[str, Any]:
 
 def _print_table(runs: Sequence[EvaluationRun]) -> None:
     """A line for each figure of each model."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     several = len(runs) > 1
     table = TextTable("task", "metric", *(["model"] if several else []), "value", "n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.cli.models.needed import ensure_models
 from gym_fed.core.console import err, out, print_json, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _print(
     rows: list[OwnRow],
     result: OwnResult,
 ) -> None:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
     from gym_fed.evaluation.own_set import MAX_TOKENS, MAX_WORDS
     from gym_fed.evaluation.row_scores import EXACT_MATCH, LOSS
 

@@ -12,7 +12,7 @@ from gym_fed.cli.completion import models, variants
 from gym_fed.cli.evaluation.options import AllVariants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.console import AsJson, err, out, print_json, print_table
-from gym_fed.core.options import DEVICE, AdapterOption
+from gym_fed.core.help import DEVICE, AdapterOption
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.probe.probe import ProbeResult
@@ -130,7 +130,7 @@ def _document(results: list[ProbeResult], compared: list[ProbeComparison]) -> di
 
 
 def _print_figures(result: ProbeResult) -> None:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     table = TextTable("figure", "value", "standard error", "prompts", "safer")
     for name, figure in result.figures().items():
@@ -148,7 +148,7 @@ def _print_figures(result: ProbeResult) -> None:
 
 
 def _print_comparison(compared: ProbeComparison) -> None:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     table = TextTable("figure", "first - second", "95% interval", "p", "prompts")
     for name, difference in compared.differences.items():

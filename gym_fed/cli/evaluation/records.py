@@ -146,7 +146,7 @@ def replay_sample(
 
 def print_comparison(compared: RunComparison) -> None:
     """Two runs as a table: means, difference with interval, p, and what was not compared."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     level = f"{compared.confidence:.0%}"
     table = TextTable(
@@ -181,7 +181,7 @@ def print_comparison(compared: RunComparison) -> None:
 
 
 def _list(folder: Path, as_json: bool) -> None:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
     from gym_fed.evaluation.records.reader import documents_of, record_paths
 
     paths = record_paths(folder)
@@ -211,7 +211,7 @@ def _list(folder: Path, as_json: bool) -> None:
 
 
 def _figures_of(document: RecordDocument) -> str:
-    from gym_fed.core.tables import MAX_CELL
+    from gym_fed.core.console import MAX_CELL
     from gym_fed.evaluation.groups import listed
     from gym_fed.evaluation.records.reader import brief_figures_of
 
@@ -222,7 +222,7 @@ def _figures_of(document: RecordDocument) -> str:
 
 
 def _print_figures(results: EvalResults) -> None:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     table = TextTable("task", "metric", "value", "standard error", "n", "examples in the prompt")
     for task in results.tasks.values():

@@ -17,8 +17,8 @@ from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
 from gym_fed.core.console import AsJson, err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import DEVICE, AdapterOption, ColumnsOption
-from gym_fed.core.spinner import spinner
+from gym_fed.core.help import DEVICE, AdapterOption, ColumnsOption
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 
 if TYPE_CHECKING:

@@ -75,7 +75,7 @@ def fetch_suites(
 
     Shows bytes, sources and licences before it needs consent. What was fetched is kept with its sha256 in evals.lock.
     """
-    from gym_fed.base.downloads.terminal import progress
+    from gym_fed.base.downloads.ensure import progress
     from gym_fed.evaluation.suites.fetch import fetch_offers, offers_for
     from gym_fed.evaluation.suites.store import evals_home
 

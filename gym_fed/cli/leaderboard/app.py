@@ -33,7 +33,7 @@ DEFAULT = Path("leaderboard.jsonl")
 @app.command()
 def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson = False) -> None:
     """Check every line of a board and list its submissions, with who reproduced them."""
-    from gym_fed.core.tables import MAX_CELL, TextTable
+    from gym_fed.core.console import MAX_CELL, TextTable
     from gym_fed.evaluation.groups import BriefFigure, brief_figures, listed
     from gym_fed.evaluation.leaderboard.board import Leaderboard
 

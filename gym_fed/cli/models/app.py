@@ -67,7 +67,7 @@ def pull(
         return
     _refuse_for_the_hub({"--output": output, "--signer": signer, "--base": base, "--as-is": as_is or None})
     from gym_fed.base.downloads import pull_model
-    from gym_fed.base.downloads.terminal import consent, progress
+    from gym_fed.base.downloads.ensure import consent, progress
 
     say_asking(name)
     with progress() as report:
@@ -95,7 +95,7 @@ app.command()(push)
 def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
     """List the models on this machine: gym-nano, those in the Hugging Face cache, imported ones, the registry's."""
     from gym_fed.base.downloads.local import local_models
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
     from gym_fed.core.text import readable_bytes
 
     listed = registered(registry) if registry is not None else [*local_models(), *registered(None)]

@@ -19,7 +19,7 @@ from gym_fed.cli.models.registries import (
 )
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import LicenceOption
+from gym_fed.core.help import LicenceOption
 from gym_fed.core.text import counted, plain, readable_bytes
 
 if TYPE_CHECKING:

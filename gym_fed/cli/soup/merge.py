@@ -19,7 +19,7 @@ from gym_fed.cli.soup.mergers import AggregatorMerger, MethodMerger, Opened, Sou
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, MemberName, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import AllowDifferences
+from gym_fed.core.help import AllowDifferences
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.text import counted
 

@@ -11,7 +11,7 @@ import typer
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, open_rows
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.core.console import AsJson, err, print_result
-from gym_fed.core.options import ColumnsOption, SetOption
+from gym_fed.core.help import ColumnsOption, SetOption
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import IgnoreUnsupported, SetOption
+from gym_fed.core.help import IgnoreUnsupported, SetOption
+from gym_fed.core.progress import spinner
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.spinner import spinner
 from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:

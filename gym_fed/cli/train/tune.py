@@ -11,7 +11,7 @@ from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
 from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
-from gym_fed.core.options import SetOption
+from gym_fed.core.help import SetOption
 
 if TYPE_CHECKING:
     from gym_fed.training.run.hooks import StepReport
@@ -29,7 +29,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
-    from gym_fed.base.downloads.needed import models_of
+    from gym_fed.base.downloads.selection import models_of
     from gym_fed.config.train.search import SearchConfig
     from gym_fed.config.yaml.file import load_config
 

@@ -45,7 +45,7 @@ def list_variants(
     as_json: AsJson = False,
 ) -> None:
     """List the variants of a store."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     with open_store(store) as opened:
         records = list(opened.list(user))
@@ -167,7 +167,7 @@ _TIME = "%Y-%m-%d %H:%M"
 @app.command()
 def history(name: NameArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
     """List the revisions of a variant that the store keeps, the newest first."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     with open_store(store) as opened:
         revisions = [

@@ -18,7 +18,7 @@ from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key
 from gym_fed.core.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.options import DEVICE, ColumnsOption, SetOption
+from gym_fed.core.help import DEVICE, ColumnsOption, SetOption
 from gym_fed.core.text import counted
 from gym_fed.serving.store.naming import variants_folder
 

@@ -11,7 +11,7 @@ from gym_fed.cli.next_command import command
 from gym_fed.cli.variant.options import NameArgument, StoreOption, open_store
 from gym_fed.core.console import AsJson, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_fed.serving.openai.snippets import (
     DEFAULT_URL,
     NO_KEY,

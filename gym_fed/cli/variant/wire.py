@@ -121,7 +121,7 @@ def list_hub(
     as_json: AsJson = False,
 ) -> None:
     """List your variants at a hub, and those that you may read."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     with _enrolled(server, home, passphrase_file, insecure) as client:
         from gym_client.variants import list_variants

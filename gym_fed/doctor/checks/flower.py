@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from gym_fed.core.flower_env import VARIABLES
+from gym_fed.core.library_env import VARIABLES
 from gym_fed.doctor.check import Check, Finding, Level
 
 

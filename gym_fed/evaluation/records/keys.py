@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from gym_fed.core.canonical import canonical_json
+from gym_fed.core.json_files import canonical_json
 from gym_fed.evaluation.results import EvalResults
 
 SEVERAL = "several"

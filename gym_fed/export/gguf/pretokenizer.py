@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gym_fed.base.modeling.known_splits import PATTERNS
+from gym_fed.base.modeling.split_patterns import PATTERNS
 from gym_fed.export.gguf.probes import probes
 
 WHOLE_WORDS = frozenset({"llama-bpe", "tekken"})

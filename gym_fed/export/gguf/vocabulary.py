@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.known_splits import PATTERNS
+from gym_fed.base.modeling.split_patterns import PATTERNS
 from gym_fed.export.gguf.pretokenizer import matching
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_json
 
 SECRET_BYTES = 32
 _NONCE_BYTES = 12

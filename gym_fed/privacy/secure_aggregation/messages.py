@@ -10,8 +10,8 @@ from pydantic import Field, ValidationError
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.text import counted
 from gym_fed.privacy.secure_aggregation.keys import require_shareable
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature

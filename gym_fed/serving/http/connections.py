@@ -16,7 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.core.addresses import network_of
-from gym_fed.core.open_files import raise_file_limit
+from gym_fed.core.files import raise_file_limit
 
 _log = logging.getLogger(__name__)
 

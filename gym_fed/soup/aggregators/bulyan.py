@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_fed.core.lazy_torch import kernels, torch
+from gym_fed.core.lazy import kernels, torch
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.gram import Array, GramMatrix, dot, symmetric_times
 

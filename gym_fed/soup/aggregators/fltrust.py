@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.gram import GramMatrix, Needs
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH
 from gym_fed.soup.aggregators.caf import filtered

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.gram import Array, GramMatrix, dot, symmetric_times
 

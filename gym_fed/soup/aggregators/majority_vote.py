@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup import signs
 from gym_fed.soup.aggregator import CoordinateRule, Floats, Integers
 from gym_fed.soup.aggregators.median import weighted_median

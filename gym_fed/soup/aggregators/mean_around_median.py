@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.core.lazy_torch import kernels
+from gym_fed.core.lazy import kernels
 from gym_fed.soup.aggregator import CoordinateRule
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.krum import krum_scores
 from gym_fed.soup.gram import GramMatrix

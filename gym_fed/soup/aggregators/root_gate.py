@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.gram import GramMatrix, Needs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import kernels
+from gym_fed.core.lazy import kernels
 from gym_fed.soup.aggregator import AggregatorConfig, CoordinateRule
 
 if TYPE_CHECKING:

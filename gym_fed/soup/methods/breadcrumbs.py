@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._task_vectors import combination, largest, whole_share
 

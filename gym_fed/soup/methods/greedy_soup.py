@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.core.text import counted
 from gym_fed.soup.method import Gate, MergeMethod, MethodConfig, Score, TensorTask
 from gym_fed.soup.methods._task_vectors import combination

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.method import MergeMethod, MethodConfig, TensorTask
 from gym_fed.soup.methods._task_vectors import combination, inner_products
 

@@ -10,7 +10,7 @@ exact and free.
 
 from __future__ import annotations
 
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 

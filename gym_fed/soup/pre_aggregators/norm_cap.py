@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.lazy_torch import torch
+from gym_fed.core.lazy import torch
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.training.model.reference import has_named_reference
 

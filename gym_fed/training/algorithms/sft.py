@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import EncodedRows

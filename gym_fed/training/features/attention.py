@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.features.base import Feature
 

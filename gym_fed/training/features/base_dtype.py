@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.training.features.base import Feature
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.training.features.base import Feature
 
 _DEFAULT_BACKEND = "inductor"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.features.base import Feature
 

@@ -16,8 +16,7 @@ from gym_fed.base.modeling.adapters import (
 )
 from gym_fed.base.models import folder_here, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 
 _OF_THE_RUN = (

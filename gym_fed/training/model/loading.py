@@ -7,8 +7,7 @@ from typing import Any
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments

@@ -12,9 +12,8 @@ from typing import Any
 
 from gym_fed.base.models import pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.json_files import read_object
-from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 

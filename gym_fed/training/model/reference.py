@@ -18,8 +18,7 @@ from gym_fed.base.modeling.adapters import (
 )
 from gym_fed.base.models import folder_here, load_model, quiet_loading, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.model.quantization import quantization_arguments
 

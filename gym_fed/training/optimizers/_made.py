@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 from gym_fed.training.optimizers.base import OptimizerChoice, TrainedWeight, check_known, refuse_betas

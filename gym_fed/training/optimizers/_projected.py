@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.training.optimizers._made import (
     MadeOptimizer,
     hidden_matrices,

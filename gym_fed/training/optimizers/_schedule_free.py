@@ -12,7 +12,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.training.optimizers._made import MadeOptimizer
 
 

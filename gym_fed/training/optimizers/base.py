@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 
 
 @dataclass(frozen=True)

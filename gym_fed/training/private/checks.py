@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.requirements import require_package
 from gym_fed.training.active_features import active_features

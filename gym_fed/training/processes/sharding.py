@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_fed.config.train.distributed import DistributedSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
 from gym_fed.core.requirements import require_package
 from gym_fed.training.processes.group import world_size

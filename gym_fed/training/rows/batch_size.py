@@ -25,9 +25,8 @@ from accelerate.utils.memory import should_reduce_batch_size
 from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
-from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.training.algorithms.base import Algorithm

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from gym_fed.base.modeling.attention_state import ISOLATES_ROWS, carried_state
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.encoding import Encoded
 from gym_fed.training.model.architecture import known_architecture

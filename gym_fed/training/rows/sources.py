@@ -7,7 +7,7 @@ import random
 from typing import Any, Literal
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.data.rows import PlacedDict
 from gym_fed.data.sources import source_rows
 

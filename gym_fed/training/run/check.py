@@ -19,8 +19,8 @@ from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.progress import Activity, spinner
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.spinner import Activity, spinner
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from gym_fed.base.models import pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.data.chat_templates.choice import read_chat_template
 from gym_fed.tracking.experiment import ready_tracker

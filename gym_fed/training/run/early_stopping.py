@@ -13,8 +13,7 @@ from transformers import TrainerCallback
 
 from gym_fed.config.train.run import EarlyStopping
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.training.processes import group as processes
 
 

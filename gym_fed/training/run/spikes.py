@@ -16,9 +16,8 @@ from typing import Any
 
 from gym_fed.config.train.run import LossSpikes
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
-from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.group import is_main
 

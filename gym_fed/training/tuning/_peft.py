@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.base.modeling.routers import router_names
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import AdaLoraSettings
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.tuning.base import Tuning
 

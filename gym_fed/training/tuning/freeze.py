@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.training.tuning.full import Full as _Full
 from gym_fed.training.vision.parts import outside_tower
 

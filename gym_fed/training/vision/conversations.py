@@ -18,9 +18,8 @@ from gym_fed.base.modeling.processors import is_processor as is_processor
 from gym_fed.base.modeling.processors import load_processor, unreadable
 from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.json_files import read_object
-from gym_fed.core.refusals import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.requirements import require_package
 from gym_fed.data.chat_templates.rendering import vision_template

@@ -29,9 +29,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
+from gym_fed.core.json_files import canonical_json
 
 PUBLIC_KEY_BYTES = 32
 

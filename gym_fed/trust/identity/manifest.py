@@ -9,8 +9,8 @@ from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, mode
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.trust.identity.keys import SigningKey, verify_signature
 
 MAX_MANIFEST_BYTES = 64 * 1024

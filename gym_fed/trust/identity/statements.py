@@ -14,8 +14,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.problems import first_problem
-from gym_fed.core.canonical import canonical_digest, canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest, canonical_json
 from gym_fed.core.text import readable_seconds
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, verify_signature
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring
 from typing import Any
 
-from gym_fed.core.canonical import canonical_digest, canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest, canonical_json
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN
 
 GENESIS_HASH = "0" * 64

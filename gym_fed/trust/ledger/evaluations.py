@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from gym_fed.core.canonical import canonical_digest
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.trust.ledger.entries import Entry, corrupt
 
 SEED_KIND = "evaluation-seed"

@@ -18,8 +18,8 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from gym_fed.config.hub.sections import EnrolmentConfig, LimitsConfig
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_json
 from gym_fed.core.text import is_name, plain, whole_number
 from gym_fed.trust.identity.keys import contributor_id, verify_signature
 from gym_fed.trust.identity.login import enrolment_claim, login_claim, new_token, token_hash, work_is_done

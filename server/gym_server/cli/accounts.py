@@ -15,7 +15,7 @@ from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
 invites_app = App(help="Create, list and cancel invites for new contributors.", no_args_is_help=True)
 
@@ -91,7 +91,7 @@ def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:
     """Return the rows of ``accounts_of`` as a table; 80 columns unless ``wide``."""
     from rich.table import Column
 
-    from gym_fed.core.tables import TextTable, short_ids
+    from gym_fed.core.console import TextTable, short_ids
 
     shown = {row["contributor"]: row["contributor"] for row in rows} if wide else {}
     shown = shown or short_ids(row["contributor"] for row in rows)
@@ -210,7 +210,7 @@ def _span(days: float) -> str:
 @invites_app.command("list")
 def list_invites(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List every invite, the newest first: open, used (by whom), expired or cancelled."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     with opened(folder) as fed:
         from gym_server.accounts.invitations import invites_of

@@ -9,8 +9,7 @@ import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
-from gym_fed.core.help import App
-from gym_fed.core.options import HOST, PORT, KeyName, RoleOption
+from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def add(
 @keys_app.command("list")
 def list_keys(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     """List the keys by name and role, without the keys."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     keys = _keys(folder).all()
     table = TextTable("name", "role", "made", box=None)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.core.console import AsJson, err, print_result
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import typer
 
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import App
-from gym_fed.core.options import ExportedLedger
-from gym_fed.core.spinner import spinner
+from gym_fed.core.help import App, ExportedLedger
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 

@@ -22,9 +22,8 @@ from gym_fed.core.console import (
     print_table,
     run_app,
 )
-from gym_fed.core.help import App, CommandGroup
-from gym_fed.core.options import SetOption
-from gym_fed.core.spinner import spinner
+from gym_fed.core.help import App, CommandGroup, SetOption
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 from gym_server.cli.accounts import add_account_commands
 from gym_server.cli.certificate import app as certificate_app

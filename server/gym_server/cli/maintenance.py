@@ -11,7 +11,7 @@ import typer
 
 from gym_fed.core.console import AsJson, err, out, print_event, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
     from gym_server.federation import Federation

@@ -11,7 +11,7 @@ from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
 from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import Reason

@@ -17,9 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.config.hub.sections import DashboardConfig, GateConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.open_files import raise_file_limit
+from gym_fed.core.files import raise_file_limit
 from gym_fed.core.portable import on_stop_signals
-from gym_fed.core.spinner import spinner
+from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted, readable_seconds
 from gym_fed.trust.wire.limits import server_options
 from gym_fed.trust.wire.service import add_hub

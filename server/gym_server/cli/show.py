@@ -13,8 +13,7 @@ from rich.table import Column
 from sqlalchemy import func, select
 
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.core.console import err
-from gym_fed.core.tables import TextTable, short_ids
+from gym_fed.core.console import TextTable, err, short_ids
 from gym_fed.core.text import counted, plain, with_error
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.records import last_evaluation, last_evaluation_line

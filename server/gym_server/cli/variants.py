@@ -12,7 +12,7 @@ from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
 app = App(help="List, remove and allow again the variants of contributors on the hub.", no_args_is_help=True)
 
@@ -27,7 +27,7 @@ def list_variants(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> N
 
 def variants_table(variants: list[dict[str, Any]]) -> TextTable:
     """Return the variants of ``variants_of`` as a table."""
-    from gym_fed.core.tables import TextTable
+    from gym_fed.core.console import TextTable
 
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
     for variant in variants:

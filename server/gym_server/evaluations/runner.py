@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.sections import GateConfig
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.evaluation.results import TaskResult
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 from gym_fed.config.hub.evaluations import GateEvaluation
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.core.console import TextTable
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.tables import TextTable
 from gym_fed.evaluation.records.reader import find_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
 from gym_server.evaluations.records import identity_of, records_folder, write_result

@@ -17,8 +17,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.trust.identity.history import History
 from gym_fed.trust.identity.keys import verify_signature
 from gym_fed.trust.identity.manifest import UpdateManifest

@@ -17,8 +17,8 @@ from sqlalchemy import select
 from gym_fed.config.hub.privacy import AdaptiveClipping, ReleasePrivacy
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.policy import part_of
 from gym_fed.privacy.noise import SEED_BYTES

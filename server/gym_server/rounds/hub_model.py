@@ -16,9 +16,8 @@ from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import SoupReference
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.json_files import read_object
+from gym_fed.core.json_files import canonical_digest, read_object
 from gym_fed.core.portable import give_back_memory
 from gym_fed.core.text import plain
 from gym_fed.data.generated import generate

@@ -19,8 +19,8 @@ from gym_fed.config.hub.recipe_values import recipe_values
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.parsed import ParsedConfig
 from gym_fed.config.yaml.file import load_config
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.registries import AGGREGATORS
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.rows import newest_entry

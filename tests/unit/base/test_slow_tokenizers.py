@@ -13,11 +13,10 @@ import pytest
 from gym_fed.base.imports.gguf import tokenizer as gguf_tokenizer
 from gym_fed.base.imports.gguf.header import Header
 from gym_fed.base.modeling import split_patterns
-from gym_fed.base.modeling.known_splits import KNOWN
-from gym_fed.base.modeling.split_patterns import require_quick_splits
+from gym_fed.base.modeling.split_patterns import KNOWN, require_quick_splits
 from gym_fed.base.models import load_tokenizer, nano_path
 from gym_fed.core.bounded import pool
-from gym_fed.core.bounded.splits import search_texts
+from gym_fed.core.bounded.patterns import search_texts
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
-from gym_fed.core import spinner
+from gym_fed.core import progress
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.evaluation.loss import row_losses
@@ -131,7 +131,7 @@ def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> Non
 def test_an_evaluation_shows_what_it_computes_with_a_count(
     trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spinner, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.02)
     printed = run(str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "12").stderr
 
     assert re.search(r"^loading .* \(\d+ s\)$", printed, re.MULTILINE), printed

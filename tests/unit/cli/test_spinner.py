@@ -9,8 +9,8 @@ import time
 import pytest
 from rich.console import Console
 
-from gym_fed.core import spinner as module
-from gym_fed.core.spinner import spinner
+from gym_fed.core import progress as module
+from gym_fed.core.progress import spinner
 from tests.support.wait import SECONDS
 
 

@@ -19,8 +19,8 @@ from gym_client.privacy.terms import SecureTerms
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import TaskSpec
-from gym_fed.core.canonical import canonical_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.privacy.secure_aggregation.keys import new_secret, public_of

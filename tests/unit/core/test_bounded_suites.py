@@ -80,6 +80,6 @@ def test_a_schema_whose_pattern_takes_for_ever_allows_nothing(monkeypatch: pytes
     config: GraderConfig = JsonSchemaConfig(grader="json_schema", json_schema=schema, parsed_reward=0.5)
     grader = JsonSchemaGrader(config)
     grader.setup()
-    monkeypatch.setattr(pool, "SECONDS", 2.0)
-    texts = ['"aaa"', '"' + "a" * 60 + '!"']
-    assert grader.grade([Sample("", text, {}) for text in texts]) == [1.0, 0.5]
+    assert grader.grade([Sample("", '"aaa"', {})]) == [1.0]
+    monkeypatch.setattr(pool, "SECONDS", 2.0)  # only now: starting the child process takes longer on a busy machine
+    assert grader.grade([Sample("", '"' + "a" * 60 + '!"', {})]) == [0.5]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 
 
 def test_rows_that_do_not_apply_refuse_nothing() -> None:

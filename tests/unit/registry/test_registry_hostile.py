@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gym_fed.core.canonical import canonical_json
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_json
 from gym_fed.data.objects import Objects
 from gym_fed.registry import ModelRegistry
 from gym_fed.registry.models import DamagedWarning

@@ -25,8 +25,8 @@ dashboard-keys list
 """
 PROBE = """
 import sys
-import gym_fed.core.spinner
-gym_fed.core.spinner.SILENT_SECONDS = 0.01
+import gym_fed.core.progress
+gym_fed.core.progress.SILENT_SECONDS = 0.01
 from gym_server.cli.main import app
 app(["init", "--yes", "--dir", "hub"], standalone_mode=False)  # the first command describes the base, by its files
 for line in sys.stdin.read().split("\\n"):

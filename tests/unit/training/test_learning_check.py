@@ -13,7 +13,7 @@ import pytest
 
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core import spinner
+from gym_fed.core import progress
 from gym_fed.core.errors import GymError
 from gym_fed.data import generate
 from gym_fed.evaluation.generation import greedy_ids
@@ -49,7 +49,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_both_measurements_show_a_count_and_how_to_skip_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spinner, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.02)
     Trainer(config(tmp_path / "run", max_steps=1), check=True).train(DOUBLE[:40])
     printed = capsys.readouterr().err
 
@@ -60,11 +60,11 @@ def test_both_measurements_show_a_count_and_how_to_skip_them(
 
 
 def test_both_measurements_count_up_to_their_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[spinner.Activity] = []
+    shown: list[progress.Activity] = []
 
     @contextmanager
-    def recorded(what: str, hint: str = "") -> Iterator[spinner.Activity]:
-        with spinner.spinner(what, hint) as activity:
+    def recorded(what: str, hint: str = "") -> Iterator[progress.Activity]:
+        with progress.spinner(what, hint) as activity:
             yield activity
         shown.append(activity)
 

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.loading import load_weights
 from gym_fed.base.models import load_model, quiet_loading, resolve
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 
 _HEAD = "value_head.safetensors"
 

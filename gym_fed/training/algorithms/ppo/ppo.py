@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import OPTIMIZERS, TUNING
 from gym_fed.training.algorithms.grpo._rewarded import Rewarded, prompts_per_generation
 from gym_fed.training.run.job import Job

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts

@@ -15,8 +15,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.refusals import refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.data.formats.kto import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
