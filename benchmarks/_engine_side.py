@@ -24,8 +24,8 @@ from gym_quant.kernels.linear import last_linear_kernel
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.forward.layer_calls import MOST_ROWS, RecordedLayers
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.recorded_layers import MOST_ROWS, RecordedLayers
 from gym_fed.serving.store.store import VariantStore
 
 GIB = 1 << 30

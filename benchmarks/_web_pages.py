@@ -53,9 +53,9 @@ def ours(port: int) -> None:
     """Serve by ``gym_fed.web``."""
     from fastapi import APIRouter
 
+    from gym_fed.web.access import WebKeys
     from gym_fed.web.app import Face
     from gym_fed.web.events import Feed, PageEvent
-    from gym_fed.web.keys import WebKeys
     from gym_fed.web.server import WebServer
 
     with tempfile.TemporaryDirectory() as name:

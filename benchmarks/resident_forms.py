@@ -38,9 +38,8 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.forward.chunk import Chunk
-from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.variant_weights import DenseWeight, loaded_variant
+from gym_fed.serving.forward.variant_weights import DenseWeight, LoadedVariant, loaded_variant
 
 SMOLLM2: dict[str, Any] = {
     "hidden_size": 576,

@@ -19,7 +19,7 @@ from gym_fed.core.help import AdapterOption, ServedVariants
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.core.text import readable_bytes
-from gym_fed.export.listing import formats
+from gym_fed.export.choice import formats
 
 if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat
@@ -124,9 +124,8 @@ def export(
     from gym_fed.base.models import DTYPES, model_name
     from gym_fed.config.serving import parse_bytes
     from gym_fed.data.reading import load_rows
-    from gym_fed.export.choice import settled
+    from gym_fed.export.choice import formats, resolve_format
     from gym_fed.export.formats.base import Options, require_room
-    from gym_fed.export.listing import formats
     from gym_fed.export.needs import weights_of
     from gym_fed.export.run import export as write
     from gym_fed.export.run import require_new
@@ -161,7 +160,7 @@ def export(
         rank=rank,
         rows_name=model_name(data) if data else "",
     )
-    chosen, options = settled(format_, output, options)
+    chosen, options = resolve_format(format_, output, options)
     _require_dtype(chosen, dtype)
     if output is None:
         output = _beside(model, chosen.suffix)

@@ -15,7 +15,7 @@ from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption
 from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
-    from gym_fed.web.keys import WebKeys
+    from gym_fed.web.access import WebKeys
 
 
 class _OpensByDefault(DefaultCommandGroup):
@@ -107,6 +107,6 @@ def remove(name: KeyName, runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = Fal
 
 
 def _keys(runs: Path) -> WebKeys:
-    from gym_fed.web.keys import KEYS_NAME, WebKeys
+    from gym_fed.web.access import KEYS_NAME, WebKeys
 
     return WebKeys(runs / KEYS_NAME)

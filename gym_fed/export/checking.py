@@ -227,11 +227,7 @@ def _larger(first: float, second: float) -> float:
 def _require_equal(figures: Mapping[str, Any], limits: Tolerance, subject: str, remedy: str) -> None:
     if (why := limits.problem(figures)) is None:
         return
-    raise GymError(
-        ErrorCode.EXPORT_DIFFERS,
-        f"{subject} {why}; nothing was kept",
-        remedy,
-    )
+    raise GymError(ErrorCode.EXPORT_DIFFERS, f"{subject} {why}; nothing was kept", remedy)
 
 
 def _in_a_fresh_process(

@@ -1,9 +1,12 @@
-"""Resolve the export format from ``--format``, the file's suffix, or a name used by another tool."""
+"""The export formats: their list, and the choice of one by ``--format``, a file's suffix, or a name in another tool."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from gym_fed.core.aliases import member, note
 from gym_fed.core.errors import ErrorCode, GymError
@@ -12,27 +15,11 @@ from gym_fed.export.formats.base import ExportFormat, Options
 
 FOLDER = "huggingface"
 """The format of a path without a known suffix."""
-_OF_FILES = frozenset(
-    f".{name}"
-    for name in (
-        *(
-            "bin",
-            "ckpt",
-            "engine",
-            "ggml",
-            "gguf",
-            "gymdelta",
-            "h5",
-            "mlmodel",
-            "mlpackage",
-            "nemo",
-            "onnx",
-            "plan",
-        ),
-        *("pt", "pt2", "pte", "pth", "safetensors", "tar", "tflite", "xml", "zip"),
-    )
+_OF_FILES = (
+    ".bin .ckpt .engine .ggml .gguf .gymdelta .h5 .mlmodel .mlpackage .nemo .onnx .plan .pt .pt2 .pte .pth "
+    ".safetensors .tar .tflite .xml .zip"
 )
-"""Suffixes of model files; an output folder with such a name is a mistake."""
+"""Suffixes of model files; an output folder with one of them is a mistake."""
 _IN_A_FOLDER = {
     ".engine": "tensorrt_llm", ".plan": "tensorrt_llm",
     ".mlmodel": "coreml", ".mlpackage": "coreml",
@@ -41,7 +28,33 @@ _IN_A_FOLDER = {
 """Formats that are folders, by the suffix of a file that they contain or are converted to."""
 
 
-def settled(format: str | None, path: Path | None, options: Options) -> tuple[ExportFormat, Options]:
+def formats() -> list[dict[str, Any]]:
+    """List every format, with what it writes, what reads it back, and what is missing for it."""
+    return [_row(name) for name in EXPORT_FORMATS.names()]
+
+
+def _row(name: str) -> dict[str, Any]:
+    try:
+        chosen: type[ExportFormat] = EXPORT_FORMATS.type_of(name)
+    except GymError as error:
+        why = f"cannot be used: {error.message}"
+        return {
+            "format": name, "writes": why, "quantizations": [], "read_by": "", "suffix": "", "needs": [], "missing": [],
+        }  # fmt: skip
+    there = ", which reads the folder; what it is for is not run here" if chosen.unchecked else ""
+    text = (sys.modules[chosen.__module__].__doc__ or "").split("\n\n")[0]
+    return {
+        "format": name,
+        "writes": " ".join(text.replace("`", "").split()),
+        "quantizations": list(chosen.quantizations),
+        "read_by": f"{chosen.reader}{there}",
+        "suffix": chosen.suffix,
+        "needs": [module.replace("_", "-") for module in chosen.requires],
+        "missing": [module.replace("_", "-") for module in chosen.requires if find_spec(module) is None],
+    }
+
+
+def resolve_format(format: str | None, path: Path | None, options: Options) -> tuple[ExportFormat, Options]:
     """Resolve the format, and translate the options to its own names, before anything is loaded.
 
     Args:
@@ -112,14 +125,14 @@ def _require_suffix(chosen: ExportFormat, path: Path) -> None:
         GymError: ``USAGE``.
     """
     suffix = path.suffix.lower()
-    if suffix not in _OF_FILES or suffix == chosen.suffix:
+    if suffix not in _OF_FILES.split() or suffix == chosen.suffix:
         return
     kind = f"a file that ends in {chosen.suffix}" if chosen.is_file and chosen.suffix else "a folder"
     other = format_by_suffix(path)
     if chosen.name == FOLDER and suffix in _IN_A_FOLDER:
         raise GymError(
             ErrorCode.USAGE,
-            f"{path} ends in {path.suffix}, but such a file is written inside a folder",
+            f"{path} ends in {path.suffix}, but files of that kind are written into a folder",
             f"-o {path.with_suffix('')} --format {_IN_A_FOLDER[suffix]}",
         )
     remedy = f"-o {path.with_suffix(chosen.suffix if chosen.is_file else '')}"

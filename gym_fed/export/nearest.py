@@ -227,7 +227,7 @@ class KeptGain:
     """Losses on held-out rows, in nats per token.
 
     A variant's gain is the difference of its loss to its base's. The share that its LoRA keeps is the LoRA's own gain
-    relative to that: 1 is all of it, 0 none; below 0 the LoRA is worse than the base alone.
+    relative to that: 1 is all of it, 0 none; below 0 the LoRA is worse than the base.
 
     Attributes:
         rows: The number of rows.

@@ -26,7 +26,7 @@ from gym_fed.core.files import (
 from gym_fed.core.json_files import read_object
 from gym_fed.delta.kept import MIN_KEPT
 from gym_fed.export.checking import ReadBack
-from gym_fed.export.choice import settled
+from gym_fed.export.choice import resolve_format
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source, licences_of
 from gym_fed.version import __version__
@@ -69,7 +69,7 @@ def export(
             hold the model; ``EXPORT_DIFFERS`` if the export computes something else, and ``DISK_FULL``; then
             nothing is left.
     """
-    chosen, options = settled(format, path, options)
+    chosen, options = resolve_format(format, path, options)
     require_new(path, chosen)
     with options.processes:
         return _export(source, chosen, path, options, check=check)
@@ -123,9 +123,8 @@ def _export(
             _note_kept(record, share, stored_as, chosen, options)
         record["seconds"]["all"] = round(time.monotonic() - begun, 1)
         if chosen.is_file:
-            held.enter_context(
-                _written_beside(chosen, source, path, record, card)
-            )  # until the file has its name
+            # Until the file has its name
+            held.enter_context(_written_beside(chosen, source, path, record, card))
         else:
             write_atomically(part / RECORD, _text(record))
     return record
@@ -185,7 +184,7 @@ def _require_licences(source: Source, folder: Path) -> None:
         if not (folder / name).is_file() or (folder / name).read_bytes() != file.read_bytes():
             raise GymError(
                 ErrorCode.EXPORT_DIFFERS,
-                f"the licence {file} did not travel; nothing was kept",
+                f"the licence {file} was not copied; nothing was kept",
                 "report this",
             )
 
@@ -286,7 +285,7 @@ def _left(record: Path, path: Path) -> Mapping[str, str]:
     """Return the SHA-256 by name from a record without its file; empty for anything else."""
     files: object = None
     if _is_plain(record) and not os.path.lexists(path):
-        with suppress(OSError, GymError):  # not one of our records, and refused as such
+        with suppress(OSError, GymError):  # not one of our records: refused
             files = read_object(record).get("files")
     return files if isinstance(files, dict) and path.name in files else {}
 

@@ -6,7 +6,7 @@ import copy
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Source:
         read_base: Loads the base again, without what was trained.
         delta: The ``.gymdelta`` that was added to the weights; the base in memory then had ``below`` merged in.
         owned: Whether nobody else uses the model, so that merging and rounding may modify it.
+        saving: Prepares the adapter for saving, within a context; training's may differ from the saved form.
         found: Results that formats have computed and need again.
     """
 
@@ -64,6 +65,7 @@ class Source:
     read_base: Callable[[], Any] | None = None
     delta: Path | None = None
     owned: bool = False
+    saving: Callable[[Any], AbstractContextManager[object]] = nullcontext
     found: dict[str, Any] = field(default_factory=dict, repr=False)
     _merged: Any = field(default=None, repr=False)
 
@@ -175,7 +177,7 @@ def licences_of(source: Source) -> dict[str, Path]:
                         raise GymError(
                             ErrorCode.MODEL_INVALID,
                             f"{file}: a licence of {readable_bytes(file.stat().st_size)}",
-                            "look at what it is; licences travel with every export",
+                            "check what it is: licences are copied with every export",
                         )
                     licences.setdefault(file.name, file)
     return licences
@@ -285,7 +287,7 @@ def _dtype_of_weights(home: Path) -> str | None:
 
 
 def _load(name: str) -> tuple[Any, Any]:
-    from gym_fed.training.vision.conversations import is_vision_model, load_vision_model
+    from gym_fed.base.modeling.processors import is_vision_model, load_vision_model
 
     if is_vision_model(name):
         return load_vision_model(name, dtype="float32", arguments={})
@@ -304,7 +306,7 @@ def _template_of(chain: Sequence[Adapter], tokenizer: Any) -> Any:
 
 
 def _require_unquantised(base: str, home: Path, chain: Sequence[Adapter], delta: str = "") -> None:
-    from gym_fed.training.model.quantization import prequantised
+    from gym_fed.base.modeling.weight_count import prequantised
 
     method = prequantised(str(home))
     if method is not None and (chain or delta):

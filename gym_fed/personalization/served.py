@@ -11,7 +11,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.generation import Generation
+    from gym_fed.serving.engine.request import Generation
     from gym_fed.serving.setup import Serving
 
 _SAMPLING = {field.name for field in fields(SamplingParams)}

@@ -1,4 +1,7 @@
-"""Load the base model to serve, and compute the digest of its float32 weights that variants refer to."""
+"""The base model of a server: its identity, its loading, and the digest of its float32 weights.
+
+Variants refer to the digest. A hub describes its base with ``spec_of_files``, without loading torch and the model.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.modeling.tensor_files import float32_digest, tensor_head
-from gym_fed.base.models import chain_on, load_adapted, load_model, load_tokenizer, model_name, resolve
-from gym_fed.core.errors import GymError
+from gym_fed.base.modeling.tensor_files import file_tensors, float32_digest, tensor_head, tensor_shapes
+from gym_fed.base.models import (
+    chain_on,
+    folder_here,
+    load_adapted,
+    load_model,
+    load_tokenizer,
+    model_name,
+    resolve,
+)
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.kept import MIN_KEPT, kept_text, mapped_base, share_kept
-from gym_fed.serving.end_tokens import end_ids
+from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
 from gym_fed.serving.pictures.processor import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
@@ -26,7 +38,79 @@ if TYPE_CHECKING:
     from gym_fed.base.modeling.checkpoint import Checkpoint
     from gym_fed.serving.forward.plain_model import PlainModel
 
+
 _log = logging.getLogger(__name__)
+
+
+def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the end tokens of generation_config.json, config.json and the tokenizer.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a value that is not a token id of the model.
+    """
+    folder = Path(getattr(model, "name_or_path", None) or "")
+    ids = _ids(model, model.config, folder / "config.json")  # transformers copies it into the other
+    ids |= _ids(model, getattr(model, "generation_config", None), folder / "generation_config.json")
+    return ids if tokenizer.eos_token_id is None else ids | {tokenizer.eos_token_id}
+
+
+def _ids(model: Any, config: Any, file: Path) -> frozenset[int]:
+    value = getattr(config, "eos_token_id", None)
+    if value is None:
+        return frozenset()
+    ids = value if isinstance(value, list | tuple) else [value]
+    most = _vocabulary(model)
+    if not all(
+        type(token_id) is int and token_id >= 0 and (most is None or token_id < most) for token_id in ids
+    ):
+        problem = "a token id" if most is None else f"a token id below {most:,}"
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{file}: eos_token_id is {str(value)[:80]}, which is neither {problem} nor a list of token ids",
+            "correct it, or leave it out",
+        )
+    return frozenset(ids)
+
+
+def _vocabulary(model: Any) -> int | None:
+    """Return the size of the vocabulary; None if the config does not give it."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    size = getattr(config, "vocab_size", None)
+    return size if type(size) is int else None
+
+
+def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
+    """Compute the ``BaseSpec`` of a folder's model from its files; None where the model has to be loaded."""
+    config = plain_config(folder)
+    tensors = None if config is None else file_tensors(folder)
+    if config is None or tensors is None or config.num_hidden_layers > len(tensors):
+        return None
+    shapes = {key: tensor.shape for key, tensor in sorted(tensors.items())}
+    if shapes != plain_shapes(config):
+        return None
+    return BaseSpec(name, float32_digest(tensors, shapes), shapes)
+
+
+def require_all_tensors(name: str) -> None:
+    """Refuse a base that lacks a tensor, by the headers of its files. Nothing is loaded.
+
+    A base that is not on this machine, or whose architecture only transformers knows, is checked when it is loaded.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming the tensor.
+    """
+    folder = folder_here(name)
+    config = None if folder is None else plain_config(folder)
+    tensors = None if folder is None else tensor_shapes(folder)
+    if config is None or tensors is None or config.num_hidden_layers > len(tensors):
+        return
+    missing = sorted(plain_shapes(config).keys() - tensors.keys())
+    if missing:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {counted(len(missing), 'tensor')} missing from its weights, such as {missing[0]}",
+            "restore its files; a missing tensor would be filled with random numbers",
+        )
 
 
 def load_base(

@@ -277,9 +277,8 @@ def _backend(file: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(file))
     except BaseException as error:
-        if isinstance(error, Exception) or is_panic(
-            error
-        ):  # the library raises bare exceptions; transformers reports the reason
+        # The library raises bare exceptions; transformers reports the reason
+        if isinstance(error, Exception) or is_panic(error):
             return None
         raise
 

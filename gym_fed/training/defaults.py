@@ -58,7 +58,7 @@ class Defaults:
 
     def for_method(self, config: TrainingConfig) -> TrainingConfig:
         """Return ``config`` with a tuning method, rate and schedule; called before anything is loaded."""
-        from gym_fed.training.model.quantization import prequantised
+        from gym_fed.base.modeling.weight_count import prequantised
 
         is_quantized = config.quantization is not None or (
             config.model is not None and self.is_large and prequantised(config.model) is not None
@@ -180,10 +180,9 @@ def _of_rows(
 
 def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
     """Return the run's tokenizer with its chat template; None for a processor."""
-    from gym_fed.base.modeling.processors import is_processor
+    from gym_fed.base.modeling.processors import is_processor, is_vision_model
     from gym_fed.base.models import load_tokenizer
     from gym_fed.data.chat_templates.choice import use_chat_template
-    from gym_fed.training.vision.conversations import is_vision_model
 
     if given is not None:
         tokenizer = given[1]

@@ -197,9 +197,8 @@ def _handle_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = (
-            ".".join(str(part) for part in first["loc"][1:]) or "request"
-        )  # without "body", "path" or "query"
+        # Without "body", "path" or "query"
+        place = ".".join(str(part) for part in first["loc"][1:]) or "request"
         return _answer(GymError(ErrorCode.USAGE, f"{place}: {first['msg']}"))
 
     @app.exception_handler(HTTPException)
@@ -230,9 +229,8 @@ class _Guarded:
                 if scope["path"].startswith("/api/"):
                     headers[b"Cache-Control"] = b"no-store"
                 elif scope["path"].startswith(("/static/", "/screens/")):
-                    headers[b"Cache-Control"] = (
-                        b"no-cache"  # revalidate by ETag, since a newer release has other screens
-                    )
+                    # Revalidate by ETag, since a newer release has other screens
+                    headers[b"Cache-Control"] = b"no-cache"
                 message["headers"] = [*message.get("headers", []), *headers.items()]
             await send(message)
 

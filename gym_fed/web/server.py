@@ -6,43 +6,21 @@ import asyncio
 import logging
 import socket
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-
-import uvicorn
 
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.core.addresses import is_loopback, listening_socket, url_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import on_stop_signals
-from gym_fed.serving.http.connections import Connections
-from gym_fed.web.access import Access, new_token
+from gym_fed.serving.http.connections import LimitedServer, Tls
+from gym_fed.web.access import Access, WebKeys, new_token
 from gym_fed.web.app import Face, create_app
-from gym_fed.web.keys import WebKeys
 
 _CONNECTIONS = ConnectionsConfig(max_connections=600)
 """Limit of connections including open streams. Idle and slow ones are closed, to leave file descriptors to the hub."""
 _STOP_SECONDS = 3
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tls:
-    """A TLS certificate for the pages.
-
-    Attributes:
-        certificate: Certificate in PEM.
-        key: Private key in PEM.
-        passphrase: Passphrase of an encrypted key.
-    """
-
-    certificate: Path
-    key: Path
-    passphrase: str | None = None
 
 
 class WebServer:
@@ -70,40 +48,25 @@ class WebServer:
         tls: Tls | None = None,
         add_key: str,
     ) -> None:
-        here = is_loopback(f"//{listen}")
-        if not here and not public and not keys.all():
+        is_local = is_loopback(f"//{listen}")
+        if not is_local and not public and not keys.all():
             raise GymError(
                 ErrorCode.USAGE,
-                f"others reach {listen}, and nobody could log in: {keys.path} has no key",
+                f"others reach {listen}, but nobody could log in: {keys.path} has no key",
                 f"add one: {add_key}",
             )
         self._listener = bound(listen)
         port = self._listener.getsockname()[1]
         self.address = url_of(self._listener, "http" if tls is None else "https")
         """The URL without a token."""
-        token = new_token() if here else None
+        token = new_token() if is_local else None
         self.url = self.address if token is None else f"{self.address}/login?token={token}"
         """The URL to print, with the token if there is one."""
         access = Access(
             f"gym_{face.name}_{port}", token=token, keys=keys, public=public, secure=tls is not None
         )
         self._feed = face.feed
-        self._connections = Connections(_CONNECTIONS)
-        config = uvicorn.Config(
-            create_app(face, access),
-            http=self._connections.protocol(),
-            ws="none",
-            access_log=False,
-            log_config=None,
-            log_level="error",  # warnings for malformed requests could fill the disk
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_STOP_SECONDS,
-            ssl_certfile=None if tls is None else str(tls.certificate),
-            ssl_keyfile=None if tls is None else str(tls.key),
-            ssl_keyfile_password=None if tls is None else tls.passphrase,
-        )
-        self._server = _GuestServer(config)
+        self._server = LimitedServer(create_app(face, access), _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -121,7 +84,7 @@ class WebServer:
 
     def start(self) -> None:
         """Serve in a thread until ``stop``. Failures are only logged."""
-        self._thread = threading.Thread(target=self._beside, name="web", daemon=True)
+        self._thread = threading.Thread(target=self._run_in_thread, name="web", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -131,18 +94,21 @@ class WebServer:
             self._thread.join(_STOP_SECONDS + 2)
         self._listener.close()
 
-    def _beside(self) -> None:
+    def _run_in_thread(self) -> None:
         try:
             asyncio.run(self._serve())
         except (Exception, SystemExit):  # noqa: BLE001 (the hub keeps running; uvicorn exits if it cannot start)
             _log.exception("the pages at %s ended", self.address)
 
     async def _serve(self) -> None:
-        beside = [asyncio.create_task(self._end_streams()), asyncio.create_task(self._connections.watch())]
+        tasks = [
+            asyncio.create_task(self._end_streams()),
+            asyncio.create_task(self._server.connections.watch()),
+        ]
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
 
     async def _end_streams(self) -> None:
@@ -150,14 +116,6 @@ class WebServer:
         while not self._server.should_exit:
             await asyncio.sleep(0.2)
         self._feed.close()
-
-
-class _GuestServer(uvicorn.Server):
-    """A uvicorn server that does not install signal handlers."""
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
 
 def bound(listen: str) -> socket.socket:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from gym_fed.web.access import KEYS_NAME, WebKeys
 from gym_fed.web.app import Changing, Face, Looking
-from gym_fed.web.keys import KEYS_NAME, WebKeys
 from gym_fed.web.server import WebServer
 from gym_fed.webui import data, evals, join, models, play, runs, train, tune
 from gym_fed.webui.workbench import Workbench

@@ -1,7 +1,8 @@
 """Jobs: detached `gym` processes that outlive their page and the workbench.
 
 Each job has a folder with ``job.json`` (the command, and the process by id and start time, since ids are reused),
-``output.txt`` and, after it has ended, ``status.json``. A workbench started later finds the jobs there.
+``output.txt`` and, after it has ended, ``status.json``. A workbench started later finds the jobs there. The process is
+``python -m gym_fed.webui.jobs``, which runs the command and records its exit code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import secrets
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -42,6 +44,68 @@ _START_TOLERANCE_SECONDS = 2.0
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, SIGKILL)
 """Signals of the first, second and third stop; `gym train` writes a checkpoint after the first."""
+
+
+def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
+    """Run a command to its end, without a job, and return the JSON that it prints with ``--json``.
+
+    Args:
+        command: The program, a key of ``PROGRAMS``, and its arguments without ``--json``.
+        folder: The working folder.
+        seconds: The time limit.
+
+    Raises:
+        GymError: The command's own error; ``DEADLINE_EXCEEDED``; ``INTERNAL`` if it prints no JSON.
+    """
+    name = " ".join(word for word in command if not Path(word).is_absolute())
+    try:
+        done = subprocess.run(
+            module_command(PROGRAMS[command[0]], *command[1:], "--json"),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise GymError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"{name} took more than {seconds:g} s",
+            f"run it in a terminal: {name}",
+        ) from error
+    refusal = GymError.last_in(done.stderr) if done.returncode else None
+    if refusal is not None:
+        raise refusal
+    failure = GymError(ErrorCode.INTERNAL, f"{name} ended with code {done.returncode}")
+    if done.returncode:
+        raise failure
+    try:
+        return json.loads(done.stdout)
+    except ValueError as error:
+        raise failure from error
+
+
+def main(folder: Path, module: str, words: list[str]) -> None:
+    """Run a job: ``python -m MODULE WORDS``, once the workbench has written ``job.json``; do nothing if it has not.
+
+    Signals go to the whole group: the command handles them, and this process stays to write the status.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, a handler is not inherited by the command
+    sys.stdin.buffer.read()
+    if not (folder / "job.json").exists():
+        return
+    with (folder / "output.txt").open("ab", buffering=0) as output:
+        ended = subprocess.run(
+            module_command(module, *words),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    status = {"exit_code": ended.returncode, "ended_at": time.time()}
+    write_atomically(folder / "status.json", json.dumps(status).encode())
 
 
 @dataclass(frozen=True)
@@ -121,7 +185,7 @@ class Jobs:
         make_folder(place)
         # The wrapper waits for this pipe to close and for job.json, so a workbench killed here starts nothing.
         process = subprocess.Popen(
-            module_command("gym_fed.webui.job_process", place, PROGRAMS[command[0]], *command[1:]),
+            module_command("gym_fed.webui.jobs", place, PROGRAMS[command[0]], *command[1:]),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -280,3 +344,7 @@ def _signal_group(pid: int, number: int) -> None:
         leader = psutil.Process(pid)
         for process in (*leader.children(recursive=True), leader):
             process.terminate()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

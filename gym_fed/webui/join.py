@@ -18,8 +18,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.commands import json_of
-from gym_fed.webui.jobs import WebJob
+from gym_fed.webui.jobs import WebJob, json_of
 from gym_fed.webui.workbench import Workbench
 
 MAX_RECEIPTS = 200
@@ -118,7 +117,9 @@ def routes(workbench: Workbench) -> APIRouter:
     ) -> dict[str, Any]:
         """Return balance and verdicts at a hub from `gym-client status`."""
         if not _statuses.acquire(blocking=False):
-            raise GymError(ErrorCode.BUSY, "other pages ask hubs for their accounts", "try again in a moment")
+            raise GymError(
+                ErrorCode.BUSY, "other pages are requesting accounts from hubs", "try again in a moment"
+            )
         try:
             _require_known(server)
             return _status(server)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import yaml
 from fastapi import APIRouter, Query
 from pydantic import Field
 
@@ -15,28 +17,103 @@ from gym_fed.base.files import licence_of
 from gym_fed.base.models import folder_here
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.registries import CODECS
+from gym_fed.core.json_files import read_object
+from gym_fed.core.registries import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
 from gym_fed.serving.store.naming import variants_folder
+from gym_fed.training.run.folder_lock import is_held
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.commands import json_of
-from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants
-from gym_fed.webui.model_actions import (
-    ModelAction,
-    ModelId,
-    command_of,
-    delete,
-    dependents_of,
-    merge_rules,
-    rename,
-    uses_of,
-)
+from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants, servers_of
+from gym_fed.webui.jobs import json_of
 from gym_fed.webui.workbench import Workbench
 
 _REGISTRY_SECONDS = 60.0
+
+
 _one_at_a_time = threading.Lock()
 """The registry is read by one child process at a time."""
+
+
 Id = Annotated[str, Query(max_length=4096)]
+
+
+ModelId = Annotated[str, Field(min_length=1, max_length=4096)]
+OutputPath = Annotated[str, Field(min_length=1, max_length=1024)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+MAX_MERGED = 64
+_MOVABLE = ("run", "folder", "adapter", "gguf")
+
+
+class ExportAction(StrictModel):
+    """Export a model."""
+
+    action: Literal["export"]
+    model: ModelId
+    variant: VariantName | None = None
+    format: Word
+    quantization: Word | None = None
+    output: OutputPath
+
+    def command(self, workbench: Workbench) -> list[str]:
+        """Return the command line; see ``command_of``."""
+        find_base(workbench, self.model)
+        _require_member(self.format, EXPORT_FORMATS.names(), "format")
+        return [
+            *("gym", "export", f"--format={self.format}"),
+            *([] if self.quantization is None else [f"--quantization={self.quantization}"]),
+            *([] if self.variant is None else [f"--variant={self.variant}"]),
+            *(f"--output={_new(workbench, self.output)}", "--", self.model),
+        ]
+
+
+class EncodeAction(StrictModel):
+    """Encode a fine-tuned model as a delta to its base."""
+
+    action: Literal["encode"]
+    base: ModelId
+    tuned: ModelId
+    codec: Word = "bitdelta"
+    output: OutputPath
+
+    def command(self, workbench: Workbench) -> list[str]:
+        """Return the command line; see ``command_of``."""
+        for model in (self.base, self.tuned):
+            find_base(workbench, model)
+        _require_member(self.codec, ("auto", *CODECS.names()), "codec")
+        output = _new(workbench, self.output)
+        return [
+            "gym",
+            "delta",
+            "encode",
+            f"--output={output}",
+            f"--codec={self.codec}",
+            "--",
+            self.base,
+            self.tuned,
+        ]
+
+
+class MergeAction(StrictModel):
+    """Merge fine-tuned models of one base."""
+
+    action: Literal["merge"]
+    base: ModelId
+    updates: list[ModelId] = Field(min_length=2, max_length=MAX_MERGED)
+    rule: Word
+    output: OutputPath
+
+    def command(self, workbench: Workbench) -> list[str]:
+        """Return the command line; see ``command_of``."""
+        for model in (self.base, *self.updates):
+            find_base(workbench, model)
+        _require_member(self.rule, merge_rules(), "rule")
+        return [
+            *("gym", "soup", "merge", f"--rule={self.rule}", f"--base={self.base}"),
+            *(f"--output={_new(workbench, self.output)}", "--", *self.updates),
+        ]
+
+
+ModelAction = Annotated[ExportAction | EncodeAction | MergeAction, Field(discriminator="action")]
 
 
 class ActionRequest(StrictModel):
@@ -80,7 +157,7 @@ def routes(workbench: Workbench) -> APIRouter:
     @router.get("/models/kinds")
     def kinds(visitor: Looking) -> dict[str, Any]:
         """List export formats, codecs and merge rules."""
-        from gym_fed.export.listing import formats
+        from gym_fed.export.choice import formats
 
         return {"formats": formats(), "codecs": ["auto", *CODECS.names()], "rules": merge_rules()}
 
@@ -153,3 +230,155 @@ def _registry(folder: Path) -> list[dict[str, Any]]:
     finally:
         _one_at_a_time.release()
     return [row for row in rows if row["where"] == "registry"]
+
+
+def command_of(workbench: Workbench, action: ExportAction | EncodeAction | MergeAction) -> list[str]:
+    """Return the command line of an action.
+
+    Raises:
+        GymError: ``MODEL_NOT_FOUND``, ``FILE_EXISTS``, ``PERMISSION_DENIED``; ``USAGE`` for an unknown name.
+    """
+    return action.command(workbench)
+
+
+def merge_rules() -> list[str]:
+    """Return the names of merge methods, followed by those of aggregators."""
+    return [*METHODS.names(), *AGGREGATORS.names()]
+
+
+def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
+    """Return descriptions of current uses of a model."""
+    uses = [
+        f"play has loaded it ({server['base']})"
+        for server in servers_of(workbench).facts()
+        if server["base"] == model.id
+    ]
+    place = _place(workbench, model)
+    if place.is_dir() and is_held(place):
+        uses.append("a run trains in it")
+    for job in workbench.jobs.list():
+        if job.status == "running" and any(_names(workbench, word, place) for word in job.command[1:]):
+            uses.append(f"the job “{job.title}” is running")
+    return uses
+
+
+def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
+    """Return descriptions of what names this model as its base, and could not be loaded without it."""
+    place = _place(workbench, model)
+    dependents = []
+    for other in local_bases(workbench):
+        if other.kind in _MOVABLE and other.id != model.id:
+            folder = _place(workbench, other)
+            if any(_names(workbench, base, place) for base in _bases(folder)):
+                dependents.append(f"{other.kind} {other.id}")
+    dependents += [f"variant {row['name']}" for row in local_variants() if row["base_model"] == model.name]
+    return dependents
+
+
+def rename(workbench: Workbench, model: LocalModel, to: str, *, confirmed: bool) -> str:
+    """Rename a model in the workbench's folders, and return its new id.
+
+    Raises:
+        GymError: ``FILE_EXISTS``; ``USAGE`` for an empty name; errors of ``_require_free``.
+    """
+    place = _require_free(workbench, model, confirmed)
+    if not to or to in (".", "..") or any(sign in to for sign in "/\\\x00") or to.startswith(("-", ".")):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{to!r} is no name of a folder",
+            "without slashes, and not beginning with . or -",
+        )
+    if model.kind == "gguf" and not to.endswith(".gguf"):
+        to = f"{to}.gguf"
+    target = place.with_name(to)
+    if os.path.lexists(target):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "choose another name")
+    place.rename(target)
+    return workbench.named(target)
+
+
+def delete(workbench: Workbench, model: LocalModel, *, confirmed: bool) -> None:
+    """Delete the folder of a model in the workbench's folders.
+
+    Raises:
+        GymError: Errors of ``_require_free``.
+    """
+    place = _require_free(workbench, model, confirmed)
+    if place.is_symlink() or not place.is_dir():
+        place.unlink()
+    else:
+        shutil.rmtree(place)
+
+
+def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> Path:
+    """Return the path of an unused model.
+
+    Raises:
+        GymError: ``PERMISSION_DENIED`` for a model outside the workbench's folders; ``STATE_LOCKED`` for a model in
+            use; ``BUSY`` with the names of dependents if there are any and ``confirmed`` is False.
+    """
+    if model.kind not in _MOVABLE:
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{model.id} is not in this workbench's folders",
+            "models of the Hub's cache are removed with: hf cache delete",
+        )
+    place = _place(workbench, model)
+    if any(root == place or place in root.parents for root in (workbench.folder, workbench.runs)):
+        raise GymError(
+            ErrorCode.PERMISSION_DENIED,
+            f"{model.id} contains the workbench's own folders",
+            "start gym webui in the folder above it, with another --runs",
+        )
+    if uses := uses_of(workbench, model):
+        raise GymError(ErrorCode.STATE_LOCKED, f"{model.id} is in use: {'; '.join(uses)}", "end that first")
+    depending = dependents_of(workbench, model)
+    if depending and not confirmed:
+        raise GymError(
+            ErrorCode.BUSY, f"{model.id} is the base of {', '.join(depending)}", "confirm to continue anyway"
+        )
+    return place
+
+
+def _new(workbench: Workbench, output: str) -> str:
+    """Return an unused path below the workbench's folder, for a command."""
+    place = workbench.inside(output)
+    if place == workbench.folder or os.path.lexists(place):
+        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")
+    return str(place.relative_to(workbench.folder))
+
+
+def _place(workbench: Workbench, model: LocalModel) -> Path:
+    return workbench.folder / model.id
+
+
+def _names(workbench: Workbench, word: str, place: Path) -> bool:
+    """Return True if a word of a command or config is this path or a path below it."""
+    if not word or "\x00" in word or len(word) > 4096:
+        return False
+    named = workbench.folder / os.path.expanduser(word.partition("=")[2] or word)
+    named = Path(os.path.normpath(named))
+    return named == place or place in named.parents
+
+
+def _bases(folder: Path) -> list[str]:
+    """Return the models that an adapter or a run names as its base."""
+    bases = []
+    for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.yaml", "model")):
+        try:
+            document = (
+                read_object(folder / name)
+                if name.endswith(".json")
+                else yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+            )
+        except (OSError, GymError, ValueError, yaml.YAMLError, RecursionError):
+            continue
+        if isinstance(document, dict) and isinstance(document.get(key), str):
+            bases.append(document[key])
+    return bases
+
+
+def _require_member(name: str, known: object, what: str) -> None:
+    names = list(known) if isinstance(known, (list, tuple)) else []
+    if name not in names:
+        raise GymError(ErrorCode.USAGE, f"{what} {name!r} is unknown", f"one of {', '.join(names)}")

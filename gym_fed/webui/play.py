@@ -22,8 +22,7 @@ from gym_fed.data.formats.preference import Preference
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import SERVED_NAME, stream_answer
-from gym_fed.webui.inventory import find_base, local_bases, local_variants
-from gym_fed.webui.model_servers import MAX_SERVERS, servers_of
+from gym_fed.webui.inventory import MAX_SERVERS, find_base, local_bases, local_variants, servers_of
 from gym_fed.webui.workbench import MAX_ROWS, Workbench
 
 FOLDER = "taught"
@@ -223,7 +222,7 @@ class Taught:
         try:
             Preference().read(row)
         except BadRow as error:
-            raise GymError(ErrorCode.DATA_INVALID, f"this teaches nothing: {error}") from error
+            raise GymError(ErrorCode.DATA_INVALID, f"this is not a preference: {error}") from error
         with self._lock:
             file = self._path(base)
             make_folder(file.parent)

@@ -104,7 +104,6 @@ def column_choices(file: PagedFile) -> dict[str, Any] | None:
     shown = [name for name in names if len(name) <= _MAX_CHARACTERS][:_MAX_NAMES]
     guess = guess_columns(sample, "supervised")
     columns = {} if guess is None else guess.columns
-    is_prompt = (
-        "prompt" in names and "completion" not in columns
-    )  # a prompt without completion is a known layout
+    # A prompt without completion is a known layout
+    is_prompt = "prompt" in names and "completion" not in columns
     return {"names": shown, "guess": columns} if shown and not is_prompt else None

@@ -17,9 +17,8 @@ from gym_fed.training.run.folder_lock import is_held
 from gym_fed.training.run.summary import listed, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values, thinned
 from gym_fed.webui.jobs import Jobs, WebJob
-from gym_fed.webui.plain import plain, text
 from gym_fed.webui.train_check import MAX_CHARACTERS
-from gym_fed.webui.workbench import Workbench
+from gym_fed.webui.workbench import Workbench, plain, text
 
 MAX_RUNS = 5000
 """Maximum runs to list, in the order of their paths."""

@@ -26,8 +26,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.commands import json_of
-from gym_fed.webui.plain import plain, text
+from gym_fed.webui.jobs import json_of
 from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work
 from gym_fed.webui.train_check import (
     MAX_CHARACTERS,
@@ -39,9 +38,8 @@ from gym_fed.webui.train_check import (
     problems_of,
     read,
 )
-from gym_fed.webui.train_form import form
-from gym_fed.webui.workbench import Workbench, resolved
-from gym_fed.webui.yaml_edit import with_value
+from gym_fed.webui.train_form import form, with_value
+from gym_fed.webui.workbench import Workbench, plain, resolved, text
 
 PLAN_SECONDS = 180
 """Time limit of a plan; one for a model with billions of weights takes some tens of seconds."""

@@ -24,8 +24,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.columns import parse_columns, renaming
 from gym_fed.data.reading import iter_rows
 from gym_fed.tracking.trackers.base import flat
-from gym_fed.webui.plain import plain, text
-from gym_fed.webui.workbench import Workbench
+from gym_fed.webui.workbench import Workbench, plain, text
 
 _BY_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv")
 """Formats whose first row can be read at a cost independent of the file's size."""

@@ -21,12 +21,11 @@ from gym_fed.config.yaml.strict import parse_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import is_held
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.plain import plain
 from gym_fed.webui.run_detail import is_at_work, job_of
 from gym_fed.webui.train import kept_text, path_below_runs
 from gym_fed.webui.train_check import MAX_CHARACTERS, problems_of, read_search
 from gym_fed.webui.train_form import fields_of, form
-from gym_fed.webui.workbench import MAX_ROWS, Workbench
+from gym_fed.webui.workbench import MAX_ROWS, Workbench, plain
 
 SEARCH_NAME = "search.yaml"
 MAX_TRIALS = 2000

@@ -323,7 +323,7 @@ def _base_spec(database: Database, config: ServerConfig) -> BaseSpec:
         return BaseSpec.from_dict(json.loads(stored))
     with spinner(f"reading the base model {plain(config.base_model, 80)}"):
         from gym_fed.base.models import load_model, resolve
-        from gym_fed.serving.base_spec import spec_of_files
+        from gym_fed.serving.base import spec_of_files
 
         spec = spec_of_files(Path(resolve(config.base_model)), config.base_model) or BaseSpec.of(
             load_model(config.base_model).model, config.base_model

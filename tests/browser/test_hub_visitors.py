@@ -13,7 +13,7 @@ import pytest
 from gym_server.federation import Federation
 from gym_server.web.dashboard import Dashboard
 
-from gym_fed.web.keys import KEYS_NAME, WebKeys
+from gym_fed.web.access import KEYS_NAME, WebKeys
 from tests.browser.conftest import Served
 from tests.support import chromium
 

@@ -12,7 +12,7 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import EXPORT_FORMATS
-from gym_fed.export.choice import settled
+from gym_fed.export.choice import resolve_format
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.needs import Weights
 from gym_fed.export.run import export
@@ -97,7 +97,7 @@ def test_an_unknown_quantization_is_refused_with_the_known_ones(
 ) -> None:
     monkeypatch.setattr("gym_fed.export.formats.base.find_spec", lambda _name: object())
     with pytest.raises(GymError, match=f"format {name} has no quantization q0_nothing") as caught:
-        settled(name, None, Options(quantization="q0_nothing"))
+        resolve_format(name, None, Options(quantization="q0_nothing"))
     assert caught.value.code is ErrorCode.USAGE
     assert caught.value.hint == f"it has {', '.join(FORMATS[name].quantizations) or 'none'}"
 
@@ -106,7 +106,7 @@ def test_an_unknown_quantization_is_refused_with_the_known_ones(
 def test_each_quantization_is_accepted_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_fed.export.formats.base.find_spec", lambda _name: object())
     for quantization in FORMATS[name].quantizations:
-        chosen, options = settled(name, None, Options(quantization=quantization))
+        chosen, options = resolve_format(name, None, Options(quantization=quantization))
         assert chosen.quantization(options) == quantization
         assert chosen.limits(options) == FORMATS[name].quantizations[quantization]
 
@@ -120,7 +120,7 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(
         "gym_fed.export.formats.base.find_spec", lambda module: None if module == last else object()
     )
     with pytest.raises(GymError, match=f"format {name} needs {last} ") as caught:
-        settled(name, None, Options())
+        resolve_format(name, None, Options())
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
     assert "pip install " in caught.value.hint
 

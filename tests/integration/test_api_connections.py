@@ -11,11 +11,10 @@ from http.client import HTTPResponse
 
 import httpx
 import pytest
-import uvicorn
 
 from gym_fed.config.serving import ConnectionsConfig, ServingConfig
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.connections import MAX_HEADER_BYTES, Connections
+from gym_fed.serving.http.connections import MAX_HEADER_BYTES, LimitedServer
 from gym_fed.serving.http.server import listen
 from tests.support.scripted_engine import ScriptedEngine
 from tests.unit.serving.test_api_app import gateway_over
@@ -30,17 +29,9 @@ class Api:
     def __init__(self) -> None:
         self.listener = listen(ServingConfig(port=0))
         self.port: int = self.listener.getsockname()[1]
-        self.connections = Connections(LIMITS)
         app = create_app(gateway_over(ScriptedEngine()))
-        config = uvicorn.Config(
-            app,
-            http=self.connections.protocol(),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-        )
-        self.server = uvicorn.Server(config)
+        self.server = LimitedServer(app, LIMITS, None, stop_seconds=1)
+        self.connections = self.server.connections
         self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self.thread.start()
 

@@ -11,7 +11,7 @@ import torch
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool, LayerShape
-from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 END = 258
 """gym-nano's end token: the toy is used with its tokenizer."""

@@ -1,4 +1,4 @@
-"""Load the processor of a vision model, with or without torchvision.
+"""Vision models: their loading with a processor, with or without torchvision.
 
 transformers needs torchvision for the videos of Qwen2-VL and later models. Videos are not supported here, so without
 torchvision a placeholder keeps the video settings of the files, and transformers' PIL code prepares images.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.requirements import require_package
 
 
 def load_processor(name_or_path: str) -> Any:
@@ -31,7 +32,7 @@ def load_processor(name_or_path: str) -> Any:
     """
     from transformers import AutoProcessor
 
-    _require("PIL", f"model: {name_or_path} reads images, which")
+    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)
     require_quick_tokenizer(Path(source), name_or_path)
     try:
@@ -39,9 +40,9 @@ def load_processor(name_or_path: str) -> Any:
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except (ImportError, AttributeError) as error:
         if "num2words" in str(error):  # required by SmolVLM for videos
-            _require("num2words", f"model: {name_or_path} has a processor that")
+            require_package("num2words", f"model: {name_or_path} has a processor that", "vision")
         # Some processors also need torchvision for images; transformers raises various errors then.
-        _require("torchvision", f"model: {name_or_path} has a processor that")
+        require_package("torchvision", f"model: {name_or_path} has a processor that", "vision")
         raise unreadable(name_or_path, error) from error
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise unreadable(name_or_path, error) from error
@@ -60,6 +61,46 @@ def load_processor(name_or_path: str) -> Any:
     return processor
 
 
+def is_vision_model(name_or_path: str) -> bool:
+    """Return True if the model's config has a part that reads images."""
+    file = Path(resolve(name_or_path)) / "config.json"
+    return file.is_file() and "vision_config" in read_object(file)
+
+
+def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """Load a model and its processor from this machine.
+
+    Args:
+        name_or_path: A folder, or a Hugging Face name in the local cache.
+        dtype: Type of the weights.
+        arguments: Further keyword arguments of ``from_pretrained``.
+
+    Raises:
+        GymError: ``MISSING_DEPENDENCY`` without the packages for images, ``MODEL_INVALID`` for broken files.
+    """
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    from gym_fed.base.modeling.config_checks import require_architecture
+    from gym_fed.base.modeling.loading import load_weights
+
+    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
+    source = resolve(name_or_path)
+    require_architecture(name_or_path, Path(source))
+    processor = load_processor(name_or_path)
+    try:
+        with quiet_loading():
+            model = load_weights(
+                AutoModelForImageTextToText,
+                source,
+                {"dtype": getattr(torch, dtype), **arguments},
+                name=name_or_path,
+            )
+    except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
+        raise unreadable(name_or_path, error) from error
+    return model.eval(), processor
+
+
 def is_processor(tokenizer: Any) -> bool:
     """Return True if a tokenizer argument is a processor that also handles images."""
     return getattr(tokenizer, "image_processor", None) is not None
@@ -73,18 +114,6 @@ def unreadable(name: str, error: Exception) -> GymError:
         f"{name}: cannot be read as a vision-language model: {first_line}",
         "restore its files, or give another folder",
     )
-
-
-def _require(module: str, what: str) -> None:
-    spec = None
-    with suppress(ModuleNotFoundError):
-        spec = importlib.util.find_spec(module)
-    if spec is None:
-        raise GymError(
-            ErrorCode.MISSING_DEPENDENCY,
-            f"{what} needs the package {module}, which is not installed",
-            "pip install 'gym-fed[vision]'",
-        )
 
 
 _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")

@@ -1,4 +1,4 @@
-"""Count the weights of a model on this machine from the headers of its files, without torch."""
+"""The number of weights and the quantisation of a model on this machine, read from its files without torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from gym_fed.base.modeling.tensor_files import tensor_shapes
 from gym_fed.base.models import resolve
 from gym_fed.core.errors import GymError
+from gym_fed.core.json_files import read_object
 
 
 def count_stored_weights(name: str) -> int | None:
@@ -24,3 +25,20 @@ def count_stored_weights(name: str) -> int | None:
     except GymError:
         return None
     return None if shapes is None else sum(map(math.prod, shapes.values()))
+
+
+def prequantised(model: str | None) -> str | None:
+    """Return the method that the model's ``config.json`` names; None for plain models and those not on this machine."""
+    if model is None:
+        return None
+    try:
+        file = Path(resolve(model)) / "config.json"
+    except GymError:
+        return None  # loading will report it
+    if not file.is_file():
+        return None
+    section = read_object(file).get("quantization_config")
+    if not isinstance(section, dict) or not section:
+        return None
+    name = str(section.get("quant_method", "unknown"))
+    return "bitsandbytes" if name.startswith("bitsandbytes") else name

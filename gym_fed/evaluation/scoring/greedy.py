@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.end_tokens import end_ids
+from gym_fed.serving.base import end_ids
 from gym_fed.serving.forward.padded import BatchCache
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gym_fed.serving.forward.loaded import LoadedVariant
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 LONGEST_PROMPT = 2048
 """Maximum tokens, since a prompt's attention is quadratic."""

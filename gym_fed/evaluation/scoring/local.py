@@ -25,8 +25,8 @@ from gym_fed.serving.forward.chunk import Chunk
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.kv_cache import KVCache
-    from gym_fed.serving.forward.loaded import LoadedVariant
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 _WINDOW_TOKENS = 4096
 _STEP_TOKENS = 1024

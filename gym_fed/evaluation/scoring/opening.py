@@ -23,8 +23,8 @@ from gym_fed.version import __version__
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.evaluation.scoring.scorer import Scorer
-    from gym_fed.serving.forward.loaded import LoadedVariant
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 BASE = "base"
 ENGINE = f"gym-fed {__version__}, packed steps"

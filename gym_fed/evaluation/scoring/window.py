@@ -15,7 +15,7 @@ import torch
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.scorer import Loglikelihood
 from gym_fed.evaluation.scoring.tree import FlatTree, ScoredText, TreeNode, flat, parted, tree
-from gym_fed.serving.forward.tree_attention import TreeAttention
+from gym_fed.serving.forward.padded import TreeAttention
 
 if TYPE_CHECKING:
     from torch import Tensor

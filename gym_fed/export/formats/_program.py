@@ -48,15 +48,11 @@ class ProgramFormat(ExportFormat):
         from gym_fed.base.modeling.mixture_of_depths import MODEL_TYPE as MIXTURE_OF_DEPTHS
 
         config = source.model.config
-        kinds = {"reads images": hasattr(config, "vision_config")}
-        kinds["is a mixture of depths"] = getattr(config, "model_type", "") == MIXTURE_OF_DEPTHS
-        for why, holds in kinds.items():
-            if holds:
-                raise GymError(
-                    ErrorCode.USAGE,
-                    f"format {self.name}: {source.name} {why}",
-                    "export it as huggingface or adapter",
-                )
+        remedy = "export it as huggingface or adapter"
+        if hasattr(config, "vision_config"):
+            raise self.refusal(source, "reads images", remedy)
+        if getattr(config, "model_type", "") == MIXTURE_OF_DEPTHS:
+            raise self.refusal(source, "is a mixture of depths", remedy)
 
     def use(self, path: Path) -> str:
         return f"load {self._program(path)} with {self.reader}: input_ids and attention_mask in, logits out"

@@ -9,13 +9,12 @@ from typing import Any
 
 from gym_fed.base.modeling.adapters import BASE_ADAPTERS, write_base_adapters
 from gym_fed.base.models import resolve
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
 
 
 class PeftAdapter(ExportFormat):
-    """The adapter alone, which was trained on the base."""
+    """An adapter folder, without the base that it was trained on."""
 
     name = "adapter"
     reader = "peft"
@@ -26,23 +25,17 @@ class PeftAdapter(ExportFormat):
 
     def check(self, source: Source) -> None:
         if not source.adapted and source.delta is None:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"format adapter: {source.name} has no adapter and no delta",
-                "export it as huggingface or delta",
-            )
+            raise self.refusal(source, "has no adapter and no delta", "export it as huggingface or delta")
 
     def use(self, path: Path) -> str:
         return shlex.join(("gym", "chat", str(path)))
 
     def write(self, source: Source, target: Path, options: Options) -> None:
+        from gym_fed.base.modeling.adapter_base import cast_adapter, save_adapter
         from gym_fed.base.modeling.rope import write_base_changes
-        from gym_fed.training.model.saving import cast_adapter
-        from gym_fed.training.tuning._peft import save_adapter
-        from gym_fed.training.tuning._starts import start_subtracted
 
-        model = _beside_the_base(source, options)
-        with start_subtracted(model):
+        model = _on_the_base(source, options)
+        with source.saving(model):
             save_adapter(model, target, source.base)
         if options.dtype is not None:
             cast_adapter(target, options.dtype)
@@ -62,7 +55,7 @@ class PeftAdapter(ExportFormat):
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         import torch
 
-        model = _beside_the_base(source, options)
+        model = _on_the_base(source, options)
         if options.dtype is None:
             return model
         rounded = copy.deepcopy(model)
@@ -88,7 +81,7 @@ def _beyond_vllm(config: Any) -> str:
     return ", ".join(part for part, holds in parts.items() if holds)
 
 
-def _beside_the_base(source: Source, options: Options) -> Any:
+def _on_the_base(source: Source, options: Options) -> Any:
     """Return the base with an adapter: the source's own, or the factors of its delta.
 
     Raises:

@@ -48,7 +48,7 @@ class Options:
 
 
 _PLAIN_QUANTIZATIONS = ("float32",)
-READ_BACK = "gym_fed.export.read_back"
+READ_BACK = "gym_fed.export.readers.reading"
 """The module whose process reads every format back."""
 
 
@@ -171,9 +171,7 @@ class ExportFormat(ABC):
         missing = [name for name in self.requires if find_spec(name) is None]
         if missing:
             raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                f"format {self.name} needs {', '.join(missing)}",
-                self.install,
+                ErrorCode.MISSING_DEPENDENCY, f"format {self.name} needs {', '.join(missing)}", self.install
             )
         if options.quantization and options.quantization not in self.quantizations:
             raise GymError(
@@ -229,6 +227,10 @@ class ExportFormat(ABC):
         Raises:
             GymError: ``USAGE`` naming the model, the reason and the remedy.
         """
+
+    def refusal(self, source: Source, why: str, remedy: str) -> GymError:
+        """Return the error for a model that this format cannot hold; ``why`` continues its name."""
+        return GymError(ErrorCode.USAGE, f"format {self.name}: {source.name} {why}", remedy)
 
     def changes(self, source: Source, options: Options) -> bool:
         """Return whether writing modifies the model in memory, so that its own answers are computed before."""

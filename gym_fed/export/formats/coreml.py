@@ -20,13 +20,13 @@ model = ct.convert(program, minimum_deployment_target=ct.target.macOS15)
 model.save("model.mlpackage")
 
 ids = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], dtype=np.int32)
-found = next(iter(model.predict({"input_ids": ids, "attention_mask": np.ones_like(ids)}).values()))
-wanted = program.module()(input_ids=torch.tensor(ids).long(), attention_mask=torch.ones(2, 4, dtype=torch.int64))
-print("largest distance of logits:", np.abs(found - wanted["logits"].detach().numpy()).max())
+actual = next(iter(model.predict({"input_ids": ids, "attention_mask": np.ones_like(ids)}).values()))
+expected = program.module()(input_ids=torch.tensor(ids).long(), attention_mask=torch.ones(2, 4, dtype=torch.int64))
+print("largest distance of logits:", np.abs(actual - expected["logits"].detach().numpy()).max())
 '''
 _README = """# Core ML: run these commands on a Mac
 
-gym-fed wrote this folder and has not run Core ML, which converts and computes on macOS alone. `model.pt2` was read
+gym-fed wrote this folder and has not run Core ML, which only runs on macOS. `model.pt2` was read
 back by torch, unless `export.json` says that the check was left out. Nobody has tried the conversion of this model.
 
     python3 -m venv core && . core/bin/activate
@@ -44,7 +44,7 @@ class CoreMl(TorchExport):
 
     name = "coreml"
     suffix = ""
-    unchecked = "Core ML converts and computes on macOS alone and was not run; only the program is read back"
+    unchecked = "Core ML only runs on macOS and was not run; only the program is read back"
     tried = "the program, by torch"
     untried = "Core ML itself"
 

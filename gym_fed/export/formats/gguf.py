@@ -13,6 +13,7 @@ from gym_fed.core.text import readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
+from gym_fed.export.readers.gguf import GGUF_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
 _HEAD = 128
@@ -66,7 +67,8 @@ class Gguf(ExportFormat):
     merges = True
     takes_dtype = False
     requires = ("gguf", "auto_round", "sentencepiece")
-    reading = f"gym_fed.export.readers.{'llama_cpp' if _LLAMA_CPP else 'gguf'}"
+    reading = "gym_fed.export.readers.gguf"
+    reader_libraries = LLAMA_CPP_LIBRARIES if _LLAMA_CPP else GGUF_LIBRARIES
     reader = "llama_cpp_python" if _LLAMA_CPP else "transformers"
     quantizations = {  # noqa: RUF012 - never written to
         "f32": Tolerance(max=5e-4, kl=1e-6),
@@ -116,7 +118,7 @@ class Gguf(ExportFormat):
             raise refused(source, "llama.cpp has no mixture of depths")
         adapters = getattr(source.model, "peft_config", {})
         if any(adapter.is_prompt_learning for adapter in adapters.values()):
-            raise refused(source, "its tuned prompt stands before a text and changes no weights")
+            raise refused(source, "it has a tuned prompt, which changes no weights")
         if architecture.endswith("ForSequenceClassification"):
             raise refused(source, "it is a reward model, which writes no answers")
         if architecture not in known_architectures():
@@ -142,7 +144,7 @@ class Gguf(ExportFormat):
             return self.remedy
         finer = [name for name in names[: names.index(quantization)] if name.startswith("q")][::-1] or ["f32"]
         return (
-            f"{quantization} loses this of the model: take --quantization {' or '.join(finer)}; "
+            f"{quantization} loses too much of the model: use --quantization {' or '.join(finer)}; "
             "--skip-check writes it all the same"
         )
 
@@ -158,4 +160,4 @@ class Gguf(ExportFormat):
         return {"tensors": compare_stored(target, wanted, options.report)}
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        return {"file": str(target)}
+        return {"by": self.reader, "file": str(target)}

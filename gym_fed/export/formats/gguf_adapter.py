@@ -1,4 +1,4 @@
-"""A GGUF LoRA adapter: what llama-server puts on its base per request, and Ollama as ADAPTER."""
+"""A GGUF LoRA adapter: llama-server applies it to its base per request, and Ollama by ADAPTER."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gym_fed.base.models import load_tokenizer, resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.formats.gguf import Gguf, has_llama_cpp
+from gym_fed.export.readers.gguf import ADAPTER_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
 _LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
@@ -29,7 +30,8 @@ class GgufAdapter(ExportFormat):
     is_file = True
     takes_rank = True
     requires = ("gguf",)
-    reading = "gym_fed.export.readers.gguf_adapter"
+    reading = "gym_fed.export.readers.gguf"
+    reader_libraries = (*LLAMA_CPP_LIBRARIES, *ADAPTER_LIBRARIES) if _LLAMA_CPP else ADAPTER_LIBRARIES
     reader = "llama_cpp_python" if _LLAMA_CPP else "gguf"
     tolerance = Tolerance(max=5e-4) if _LLAMA_CPP else Tolerance()
     copies_on_disk = 2.0 if _LLAMA_CPP else 0.0  # the base, as a folder and as a file
@@ -48,18 +50,11 @@ class GgufAdapter(ExportFormat):
         from gym_fed.export.gguf.adapter import require_adaptable
 
         if not source.adapted and source.delta is None:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"format {self.name}: {source.name} has no adapter and no delta",
-                "export it as gguf",
-            )
+            raise self.refusal(source, "has no adapter and no delta", "export it as gguf")
         if source.below or source.base_changed:
-            why = "stands on other adapters" if source.below else "changes its base's rotary positions"
-            raise GymError(
-                ErrorCode.USAGE,
-                f"format {self.name}: {source.name} {why}, and one file is put on a plain base",
-                "export it merged, as gguf",
-            )
+            why = "was trained on other adapters" if source.below else "changes its base's rotary positions"
+            why += ", and one file is applied to a plain base"
+            raise self.refusal(source, why, "export it merged, as gguf")
         require_adaptable(source.name, source.model.config)
 
     def write(self, source: Source, target: Path, options: Options) -> None:

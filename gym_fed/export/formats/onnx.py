@@ -35,7 +35,9 @@ class Onnx(ProgramFormat):
     def remedy_of(self, options: Options) -> str:
         if not self._in_8_bits(options):
             return self.remedy
-        return "int8 loses this of the model: leave --quantization out; --skip-check writes it all the same"
+        return (
+            "int8 loses too much of the model: leave --quantization out; --skip-check writes it all the same"
+        )
 
     def write_program(self, model: Any, file: Path, options: Options) -> None:
         from transformers.exporters import OnnxConfig

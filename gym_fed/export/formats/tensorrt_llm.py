@@ -14,7 +14,7 @@ exec trtllm-serve "$(dirname "$0")" --host 127.0.0.1 --port 8000 "$@"
 """
 _README = """# TensorRT-LLM: run these commands on a Linux machine with an NVIDIA GPU
 
-gym-fed wrote this folder and has not run TensorRT-LLM. The weights were read back by transformers alone, unless
+gym-fed wrote this folder and has not run TensorRT-LLM. The weights were only read back by transformers, unless
 `export.json` says that the check was left out.
 
 In NVIDIA's container, which has TensorRT-LLM (choose the tag of a release at catalog.ngc.nvidia.com):
@@ -27,7 +27,7 @@ With TensorRT-LLM installed on the machine itself:
 
     sh serve.sh
 
-Then ask it:
+Then send a request:
 
     curl http://127.0.0.1:8000/v1/models
 

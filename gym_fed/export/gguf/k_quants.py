@@ -195,14 +195,7 @@ _EXPERTS = 8
 
 
 def tensor_type(
-    quantization: str,
-    tensor: str,
-    row: int,
-    layer: int | None,
-    layers: int,
-    *,
-    tied: bool,
-    experts: int = 0,
+    quantization: str, tensor: str, row: int, layer: int | None, layers: int, *, tied: bool, experts: int = 0
 ) -> str | None:
     """Choose the type of a matrix as llama.cpp's quantiser does; None if it leaves it as it is.
 

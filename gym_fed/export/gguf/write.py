@@ -1,19 +1,139 @@
-"""Writing of a model as a GGUF file: saved as a folder, converted by another process, and its metadata read back."""
+"""Writing of a model as a GGUF file: saved as a folder, converted by another process, and its metadata read back.
+
+The converter guesses much of the metadata (special tokens, chat template, licence and base) from files; here it follows
+the source's own tokenizer.
+"""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.gguf.metadata import metadata_of, require_metadata
 from gym_fed.export.process import Processes, Report, no_report
-from gym_fed.export.source import Source
+from gym_fed.export.source import Source, licences_of
 
 CONVERTER = "gym_fed.export.gguf.convert"
 """The module whose process converts."""
+
+
+_MOST_TEXT = 1 << 18
+"""Most characters of all licences together."""
+
+
+LICENSE_TEXT = "gym_fed.license.text"
+"""This project's own key: GGUF has a key for a licence's name, but none for its text."""
+
+
+def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
+    """Return the metadata that the file must have, by key.
+
+    Args:
+        source: The model to export.
+        file_type: The number of a ``gguf.LlamaFileType``.
+    """
+    from gym_fed.export.card import licence_name, lineage
+    from gym_fed.registry.card.readme import is_name_of_the_hub
+
+    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+    metadata: dict[str, Any] = {
+        "general.name": Path(source.shown_name).name,
+        "general.file_type": file_type,
+        "general.quantization_version": 2,
+        **_special_tokens(tokenizer, source.model),
+    }
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # of several by name, this one answers without tools
+        template = template.get("default")
+    if isinstance(template, str):
+        metadata["tokenizer.chat_template"] = without_training_marks(template)
+    if source.shown_base is not None:
+        metadata["general.base_model.count"] = 1
+        metadata["general.base_model.0.name"] = Path(source.shown_base).name
+        if is_name_of_the_hub(source.shown_base):
+            metadata["general.base_model.0.organization"] = source.shown_base.partition("/")[0]
+            metadata["general.base_model.0.repo_url"] = f"https://huggingface.co/{source.shown_base}"
+    if name := licence_name(source):
+        metadata["general.license"] = name
+    data = lineage(source)[0].data
+    if data:
+        metadata["general.dataset.count"] = len(data)
+        metadata |= {f"general.dataset.{number}.name": used.name for number, used in enumerate(data)}
+    if text := _license_text(source):
+        metadata[LICENSE_TEXT] = text
+    return metadata
+
+
+def require_metadata(file: Path, expected: dict[str, Any]) -> None:
+    """Read the file with ``gguf`` and compare its metadata.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the first key with another value.
+    """
+    import gguf
+
+    fields = gguf.GGUFReader(file).fields
+    for key, value in expected.items():
+        written = fields[key].contents() if key in fields else None
+        if written != value or type(written) is not type(value):
+            raise GymError(
+                ErrorCode.EXPORT_DIFFERS,
+                f"the file has {key} {str(written)[:80]!r}, not {str(value)[:80]!r}; nothing was kept",
+                "report this with the model's name",
+            )
+
+
+def _special_tokens(tokenizer: Any, model: Any) -> dict[str, Any]:
+    """Return special token ids, and whether texts get a begin or end token. ``eot`` and ``eom`` are end tokens, too."""
+    ids = list(tokenizer("a")["input_ids"])
+    plain = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+    around = len(ids) > len(plain)
+    generation = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    all_ends = [ends] if isinstance(ends, int) else list(ends or [])
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(all_ends), None)
+    others = [number for number in all_ends if number != eos]
+    numbers = {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": eos,
+        "eot_token_id": next(iter(others), None),
+        "eom_token_id": next(iter(others[1:]), None),
+        "padding_token_id": tokenizer.pad_token_id,
+        "unknown_token_id": tokenizer.unk_token_id,
+    }
+    special: dict[str, Any] = {name: int(number) for name, number in numbers.items() if number is not None}
+    special["add_bos_token"] = around and ids[0] == tokenizer.bos_token_id
+    special["add_eos_token"] = around and ids[-1] == tokenizer.eos_token_id
+    return {f"tokenizer.ggml.{name}": value for name, value in special.items()}
+
+
+def _license_text(source: Source) -> str:
+    """Return the licences and notices that accompany the model.
+
+    Raises:
+        GymError: ``USAGE`` for more than ``_MOST_TEXT``.
+    """
+    texts = [file.read_text("utf-8", errors="replace") for file in licences_of(source).values()]
+    text = "\n\n".join(texts)
+    if len(text) > _MOST_TEXT:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"format gguf: {source.name}: licences of {len(text):,} characters, {_MOST_TEXT:,} are allowed",
+            "export it as huggingface, which copies them as files",
+        )
+    return text
+
+
+_TRAINING_MARKS = re.compile(r"\{%(-?)\s*(?:end)?generation\s*(-?)%\}")
+"""Marks that transformers adds to jinja2 for training: which tokens are learned. They include adjacent white space."""
+
+
+def without_training_marks(template: str) -> str:
+    """Return a chat template that plain jinja2 can render, with the same result."""
+    return _TRAINING_MARKS.sub(r"{%\1 if true \2%}{% endif %}", template)
 
 
 def write_gguf(
@@ -46,12 +166,7 @@ def write_gguf(
         with quiet_loading():
             source.whole().save_pretrained(str(folder))
         source.write_beside(folder)
-        job = {
-            "folder": str(folder),
-            "file": str(target),
-            "quantization": quantization,
-            "metadata": metadata,
-        }
+        job = {"folder": str(folder), "file": str(target), "quantization": quantization, "metadata": metadata}
         _convert(job, source, report, processes or Processes())
     require_metadata(target, metadata)
 

@@ -1,11 +1,16 @@
-"""The interface of loaded exports, and the texts on which they are compared with their source."""
+"""The interface of loaded exports, their answers to fixed texts, and the process that reads an export back.
+
+``checking.py`` starts ``python -m gym_fed.export.readers.reading``, in which the format's own library reads the export,
+not this project's loaders. The job, a line of standard input, names the file for the answers.
+"""
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from typing import Any
 
-from gym_fed.export.process import Report, no_report
+from gym_fed.export.process import Report, child_job, leave, no_report
 
 PROMPTS = (
     "The capital of France is",
@@ -39,6 +44,19 @@ PASSAGE = (
 
 SPECIAL = ("bos", "eos", "pad", "unk")
 """Special tokens whose ids are compared."""
+
+
+def main() -> None:
+    """Run the job: ``{"parts", "prompts", "passage", "threads", "answer", "tokens"}``."""
+    with child_job() as (job, say):
+        import torch
+        from safetensors.torch import save_file
+
+        torch.set_num_threads(job["threads"])
+        say("reading it back", 0, 0)
+        reading = importlib.import_module(job["parts"]["reading"]).load(job["parts"])
+        tensors = answers(reading, job["prompts"], job["passage"], job["tokens"], say)
+        save_file(tensors, job["answer"])
 
 
 class LoadedExport(ABC):
@@ -113,3 +131,8 @@ def _texts(reading: LoadedExport) -> dict[str, Any]:
     if (template := reading.chat_template()) is not None:
         tensors["template"] = torch.tensor(list(template.encode()), dtype=torch.uint8)
     return tensors
+
+
+if __name__ == "__main__":
+    main()
+    leave()

@@ -1,7 +1,11 @@
-"""Reads model folders with transformers, adapters with PEFT, and deltas with this project on the base."""
+"""Reads model folders with transformers, adapters with PEFT, and deltas with this project on the base.
+
+Folders of AWQ and GPTQ are unpacked by this project first, since gptqmodel cannot be installed alongside.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,18 @@ LIBRARIES = ("torch", "transformers.models.auto.modeling_auto", "transformers.mo
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """Load the model in float32, with its tokenizer."""
-    model, tokenizer = loaded(parts)
-    return TransformersExport(model, tokenizer)
+    """Load the model in float32, with its tokenizer.
+
+    With ``parts["packed"]`` the packed weights of ``parts["model"]`` are rounded to the dtype of their scales.
+    """
+    if not parts.get("packed"):
+        return TransformersExport(*loaded(parts))
+    from gym_fed.base.imports.quantised import QuantisedImporter
+
+    model = Path(parts["model"])
+    with tempfile.TemporaryDirectory(prefix="gym-export-", dir=model.parent) as folder:
+        QuantisedImporter().write(model, Path(folder), lambda _done, _all: None)
+        return TransformersExport(*loaded({"model": folder}))
 
 
 def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:

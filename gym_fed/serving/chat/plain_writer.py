@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import prompt_ids
-from gym_fed.serving.end_tokens import end_ids
+from gym_fed.serving.base import end_ids
 from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

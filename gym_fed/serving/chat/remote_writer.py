@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     import httpx
 
+T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
 """Longest time between two chunks: the server may queue the request, or prefill a long prompt."""
@@ -95,49 +96,41 @@ class RemoteWriter:
         Raises:
             GymError: The server's refusal; ``UNAVAILABLE`` for an invalid answer.
         """
-        import httpx
-
-        place = f"{self._url}/{endpoint}"
-        try:
-            with self._client.stream("POST", place, json=body) as stream:
-                answer = _whole(place, stream)
-        except httpx.HTTPError as error:
-            raise _unreachable(place, error) from error
-        if answer.status_code != 200:
-            raise _refusal(place, answer)
-        try:
-            return dict(answer.json()["choices"][0])
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise GymError(
-                ErrorCode.UNAVAILABLE, f"{place}: not an answer", "is it a server with OpenAI's API?"
-            ) from error
+        return self._fetch("POST", endpoint, lambda answer: dict(answer["choices"][0]), "an answer", body)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
     def _listed(self) -> list[str]:
+        return self._fetch(
+            "GET", "models", lambda answer: [str(model["id"]) for model in answer["data"]], "a list of models"
+        )
+
+    def _fetch(
+        self, method: str, path: str, pick: Callable[[Any], T], what: str, body: dict[str, Any] | None = None
+    ) -> T:
+        """Send a request without streaming, and return what ``pick`` takes from the JSON of its answer."""
         import httpx
 
-        place = f"{self._url}/models"
+        place = f"{self._url}/{path}"
         try:
-            with self._client.stream("GET", place) as stream:
+            with self._client.stream(method, place, json=body) as stream:
                 answer = _whole(place, stream)
         except httpx.HTTPError as error:
             raise _unreachable(place, error) from error
         if answer.status_code != 200:
             raise _refusal(place, answer)
         try:
-            return [str(model["id"]) for model in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return pick(answer.json())
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise GymError(
-                ErrorCode.UNAVAILABLE, f"{place}: not a list of models", "is it a server with OpenAI's API?"
+                ErrorCode.UNAVAILABLE, f"{place}: not {what}", "is it a server with OpenAI's API?"
             ) from error
 
     def _choose(self, model: str | None) -> str:
-        bases = [
-            name for name in self._names if ":" not in name
-        ] or self._names  # Ollama's models all have a tag
+        # Ollama's models all have a tag
+        bases = [name for name in self._names if ":" not in name] or self._names
         if model is None and len(bases) == 1:
             return bases[0]
         if model is not None and model in self._names:
@@ -169,9 +162,8 @@ def _lines(place: str, answer: httpx.Response) -> Iterator[str]:
         begun.append(part)
         num_bytes += len(part)
         if b"\n" in part or b"\r" in part:
-            *lines, rest = (
-                b"".join(begun) + b"\0"
-            ).splitlines()  # the start of a line without its newline yet
+            # The start of a line without its newline yet
+            *lines, rest = (b"".join(begun) + b"\0").splitlines()
             for line in lines:
                 yield line.decode("utf-8", errors="replace")
             begun, num_bytes = [rest[:-1]], len(rest) - 1
@@ -206,17 +198,17 @@ def _chunk(place: str, data: str) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise GymError(ErrorCode.UNAVAILABLE, f"{place}: sent invalid JSON: {data[:80]!r}")
     if "error" in chunk:
-        raise GymError(ErrorCode.UNAVAILABLE, f"{place}: {_said(chunk)[0]}")
+        raise GymError(ErrorCode.UNAVAILABLE, f"{place}: {_error_in(chunk)[0]}")
     return chunk
 
 
 # Our own codes as gym api writes them; model_not_found is OpenAI's, and less specific than ours.
-_OWN = {one.value.replace("-", "_"): one for one in ErrorCode if one is not ErrorCode.MODEL_NOT_FOUND}
+_OWN = {code.value.replace("-", "_"): code for code in ErrorCode if code is not ErrorCode.MODEL_NOT_FOUND}
 
 
 def _refusal(place: str, answer: httpx.Response) -> GymError:
     try:
-        message, code = _said(answer.json())
+        message, code = _error_in(answer.json())
     except (ValueError, RecursionError):
         message, code = answer.text[:200], ""
     known = _OWN.get(code)
@@ -233,8 +225,8 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
     )
 
 
-def _said(document: Any) -> tuple[str, str]:
-    """Return message and code of OpenAI's error object, whatever else a server may send."""
+def _error_in(document: Any) -> tuple[str, str]:
+    """Return message and code of OpenAI's error object, if a server sends one."""
     error = document.get("error", document) if isinstance(document, dict) else document
     if isinstance(error, dict):
         return str(error.get("message", error)), str(error.get("code") or "")

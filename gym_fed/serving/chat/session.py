@@ -101,7 +101,7 @@ class ChatSession:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{operation} needs a chat template, and {self.writer.base} has none",
-                "it continues a text, and remembers nothing",
+                "it only continues a text, without a conversation",
             )
 
     def say(self, text: str) -> Generator[str]:

@@ -83,9 +83,8 @@ class TextStream:
         for overlap in range(_KEPT, _WINDOW):
             self._window = list(prompt_ids[-overlap:])
             shown = decoder.text(self._window)
-            if not shown.startswith(_UNKNOWN) or overlap >= len(
-                prompt_ids
-            ):  # it does not begin inside a character
+            # It does not begin inside a character
+            if not shown.startswith(_UNKNOWN) or overlap >= len(prompt_ids):
                 break
         self._shown = shown.rstrip(_UNKNOWN)
         self._unsettled = 0  # last tokens of the window that may be half a character

@@ -23,20 +23,19 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.end_tokens import end_ids
+from gym_fed.serving.base import end_ids
 from gym_fed.serving.engine.detokenizing import TextDecoder
-from gym_fed.serving.engine.generation import Generation, PendingEmbedding
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop
-from gym_fed.serving.engine.request import GenerationRequest
+from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
-from gym_fed.serving.engine.stats import Counters, EngineStats
+from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.guided import GuideFactory
-    from gym_fed.serving.forward.loaded import VariantSource
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.variant_weights import VariantSource
 
 
 log = logging.getLogger("gym_fed")
@@ -150,28 +149,15 @@ class Engine:
         """Return the counters and gauges of the engine."""
         counters = self._counters
         return EngineStats(
+            **{name: getattr(counters, name) for name in SHARED_COUNTS},
             healthy=self.healthy,
             running=self._loop.running,
             queued=self._loop.waiting + len(self._queue),
             finished=dict(counters.finished),
             refused=self._queue.refused,
-            prompt_tokens=counters.prompt_tokens,
-            generated_tokens=counters.generated_tokens,
-            embeddings=counters.embeddings,
-            steps=counters.steps,
-            failed_steps=counters.failed_steps,
             forwards=dict(self._model.forwards),
-            rows=counters.rows,
-            rows_with_variants=counters.rows_with_variants,
             sign_products=dict(self._model.sign_products),
             packed_products=dict(self._model.packed_products),
-            busy_seconds=counters.busy_seconds,
-            model_seconds=counters.model_seconds,
-            preemptions=counters.preemptions,
-            cached_tokens=counters.cached_tokens,
-            proposed_tokens=counters.proposed_tokens,
-            accepted_tokens=counters.accepted_tokens,
-            kv_bytes_used=counters.kv_bytes_used,
             kv_bytes_limit=self.config.kv_cache_size,
             first_token=counters.first_token.snapshot(),
             per_token=counters.per_token.snapshot(),

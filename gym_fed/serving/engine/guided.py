@@ -17,9 +17,9 @@ from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 MOST_ITEMS = 200
-"""Most items of Earley's parser at one byte, for a grammar in Lark's notation or GBNF. An ambiguous grammar has ever
-more of them, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so llguidance's
-own bound applies to them."""
+"""Most items of Earley's parser at one byte, for a grammar in Lark's notation or GBNF. An ambiguous grammar has more
+and more of them, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
+llguidance's own bound applies to them."""
 
 
 class GuideFactory:
@@ -50,7 +50,7 @@ class GuideFactory:
 
         limits = LLParserLimits(max_items_in_row=MOST_ITEMS if grammar.kind == "grammar" else None)
         matcher = LLMatcher(self._tokenizer, compiled(grammar), log_level=0, limits=limits)
-        words = said_of(grammar)
+        words = _WORDS[grammar.kind][0]
         if matcher.is_error():
             raise not_enforced(words, matcher.get_error())
         return Guide(matcher, self._vocab_size, words)
@@ -132,7 +132,7 @@ def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
         except GymError as error:
             masks[key] = error
         except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
-            masks[key] = _not_further("what the answer is held to", repr(error))
+            masks[key] = _not_further("the grammar of the answer", repr(error))
     return masks
 
 
@@ -157,7 +157,7 @@ def _refused(tokenizer: Any, reason: str) -> GymError:
         ErrorCode.MODEL_INVALID,
         f"guided output is not possible with the tokenizer {type(tokenizer).__name__} of "
         f"{getattr(tokenizer, 'name_or_path', '') or 'this model'}: {reason}",
-        "ask for plain text",
+        "request plain text",
     )
 
 
@@ -180,11 +180,6 @@ _WORDS = {
     "grammar": ("the grammar", MAX_GRAMMAR_CHARACTERS),
     "calls": ("the tools' schemas", MAX_SCHEMA_CHARACTERS * 2),
 }
-
-
-def said_of(grammar: Grammar) -> str:
-    """Return the name of a grammar's kind in errors."""
-    return _WORDS[grammar.kind][0]
 
 
 def compiled(grammar: Grammar) -> str:
@@ -211,7 +206,7 @@ def not_enforced(words: str, reason: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         f"{words} cannot be enforced: {fault.removeprefix('error: ')[:_MAX_REASON]}",
-        "leave what is named out, make it simpler, or ask for plain text",
+        "leave what is named out, make it simpler, or request plain text",
     )
 
 

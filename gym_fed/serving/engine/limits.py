@@ -13,9 +13,18 @@ from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gym_fed.serving.forward.picture_rows import PlacedPicture
+    from gym_fed.serving.forward.chunk import PlacedPicture
 
 MAX_LOGPROBS = 20
+MAX_BIAS = 1000
+_RANGES = {
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "repetition_penalty": (0.01, 100.0),
+}
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ class Limits:
                 ErrorCode.TOO_LARGE,
                 f"a prompt of {counted(prompt, 'token')}{also} may need {need:,} bytes of KV cache; "
                 f"kv_cache_size has room for {self.kv_bytes:,}",
-                "ask for fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
+                "request fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
             )
 
     def check_sampling(self, params: SamplingParams) -> None:
@@ -98,79 +107,42 @@ class Limits:
         Raises:
             GymError: ``USAGE`` naming the first invalid parameter.
         """
-        known = params.logit_bias
-        rules: tuple[tuple[str, Any, bool, str], ...] = (
-            (
-                "max_tokens",
-                params.max_tokens,
-                params.max_tokens is None or params.max_tokens >= 1,
-                "at least 1",
-            ),
-            (
-                "min_tokens",
-                params.min_tokens,
-                0 <= params.min_tokens <= (params.max_tokens or self.context),
-                "from 0 to max_tokens",
-            ),
-            ("temperature", params.temperature, _in(params.temperature, 0, 100), "from 0 to 100"),
-            ("top_p", params.top_p, _in(params.top_p, 0, 1), "from 0 to 1"),
-            ("top_k", params.top_k, params.top_k >= 0, "0 (all) or more"),
-            ("min_p", params.min_p, _in(params.min_p, 0, 1), "from 0 to 1"),
-            (
-                "presence_penalty",
-                params.presence_penalty,
-                _in(params.presence_penalty, -100, 100),
-                "-100 to 100",
-            ),
-            (
-                "frequency_penalty",
-                params.frequency_penalty,
-                _in(params.frequency_penalty, -100, 100),
-                "-100 to 100",
-            ),
-            (
-                "repetition_penalty",
-                params.repetition_penalty,
-                _in(params.repetition_penalty, 0.01, 100),
-                "from 0.01 to 100",
-            ),
-            (
-                "logit_bias",
-                "a token",
-                all(0 <= i < self.vocab_size for i in known),
-                f"below {self.vocab_size}",
-            ),
-            ("logit_bias", "a bias", all(_in(v, -1000, 1000) for v in known.values()), "from -1000 to 1000"),
-            ("stop", params.stop, all(params.stop), "texts of at least one character"),
-            (
-                "stop_token_ids",
-                params.stop_token_ids,
-                all(_whole(i) and 0 <= i < self.vocab_size for i in params.stop_token_ids),
-                f"tokens from 0 to {self.vocab_size - 1}",
-            ),
-            (
-                "shown_token_ids",
-                params.shown_token_ids,
-                all(_whole(i) and 0 <= i < self.vocab_size for i in params.shown_token_ids),
-                f"tokens from 0 to {self.vocab_size - 1}",
-            ),
-            ("seed", params.seed, params.seed is None or _whole(params.seed), "a whole number"),
-            (
-                "logprobs",
-                params.logprobs,
-                params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS,
-                f"from 0 to {MAX_LOGPROBS}",
-            ),
-        )
-        for name, value, holds, allowed in rules:
+
+        def require(name: str, value: object, holds: bool, allowed: str) -> None:
             if not holds:
                 raise GymError(ErrorCode.USAGE, f"{name}: {value!r} is not {allowed}")
+
+        most, fewest, probable = params.max_tokens, params.min_tokens, params.logprobs
+        require("max_tokens", most, most is None or most >= 1, "at least 1")
+        require("min_tokens", fewest, 0 <= fewest <= (most or self.context), "from 0 to max_tokens")
+        require("top_k", params.top_k, params.top_k >= 0, "0 (all) or more")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(params, name)
+            require(name, value, math.isfinite(value) and low <= value <= high, f"from {low:g} to {high:g}")
+        for token_id, bias in params.logit_bias.items():
+            require(
+                "logit_bias", token_id, 0 <= token_id < self.vocab_size, f"a token below {self.vocab_size}"
+            )
+            require(
+                "logit_bias",
+                bias,
+                math.isfinite(bias) and abs(bias) <= MAX_BIAS,
+                f"from -{MAX_BIAS} to {MAX_BIAS}",
+            )
+        require("stop", params.stop, all(params.stop), "texts of at least one character")
+        for name in ("stop_token_ids", "shown_token_ids"):
+            ids = getattr(params, name)
+            known = all(_whole(i) and 0 <= i < self.vocab_size for i in ids)
+            require(name, ids, known, f"tokens from 0 to {self.vocab_size - 1}")
+        require("seed", params.seed, params.seed is None or _whole(params.seed), "a whole number")
+        within = probable is None or 0 <= probable <= MAX_LOGPROBS
+        require("logprobs", probable, within, f"from 0 to {MAX_LOGPROBS}")
         if params.json_schema is not None and params.grammar is not None:
             raise GymError(ErrorCode.USAGE, "json_schema and grammar cannot be used together")
         if params.min_tokens and params.held_to is not None:
             raise GymError(
                 ErrorCode.USAGE,
-                "min_tokens cannot be used with what an answer is held to: that says where it ends",
+                "min_tokens cannot be used with a grammar, which determines where the answer ends",
             )
         of_json = params.held_to is not None and params.held_to.kind == "json_schema"
         if of_json and (params.stop or params.stop_token_ids):
@@ -179,10 +151,6 @@ class Limits:
                 "stop and json_schema cannot be used together: a value that is cut short is not JSON",
                 "leave one of them out",
             )
-
-
-def _in(value: float, low: float, high: float) -> bool:
-    return math.isfinite(value) and low <= value <= high
 
 
 def _whole(value: Any) -> bool:

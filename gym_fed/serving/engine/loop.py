@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.stats import Counters
     from gym_fed.serving.forward.chunk import Chunk
     from gym_fed.serving.forward.kv_cache import KVPool
-    from gym_fed.serving.forward.loaded import VariantSource
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.variant_weights import VariantSource
 
 
 log = logging.getLogger("gym_fed")
@@ -135,9 +135,8 @@ class EngineLoop:
             for row, chunk in zip(step.rows, step.chunks, strict=True)
             if chunk.wants_logits and isinstance(row, GenerationSequence)
         ]
-        masks: Future[dict[int, Any]] | None = (
-            None  # computed in parallel with the forward, which releases the GIL
-        )
+        # Computed in parallel with the forward, which releases the GIL
+        masks: Future[dict[int, Any]] | None = None
         guides = {place: row.guide for place, (row, _) in enumerate(sampled_rows) if row.guide is not None}
         if guides:
             masks = self._guides.submit(banned_by, guides)

@@ -136,11 +136,7 @@ def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]
 
 
 def _choose_specially(
-    logits: Tensor,
-    rows: Sequence[Row],
-    special: list[int],
-    ids: list[int],
-    errors: dict[int, GymError],
+    logits: Tensor, rows: Sequence[Row], special: list[int], ids: list[int], errors: dict[int, GymError]
 ) -> None:
     """Fill in the ``ids`` of rows that are shaped, masked or sampled."""
     scores = logits if len(special) == len(rows) else logits[special]
@@ -185,7 +181,7 @@ def _best(logits: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
-    """The same on any device; torch's own argmax does not define which of equals it returns on CUDA."""
+    """Compute ``_best`` on any device; torch's argmax does not define which of equals it returns on CUDA."""
     values = logits.amax(dim=-1)
     hits = (logits == values[:, None]) | logits.isnan()
     places = torch.arange(logits.shape[1], device=logits.device)
@@ -264,7 +260,7 @@ def warpers(settings: tuple[float, int, float, float]) -> tuple[Warper, ...]:
     temperature, top_k, top_p, min_p = settings
     chosen: list[Warper] = []
     if temperature != 1.0:
-        chosen.append(partial(_divided, temperature))
+        chosen.append(lambda scores: scores / temperature)
     if top_k:
         chosen.append(partial(_top_k, top_k))
     if top_p < 1.0:
@@ -279,10 +275,6 @@ def repetition_penalty(penalty: float, ids: Tensor, scores: Tensor) -> Tensor:
     ids = ids[ids < len(scores)]  # an embedding may have more rows than the head
     seen = scores[ids]
     return scores.index_copy(0, ids, torch.where(seen < 0, seen * penalty, seen / penalty))
-
-
-def _divided(temperature: float, scores: Tensor) -> Tensor:
-    return scores / temperature
 
 
 def _top_k(top_k: int, scores: Tensor) -> Tensor:

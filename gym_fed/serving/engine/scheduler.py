@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.sequence import GenerationSequence, ScheduledRequest
-from gym_fed.serving.forward.chunk import Chunk
-from gym_fed.serving.forward.picture_rows import rows_between
+from gym_fed.serving.forward.chunk import Chunk, rows_between
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig

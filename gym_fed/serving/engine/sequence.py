@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
-from gym_fed.serving.engine.generation import Generation
-from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, TokenLogprob
+from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, Generation, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledToken
 from gym_fed.serving.forward.chunk import HiddenMean
 
@@ -18,9 +17,9 @@ if TYPE_CHECKING:
 
     from gym_fed.core.errors import GymError
     from gym_fed.serving.engine.guided import Guide
+    from gym_fed.serving.forward.chunk import PlacedPicture
     from gym_fed.serving.forward.kv_cache import KVCache
-    from gym_fed.serving.forward.loaded import LoadedVariant
-    from gym_fed.serving.forward.picture_rows import PlacedPicture
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 
 class ScheduledRequest:

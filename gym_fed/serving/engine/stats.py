@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _RECENT = 32
@@ -137,3 +137,11 @@ class Counters:
         """Mean time from a request's first step to its end, over the last 32; None before the first."""
         services = tuple(self._services)
         return sum(services) / len(services) if services else None
+
+
+SHARED_COUNTS = tuple(
+    each.name
+    for each in fields(EngineStats)
+    if each.type in ("int", "float") and hasattr(Counters, each.name)
+)
+"""The numbers that ``EngineStats`` takes from ``Counters`` unchanged."""

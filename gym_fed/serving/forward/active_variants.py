@@ -15,13 +15,14 @@ from gym_quant.resident import IndexArray, Resident, ResidentBatch, ResidentFact
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.loaded import LoadedVariant, VariantWeight
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 from gym_fed.serving.forward.variant_weights import (
     DenseWeight,
     FactorWeight,
+    LoadedVariant,
     MergedWeights,
     PackedWeight,
+    VariantWeight,
     VectorWeight,
 )
 

@@ -7,24 +7,20 @@ from the model (``masking_utils``), so this module applies causality and sliding
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from gym_quant.kernels import attention as paged
-from gym_quant.kernels import dispatch
 from gym_quant.kernels.attention import PagedLayer
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.forward.chunk import Masks, PackedTokens
 from gym_fed.serving.forward.kv_cache import KVCache, LayerShape
-from gym_fed.serving.forward.padded import BatchAttention
-from gym_fed.serving.forward.picture_rows import EmbeddedRows
 
 NAME = "gym_fed_packed"
 _KNOWN = frozenset(
@@ -43,38 +39,6 @@ _KNOWN = frozenset(
         "logits_to_keep",
     )
 )
-
-
-@dataclass
-class PackedTokens:
-    """The position of each request's tokens in the packed sequence, and its cache; all caches are of one pool."""
-
-    spans: Sequence[tuple[int, int, KVCache]]
-    """First token, token after the last, and cache; in order, without gaps. Room in the caches is already reserved."""
-
-    windows: dict[int, int | None] = field(default_factory=dict)
-    """Sliding window that the model passed for every layer that attended."""
-
-    masks: Masks = field(default_factory=dict)
-
-    batch: BatchAttention | None = None
-    """Replaces ``spans`` for evaluation, where no request waits."""
-
-    pictures: EmbeddedRows | None = None
-    """The picture features that replace the embeddings of tokens."""
-
-    plain: bool = True
-    """Whether no layer caps its scores, has sinks, or a sliding window."""
-
-    @cached_property
-    def tables(self) -> paged.PagedSpans:
-        """Return the block tables for all layers of the step."""
-        return paged.PagedSpans([(a, b, cache.length, cache.blocks) for a, b, cache in self.spans])
-
-    @cached_property
-    def native(self) -> bool:
-        """True if there is native code."""
-        return dispatch.path() != "torch"
 
 
 _current: ContextVar[PackedTokens | None] = ContextVar("gym_fed_packed_tokens", default=None)
@@ -215,10 +179,6 @@ def _dense(part: Tensor) -> Tensor:
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
     return result if out is None else out.copy_(result)
-
-
-Masks = dict[tuple[int, int, int, int | None], Tensor]
-"""Masks by tokens, keys, query heads per key head, and window."""
 
 
 def attend_by_torch(

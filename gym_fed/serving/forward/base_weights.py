@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.base.modeling.checkpoint import release_pages
-from gym_fed.serving.forward import variant_terms
+from gym_fed.serving.forward import segments
 from gym_fed.serving.forward.active_variants import ActiveVariants, Factors, Packed
-from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew
+from gym_fed.serving.forward.packed_base import Layers, Pack, pack_in_memory
 from gym_fed.serving.forward.segments import Segments, StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
 
@@ -189,7 +189,7 @@ class Projection:
             if plan is not None:
                 step.forget_input()
                 done = () if bound is None else bound.done
-                variant_terms.add_linear(target, plan, step, x, y[:, part], done)
+                segments.add_linear(target, plan, step, x, y[:, part], done)
 
     def layers(self, *formats: str, name: str) -> Layers:
         """Return the matrices that ``pack`` makes of the modules: neighbours of one format are one matrix.
@@ -204,7 +204,7 @@ class Projection:
             for start, stop in _runs(formats)
         }
 
-    def pack(self, *formats: str, name: str, pack: Pack = packed_anew) -> int:
+    def pack(self, *formats: str, name: str, pack: Pack = pack_in_memory) -> int:
         """Pack the weights; the modules' own weights are freed.
 
         Args:

@@ -1,19 +1,26 @@
-"""The tokens of one request in a step, and the packing of all requests' tokens."""
+"""The tokens of a step: the chunk of each request, their packing, and the pictures among them.
+
+A picture is a run of a prompt's tokens. Where the model's picture token occurs in it, a feature replaces the embedding.
+Two prompts with the same tokens and different pictures are different, so the key of a KV block includes the pictures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from array import array
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from gym_quant.kernels import attention as paged
+from gym_quant.kernels import dispatch
+from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.attention import PackedTokens
 from gym_fed.serving.forward.kv_cache import KVCache
-from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.forward.picture_rows import EmbeddedRows, rows_of_step
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from gym_fed.serving.forward.padded import BatchAttention
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,42 @@ class Chunk:
     def rows(self) -> int:
         """The rows of logits that a step returns for it."""
         return self.num_logits if self.wants_logits else 0
+
+
+Masks = dict[tuple[int, int, int, int | None], Tensor]
+"""Masks by tokens, keys, query heads per key head, and window."""
+
+
+@dataclass
+class PackedTokens:
+    """The position of each request's tokens in the packed sequence, and its cache; all caches are of one pool."""
+
+    spans: Sequence[tuple[int, int, KVCache]]
+    """First token, token after the last, and cache; in order, without gaps. Room in the caches is already reserved."""
+
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """Sliding window that the model passed for every layer that attended."""
+
+    masks: Masks = field(default_factory=dict)
+
+    batch: BatchAttention | None = None
+    """Replaces ``spans`` for evaluation, where no request waits."""
+
+    pictures: EmbeddedRows | None = None
+    """The picture features that replace the embeddings of tokens."""
+
+    plain: bool = True
+    """Whether no layer caps its scores, has sinks, or a sliding window."""
+
+    @cached_property
+    def tables(self) -> paged.PagedSpans:
+        """Return the block tables for all layers of the step."""
+        return paged.PagedSpans([(a, b, cache.length, cache.blocks) for a, b, cache in self.spans])
+
+    @cached_property
+    def native(self) -> bool:
+        """True if there is native code."""
+        return dispatch.path() != "torch"
 
 
 def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
@@ -90,3 +133,79 @@ class HiddenMean:
         assert self._sum is not None
         mean: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
         return mean
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedPicture:
+    """A picture in a prompt.
+
+    Attributes:
+        start: The first token of its run.
+        length: The number of tokens of its run.
+        places: Which tokens of the run take a feature, in order; the others separate its parts.
+        features: ``[places, hidden]``.
+        digest: The digest of the picture, and of how it was read.
+    """
+
+    start: int
+    length: int
+    places: Sequence[int]
+    features: Tensor
+    digest: bytes
+
+    @property
+    def whole(self) -> bool:
+        """True if its places lie in its run, and each has a feature."""
+        inside = all(0 <= place < self.length for place in self.places)
+        return inside and self.features.ndim == 2 and len(self.features) == len(self.places)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedRows:
+    """Tokens of a chunk or step whose embeddings are given.
+
+    Attributes:
+        rows: The rows of the tokens.
+        features: The feature of each, ``[rows, hidden]``.
+    """
+
+    rows: list[int]
+    features: Tensor
+
+    def put(self, hidden: Tensor) -> None:
+        """Write the features over the embeddings ``[tokens, hidden]``."""
+        rows = torch.tensor(self.rows, device=hidden.device)
+        hidden.index_copy_(0, rows, self.features.to(hidden.device, hidden.dtype))
+
+
+def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> EmbeddedRows | None:
+    """Return the features for the tokens ``[start, stop)`` of a prompt; None if there are none."""
+    rows: list[int] = []
+    features: list[Tensor] = []
+    for picture in pictures:
+        first = bisect_left(picture.places, start - picture.start)
+        last = bisect_left(picture.places, stop - picture.start)
+        if first < last:
+            rows += [picture.start + place - start for place in picture.places[first:last]]
+            features.append(picture.features[first:last])
+    return EmbeddedRows(rows, torch.cat(features)) if rows else None
+
+
+def rows_of_step(parts: Sequence[tuple[int, EmbeddedRows | None]]) -> EmbeddedRows | None:
+    """Join the features of a step's chunks, each given with its first token."""
+    present = [(at, part) for at, part in parts if part is not None]
+    if not present:
+        return None
+    rows = [at + row for at, part in present for row in part.rows]
+    return EmbeddedRows(rows, torch.cat([part.features for _, part in present]))
+
+
+def block_key(token_ids: Sequence[int], pictures: Sequence[PlacedPicture], start: int, stop: int) -> Hashable:
+    """Return a key for the tokens ``[start, stop)`` of a prompt: their ids, and the parts of pictures among them."""
+    tokens = array("q", token_ids[start:stop]).tobytes()
+    marks = [
+        (picture.digest, picture.start - start)
+        for picture in pictures
+        if picture.start < stop and picture.start + picture.length > start
+    ]
+    return (tokens, *marks) if marks else tokens

@@ -15,13 +15,20 @@ import torch
 from gym_quant.kernels.decode import NormWeight, operators
 from torch import Tensor, nn
 
-from gym_fed.serving.forward import attention, variant_terms
+from gym_fed.serving.forward import segments
 from gym_fed.serving.forward.base_weights import Projection
-from gym_fed.serving.forward.layer_calls import DecoderLayer, DirectCalls, HeadSizes, LayerCalls, Norm
-from gym_fed.serving.forward.packed_base import Layers, Pack, packed_anew
-from gym_fed.serving.forward.recorded_layers import StepBuffers
+from gym_fed.serving.forward.chunk import PackedTokens
+from gym_fed.serving.forward.layer_calls import (
+    DecoderLayer,
+    DirectCalls,
+    HeadSizes,
+    LayerCalls,
+    Norm,
+    StepBuffers,
+)
+from gym_fed.serving.forward.packed_base import Layers, Pack, pack_in_memory
+from gym_fed.serving.forward.plain_model import language_part
 from gym_fed.serving.forward.segments import StepRows
-from gym_fed.serving.forward.servable import language_part
 from gym_fed.serving.forward.target_modules import ModelLayout
 
 
@@ -97,7 +104,7 @@ class Decoder:
             layers |= projection.layers(*formats, name=name)
         return layers
 
-    def pack(self, format: str, pack: Pack = packed_anew) -> int:
+    def pack(self, format: str, pack: Pack = pack_in_memory) -> int:
         """Pack the weights of all linear layers. The model's own are freed, so it can compute nothing any more.
 
         The head, and in formats of 8 and 4 bits the value projections, are in bfloat16: they are a small part of the
@@ -118,7 +125,7 @@ class Decoder:
         self,
         token_ids: Sequence[int],
         positions: Sequence[int],
-        tokens: attention.PackedTokens,
+        tokens: PackedTokens,
         step: StepRows | None,
         wanted: Sequence[int],
         path: str,
@@ -170,7 +177,7 @@ class Decoder:
         if step is not None and self._embedding_target is not None:
             plan = step.active.plan(self._embedding_target)
         if step is not None and self._embedding_target is not None and plan is not None:
-            variant_terms.add_embedding(self._embedding_target, plan, step, ids, hidden)
+            segments.add_embedding(self._embedding_target, plan, step, ids, hidden)
 
     def _layers(self, calls: LayerCalls) -> None:
         at, term = calls.at, None

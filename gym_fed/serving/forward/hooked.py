@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gym_fed.serving.forward import attention, variant_terms
+from gym_fed.serving.forward import attention, segments
 from gym_fed.serving.forward.active_variants import ModulePlan
-from gym_fed.serving.forward.picture_rows import EmbeddedRows
+from gym_fed.serving.forward.chunk import EmbeddedRows
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
@@ -142,9 +142,9 @@ class VariantLayers:
 
     def _hook(self, target: TargetModule) -> Any:
         adders: dict[str, Callable[..., None]] = {
-            "linear": variant_terms.add_linear,
-            "embedding": variant_terms.add_embedding,
-            "norm": variant_terms.add_norm,
+            "linear": segments.add_linear,
+            "embedding": segments.add_embedding,
+            "norm": segments.add_norm,
         }
         add = adders[target.kind]
 

@@ -135,8 +135,7 @@ class KVPool:
             self.layers[number] = paged
         elif (paged.kv_heads, paged.dim, paged.value_dim) != (shape.kv_heads, shape.dim, shape.value_dim):
             raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"layer {number} gives {shape}, but {self.shapes[number]} before",
+                ErrorCode.MODEL_INVALID, f"layer {number} gives {shape}, but {self.shapes[number]} before"
             )
         return paged
 

@@ -17,19 +17,18 @@ from gym_quant.kernels.attention import BLOCK_TOKENS
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward import attention, servable, trial
-from gym_fed.serving.forward.chunk import Chunk, packed_tokens
+from gym_fed.serving.forward import attention, trial
+from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
 from gym_fed.serving.forward.segments import StepVariants
-from gym_fed.serving.forward.servable import base_format_for, kernel_for
 from gym_fed.serving.forward.target_modules import ModelLayout
-from gym_fed.serving.forward.trial import prepare
+from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 _log = logging.getLogger(__name__)
 _FORWARDS = {"decoder": 0, "transformers": 0}
@@ -44,9 +43,9 @@ class MultiVariantModel:
     Args:
         model: A transformers causal LM in float32 or bfloat16.
         kernel: How sign deltas are multiplied: ``exact`` (float32), or by tables of 8 or 16 bits, ``lookup`` and
-            ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``servable.kernel_for``.
+            ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``trial.kernel_for``.
         base_format: The format of the linear layers: one of ``gym_quant.linear``, which frees the model's own weights,
-            also after ``close``; ``auto``: see ``servable.base_format_for``. None: the model's own weights.
+            also after ``close``; ``auto``: see ``trial.base_format_for``. None: the model's own weights.
         kv_dtype: The type of the KV cache: ``float32``, ``bfloat16``, ``int8``, or ``auto``, the weights' own.
         packed_base: The file of the layers in ``base_format``.
 
@@ -74,7 +73,7 @@ class MultiVariantModel:
         kv_dtype: str = "auto",
         packed_base: PackedBase | None = None,
     ) -> None:
-        servable.require_servable(model, chosen := kernel_for(kernel, base_format, model))
+        trial.require_servable(model, chosen := kernel_for(kernel, base_format, model))
         self.model = model.eval()
         plain = isinstance(model, PlainModel)
         self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
@@ -85,13 +84,13 @@ class MultiVariantModel:
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = len(model.get_input_embeddings().weight)
         self._device = torch.device(self.layout.device)
-        name, why_not = type(model).__name__, servable.unfit(model)
+        name, why_not = type(model).__name__, trial.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
         self._windows: dict[int, int | None] = {}
         with nullcontext() if why_not else trial.in_float32(model):
             stock = None if plain else trial.stock_logits(model)
         self._hooked = None if plain else HookedForward(model, self.layout)
-        setattr(model, servable.MARK, True)
+        setattr(model, trial.MARK, True)
         try:
             if self._hooked is not None and stock is not None:
                 with nullcontext() if why_not else trial.in_float32(model):
@@ -114,8 +113,8 @@ class MultiVariantModel:
 
     def close(self) -> None:
         """Restore the model."""
-        if getattr(self.model, servable.MARK, False):
-            delattr(self.model, servable.MARK)
+        if getattr(self.model, trial.MARK, False):
+            delattr(self.model, trial.MARK)
             if self._hooked is not None:
                 self._hooked.close()
             self._variants.release()
@@ -222,7 +221,7 @@ class MultiVariantModel:
             how = f"packed in {self.base_format}" if self.packed else "of a plain model"
             problem = f"the base's linear layers are {how}, which only step can compute"
             raise GymError(ErrorCode.USAGE, problem, "open a transformers model without base_format")
-        with attention.packed(attention.PackedTokens((), batch=batch)):
+        with attention.packed(PackedTokens((), batch=batch)):
             logits, _ = self._hooked.forward(token_ids, positions, self._variants.rows(parts, merge), wanted)
         self.forwards["transformers"] += 1
         return logits

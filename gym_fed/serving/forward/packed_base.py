@@ -61,7 +61,7 @@ class Packer:
         return torch.cat(list(weights), out=self._buffer[:count].view(-1, weights[0].shape[1]))
 
 
-def packed_anew(name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
+def pack_in_memory(name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
     """Pack one layer without a file."""
     return Packer()(name, format, weights)
 

@@ -10,7 +10,7 @@ from gym_fed.base.modeling.config_checks import SIZES
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
 
-_CLASSES = {
+DECODER_CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -69,7 +69,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
     except (OSError, GymError):  # loading the model reports it
         return None
     kind = values.get("model_type")
-    if not isinstance(kind, str) or values.get("architectures") != [_CLASSES.get(kind)]:
+    if not isinstance(kind, str) or values.get("architectures") != [DECODER_CLASSES.get(kind)]:
         return None
     theta, eps, tied = _rope_theta(values), values.get("rms_norm_eps"), values.get("tie_word_embeddings")
     sizes = {key: size for key in SIZES if type(size := values.get(key)) is int and 0 < size < 1 << 31}
@@ -86,7 +86,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
     if head_dim is None or sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         return None
     return PlainConfig(
-        architecture=_CLASSES[kind],
+        architecture=DECODER_CLASSES[kind],
         head_dim=head_dim,
         rms_norm_eps=eps,
         rope_theta=theta,

@@ -221,3 +221,12 @@ def plain_layout(model: PlainModel, kernel: str) -> ModelLayout:
     targets = {name: TargetParameter(tuple(tensor.shape), kinds[name]) for name, tensor in parameters.items()}
     dtype = str(first.dtype).removeprefix("torch.")
     return ModelLayout(targets, tuple(target_modules), dtype, str(first.device), kernel)
+
+
+def language_part(model: Any) -> tuple[Any, Any]:
+    """Return the config and body of the language model; for a vision model, those of its language part.
+
+    The body is None for a model that keeps it under another name than Llama does.
+    """
+    text = model.config if isinstance(model, PlainModel) else model.config.get_text_config()
+    return text, getattr(model, "model", None) if text is model.config else model.get_decoder()

@@ -1,17 +1,21 @@
-"""The check, before a model is served, that packed steps give the logits of transformers' own forward.
+"""The checks before a model is served: whether packed steps can compute it, and give the logits of transformers.
 
-A model that ``Decoder`` computes is compared in float32 whatever the dtype of its weights, so that rounding is not part
-of the difference. Others are computed in their own dtype by both sides.
+What can be known without running the model is checked first. Then logits are compared: those of a model that
+``Decoder`` computes in float32 whatever the dtype of its weights, so that rounding is not part of the difference;
+others in the model's own dtype on both sides. The ``auto`` formats are resolved here, too.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+from gym_quant.kernels import dispatch
+from gym_quant.linear import linear_formats
 from torch import Tensor, nn
 
 from gym_fed.base.modeling.checkpoint import release_pages
@@ -21,6 +25,139 @@ from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
+from gym_fed.serving.forward.plain_config import DECODER_CLASSES
+from gym_fed.serving.forward.plain_model import PlainModel, language_part
+
+MARK = "_gym_fed_multi_variant"
+"""The attribute that marks a model as being served."""
+_DECODER_BODIES = tuple(name.replace("ForCausalLM", "Model") for name in DECODER_CLASSES.values())
+"""The body classes of models that read pictures."""
+_WINDOWED = ("full_attention", "sliding_attention")
+
+
+def require_servable(model: nn.Module, kernel: str) -> None:
+    """Refuse a model that packed steps cannot compute, as far as is known without running it."""
+    name = type(model).__name__
+
+    def refuse(why: str, hint: str) -> GymError:
+        return GymError(ErrorCode.MODEL_INVALID, f"{name} cannot be served: {why}", hint)
+
+    if getattr(model, MARK, False):
+        raise GymError(
+            ErrorCode.USAGE, f"this {name} is being served already", "close that MultiVariantModel first"
+        )
+    if any(parameter.numel() == 0 for parameter in model.parameters()):
+        raise GymError(
+            ErrorCode.USAGE,
+            f"this {name} has given up its weights: an earlier MultiVariantModel packed them",
+            "load the model again",
+        )
+    if isinstance(model, PlainModel):
+        return
+    from transformers import PreTrainedModel
+
+    from gym_fed.base.modeling.mixture_of_depths import RoutedModel
+
+    if hasattr(model, "peft_config") or not isinstance(model, PreTrainedModel):
+        raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")
+    if isinstance(model, RoutedModel):
+        raise refuse("mixture of depths has no key-value cache", "serve a model without routers")
+    if not model._supports_attention_backend:
+        raise refuse("its attention cannot be replaced", "use a model such as Llama, Qwen3 or Mistral")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise refuse("it cannot leave logits out", "use a causal LM such as Llama, Qwen3 or Mistral")
+    dtypes = {p.dtype for p in model.parameters()}
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.bfloat16}:
+        names = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+        raise refuse(f"its weights are {names}", "load it in float32 or bfloat16")
+    devices = {p.device for p in model.parameters()}
+    if len(devices) != 1:
+        raise refuse("its weights are on several devices", "load it on one")
+    if kernel != "exact" and next(iter(devices)).type != "cpu":
+        raise GymError(ErrorCode.USAGE, f"kernel {kernel} is for the CPU", "use exact")
+    config: Any = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - set(_WINDOWED)
+    if kinds:
+        raise refuse(f"its layers are {', '.join(sorted(kinds))}", "use a model with ordinary attention")
+    rope = getattr(config, "rope_parameters", None) or {}
+    scalings = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+    stretching = {str(r.get("rope_type")) for r in scalings} & {"dynamic", "longrope"}
+    if stretching:
+        raise refuse(
+            f"rope type {stretching.pop()} depends on the longest request of a step",
+            "use yarn, linear or llama3",
+        )
+
+
+def unfit(model: Any) -> str:
+    """Return why ``Decoder`` cannot compute a model; empty if it can."""
+    if isinstance(model, PlainModel):
+        return ""
+    config, body = language_part(model)
+    whole = config is model.config
+    kind, known = (type(model), tuple(DECODER_CLASSES.values())) if whole else (type(body), _DECODER_BODIES)
+    if kind.__name__ not in known or not kind.__module__.startswith("transformers.models."):
+        return f"{kind.__name__} is none of {', '.join(known)}"
+    if next(model.parameters()).device.type != "cpu":
+        return "it is not on the CPU"
+    if config.hidden_act != "silu":
+        return f"hidden_act is {config.hidden_act}"
+    if 2 * body.rotary_emb.inv_freq.numel() != body.layers[0].self_attn.head_dim:
+        return "a part of each head is not rotated"
+    for name, module in (model if whole else body).named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks)
+        if any(hooks) or "forward" in vars(module):
+            return f"{name or 'the model'} has a hook"
+        if isinstance(module, nn.Linear | nn.Embedding) and type(module) not in (nn.Linear, nn.Embedding):
+            return f"{name} is a {type(module).__name__}"
+    return ""
+
+
+def base_format_for(requested: str, dtype: str, why_not: str, name: str) -> str | None:
+    """Resolve the packed format of the linear layers; None leaves the model's own weights to torch.
+
+    ``auto`` packs a bfloat16 base without loss if there is native code, which reads it twice as fast.
+
+    Args:
+        requested: ``auto``, or a format of ``gym_quant.linear``.
+        dtype: The model's dtype.
+        why_not: Why the decoder does not compute the model's steps; empty if it does.
+        name: The name of the model, for the error.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for a named format if transformers' forward computes the model.
+    """
+    if requested == "auto":
+        return "bfloat16" if dtype == "bfloat16" and not why_not and dispatch.path() != "torch" else None
+    if requested not in linear_formats():
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"base_format is {requested!r}",
+            f"use auto, {' or '.join(linear_formats())}",
+        )
+    if why_not:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"base_format {requested}: {name} is served by transformers' own forward, as {why_not}",
+            "leave base_format at auto",
+        )
+    return requested
+
+
+def kernel_for(requested: str, base_format: str | None, model: Any) -> str:
+    """Resolve the kernel of sign deltas: ``exact`` for a float32 base, ``lookup`` for one that already loses more.
+
+    Args:
+        requested: ``auto``, ``exact``, ``lookup`` or ``lookup16``.
+        base_format: The configured format; None: the model's own weights.
+        model: The model.
+    """
+    if requested != "auto":
+        return requested
+    weights = next(model.parameters())
+    narrow = weights.dtype == torch.bfloat16 or base_format not in (None, "auto")
+    return "lookup" if narrow and weights.device.type == "cpu" else "exact"
+
 
 _CLOSE = 1e-4
 """Tolerance of the logits' relative norm in float32. SmolLM2-135M has 2.8e-6, gym-nano 2.7e-7."""
@@ -154,11 +291,7 @@ SAME = 5e-3
 
 
 def prepare(
-    served: PackedSteps,
-    decoder: Decoder,
-    stock: Tensor | None,
-    format: str | None,
-    kept: PackedBase | None,
+    served: PackedSteps, decoder: Decoder, stock: Tensor | None, format: str | None, kept: PackedBase | None
 ) -> None:
     """Compare, pack, and compare again.
 
@@ -184,7 +317,7 @@ def prepare(
     decoder.pack(format, Packer() if kept is None else kept.pack)
     logits = step_logits(served)
     if kept is not None and kept.logits is not None:
-        hint = f"delete {kept.path}: the next start packs the base anew, and compares it with its weights"
+        hint = f"delete {kept.path}: the next start packs the base again, and compares it with its weights"
         _require(logits, kept.logits, SAME, f"packed {format}, from those that its file records,", hint)
     elif stock is not None and format == served.base_format:  # the weights' own dtype: nothing is lost
         _require(logits, stock[2:], SAME, f"packed {format}", _REPORT)

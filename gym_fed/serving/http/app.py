@@ -21,19 +21,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.http.admitted import Admitted
+from gym_fed.serving.http.admitted import Admitted, ClientGone, EventStream, RequestTimeout
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.metrics import Metrics
 from gym_fed.serving.http.rate_limits import RateLimited
-from gym_fed.serving.http.waiting import ClientGone, EventStream, RequestTimeout
-from gym_fed.serving.openai.adapters import LOAD, UNLOAD, Adapters
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES, input_items, page_of
 from gym_fed.serving.openai.service import EMBEDDINGS, STORED, URLS
-from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE
+from gym_fed.serving.openai.tokenizing import DETOKENIZE, LOAD, TOKENIZE, UNLOAD, Adapters
 
 GONE_STATUS = 499
 """The status in metrics of a request whose client disconnected; it is never sent."""

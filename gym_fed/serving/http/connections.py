@@ -1,4 +1,4 @@
-"""Limits on HTTP connections: their number, in total and per address, and their idle times.
+"""A uvicorn server with limited connections: their number, in total and per address, and their idle times.
 
 The server closes connections that send no request, send one too slowly, or do not read the response. If there are
 too many, one without a request is closed for a new one, so that silent connections never keep anybody out.
@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from gym_fed.config.serving import ConnectionsConfig
@@ -24,6 +31,81 @@ MAX_HEADER_BYTES = 64 << 10
 """Most bytes of a request's headers, first line included."""
 _LOOK_SECONDS = 0.5
 _MINUTE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A TLS certificate.
+
+    Attributes:
+        certificate: The certificate in PEM.
+        key: The private key in PEM.
+        passphrase: The passphrase of an encrypted key.
+    """
+
+    certificate: Path
+    key: Path
+    passphrase: str | None = None
+
+
+class LimitedServer(uvicorn.Server):
+    """A uvicorn server with limited connections, which leaves signals to its caller.
+
+    Args:
+        app: The application.
+        limits: Limits and timeouts of connections. TLS handshakes are limited like a request's headers.
+        tls: The TLS certificate; None for plain HTTP.
+        stop_seconds: How long requests may take to finish once it stops.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: ConnectionsConfig, tls: Tls | None, *, stop_seconds: int
+    ) -> None:
+        self.connections = Connections(limits)
+        self._handshake_seconds = limits.header_seconds
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=self.connections.protocol(),
+                ws="none",
+                access_log=False,
+                log_config=None,
+                log_level="error",  # a warning for every malformed request would fill the disk
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=stop_seconds,
+                ssl_certfile=None if tls is None else str(tls.certificate),
+                ssl_keyfile=None if tls is None else str(tls.key),
+                ssl_keyfile_password=None if tls is None else tls.passphrase,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen like uvicorn, which has no setting for the time of a TLS handshake: asyncio waits a minute."""
+        config, loop = self.config, asyncio.get_running_loop()
+        if config.ssl is None or not sockets:
+            await super().startup(sockets)
+            return
+
+        def protocol() -> asyncio.Protocol:
+            made: Any = config.http_protocol_class
+            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
+
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_seconds,
+            )
+            for listener in sockets
+        ]
+        self.started = True
 
 
 class Connections:

@@ -322,7 +322,7 @@ class PublicErrors:
 def _without_insides(error: GymError) -> GymError:
     if error.code in _ABOUT_THE_SERVER:
         message = "the server failed" if error.code is ErrorCode.INTERNAL else error.code.help.rstrip(".")
-        return GymError(error.code, message, "the server's log says more")
+        return GymError(error.code, message, "see the server's log")
     return GymError(error.code, _scrubbed(error.message), _scrubbed(error.hint))
 
 

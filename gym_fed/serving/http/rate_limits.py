@@ -115,7 +115,7 @@ class RateLimits:
         return buckets
 
     def _tidy(self, now: float) -> None:
-        """Forget full buckets: unused for a minute, and owing nothing."""
+        """Forget full buckets: unused for a minute, with no tokens owed."""
         in_use = {
             key: bucket
             for key, bucket in self._buckets.items()

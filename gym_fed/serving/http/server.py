@@ -14,19 +14,16 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from gym_fed.config.serving import ServingConfig, TlsConfig
 from gym_fed.core.addresses import listening_socket, url_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import on_stop_signals
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.connections import Connections
+from gym_fed.serving.http.connections import LimitedServer, Tls
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
@@ -119,24 +116,16 @@ class _Life:
         self._last_moment.cancel()
 
     async def run(self) -> bool:
-        connections, tls = Connections(self._config.connections), self._config.tls
-        uvicorn_config = uvicorn.Config(
+        config, tls = self._config, self._config.tls
+        self._server = LimitedServer(
             create_app(self._gateway),
-            http=connections.protocol(),
-            ws="none",
-            access_log=False,
-            log_config=None,
-            log_level="error",  # a warning for every malformed request would fill the disk
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-            ssl_certfile=None if tls is None else tls.certificate,
-            ssl_keyfile=None if tls is None else tls.key,
+            config.connections,
+            None if tls is None else Tls(tls.certificate, tls.key),
+            stop_seconds=_GRACE_SECONDS,
         )
-        self._server = _QuietServer(uvicorn_config, self._config.connections.header_seconds)
         give_back = on_stop_signals(lambda _: self._on_signal())
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))
-        watching = asyncio.gather(connections.watch(), self._gateway.watch())
+        watching = asyncio.gather(self._server.connections.watch(), self._gateway.watch())
         loading = self._load()
         self._on_listening(self._address)
         try:
@@ -214,45 +203,6 @@ class _Life:
 def _leave_anyway() -> None:
     _log.error("the server did not end by itself %g s after draining; its process ends now", LEAVE_SECONDS)
     os._exit(ErrorCode.INTERRUPTED.exit_code)
-
-
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to ``_Life``, and limits TLS handshakes like a request's headers.
-
-    Args:
-        config: uvicorn's config.
-        handshake_seconds: The limit, for which uvicorn has no setting; asyncio waits a minute.
-    """
-
-    def __init__(self, config: uvicorn.Config, handshake_seconds: float) -> None:
-        super().__init__(config)
-        self._handshake_seconds = handshake_seconds
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        config, loop = self.config, asyncio.get_running_loop()
-        if config.ssl is None or not sockets:
-            await super().startup(sockets)
-            return
-
-        def protocol() -> asyncio.Protocol:
-            made: Any = config.http_protocol_class
-            return made(config=config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[no-any-return]
-
-        self.servers = [
-            await loop.create_server(
-                protocol,
-                sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=self._handshake_seconds,
-            )
-            for listener in sockets
-        ]
-        self.started = True
 
 
 def listen(config: ServingConfig) -> socket.socket:

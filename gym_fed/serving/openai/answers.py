@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
-from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallParser
-from gym_fed.serving.openai.tool_formats.base import MoreArguments
+from gym_fed.serving.openai.tool_formats.base import AnswerPart, Call, CallParser, MoreArguments
 
 StreamChunk = dict[str, Any]
 

@@ -154,10 +154,8 @@ class Catalogue:
         try:
             return self._registry.get(variant)
         except GymError as error:
-            if error.code in (
-                ErrorCode.NOT_FOUND,
-                ErrorCode.USAGE,
-            ):  # also for a name that no variant can have
+            # Also for a name that no variant can have
+            if error.code in (ErrorCode.NOT_FOUND, ErrorCode.USAGE):
                 return None
             raise
 

@@ -94,7 +94,7 @@ def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
     )
     return PydanticCustomError(
         "unsupported",
-        "{what} of type {kind} are not supported here: {supported} alone{remedy}",
+        "{what} of type {kind} are not supported here, only {supported}{remedy}",
         {
             "what": name,
             "kind": repr(kind[:80]),
@@ -297,7 +297,7 @@ class SamplingFields(RequestModel):
             )
         if self.min_tokens and (more.get("json_schema") is not None or more.get("grammar") is not None):
             raise RequestError(
-                "field 'min_tokens': an answer that is held to a schema or a grammar ends where that says",
+                "field 'min_tokens': a schema or a grammar determines where the answer ends",
                 param="min_tokens",
                 hint="give one of them",
             )

@@ -8,13 +8,19 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
-from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration, RefusedEvent
-from gym_fed.serving.filter.content_filter import ContentFilter, HeldText, texts_in
+from gym_fed.serving.filter.content_filter import (
+    Classifier,
+    ContentFilter,
+    HeldText,
+    JudgedGeneration,
+    RefusedEvent,
+    texts_in,
+)
 from gym_fed.serving.openai.answers import AnswerChoice, Shown
-from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallParser
+from gym_fed.serving.openai.tool_formats.base import AnswerPart, Call, CallParser
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.generation import Generation
+    from gym_fed.serving.engine.request import Generation
 
 CONTENT_FILTER = "content_filter"
 """OpenAI's ``finish_reason`` of an answer that a filter ended."""

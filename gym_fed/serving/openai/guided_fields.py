@@ -70,7 +70,8 @@ class GuidedFields(ChoiceFields):
         given = self._given()
         if len(given) > 1:
             raise off(
-                given[1][0], f"{given[0][0]} and {given[1][0]} are given: an answer is held to one of them"
+                given[1][0],
+                f"{given[0][0]} and {given[1][0]} are given: an answer can follow only one of them",
             )
         if self.structured_outputs is not None and not given:
             raise off("structured_outputs", "one of json, json_object, regex, choice and grammar is needed")
@@ -82,7 +83,7 @@ class GuidedFields(ChoiceFields):
         """Refuse stop conditions that could end a JSON value in the middle."""
         for name, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
             if given:
-                raise off(name, "an answer that is held to a schema cannot be cut short: give one of them")
+                raise off(name, "an answer that follows a schema cannot be cut short: give one of them")
 
     @property
     def guided(self) -> tuple[str, Grammar] | None:
@@ -149,9 +150,8 @@ class EngineErrors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, GymError):
             return
-        if (
-            error.code is ErrorCode.TOO_LARGE
-        ):  # after submission it is the variant that is too large, not the text
+        # After submission it is the variant that is too large, not the text
+        if error.code is ErrorCode.TOO_LARGE:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
             ) from error

@@ -13,8 +13,8 @@ from gym_fed.serving.engine.request import Event
 from gym_fed.serving.openai.answers import Answer, StreamChunk
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.generation import Generation, PendingEmbedding
-    from gym_fed.serving.filter.classifier import JudgedGeneration
+    from gym_fed.serving.engine.request import Generation, PendingEmbedding
+    from gym_fed.serving.filter.content_filter import JudgedGeneration
 
 
 class Pending:

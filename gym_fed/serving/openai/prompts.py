@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.text_tokens import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
-from gym_fed.serving.openai.message_pictures import MessagePictures
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import (
     AssistantMessage,
@@ -27,10 +26,10 @@ from gym_fed.serving.openai.schemas import (
 )
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
-from gym_fed.serving.pictures.reader import ExpandedPrompt, NoPictures, PictureReader
+from gym_fed.serving.pictures.reader import ExpandedPrompt, MessagePictures, NoPictures, PictureReader
 
 if TYPE_CHECKING:
-    from gym_fed.serving.forward.picture_rows import PlacedPicture
+    from gym_fed.serving.forward.chunk import PlacedPicture
 
 
 _COPIES = 2

@@ -14,7 +14,7 @@ from typing import Any
 from gym_fed.serving.engine.request import TokenLogprob
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, StreamChunk, logprobs_of_chat
 from gym_fed.serving.openai.responses_request import NamedFunctionTool, ResponsesRequest
-from gym_fed.serving.openai.tool_calls import AnswerPart, Call, CallEnd
+from gym_fed.serving.openai.tool_formats.base import AnswerPart, Call, CallEnd
 
 Item = dict[str, Any]
 

@@ -210,8 +210,7 @@ class ResponsesRequest(SamplingFields):
     reasoning: ReasoningConfig | None = None
     tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[
-        Literal["none", "auto", "required"] | NamedFunctionTool | None,
-        known_type("tool_choice", "function"),
+        Literal["none", "auto", "required"] | NamedFunctionTool | None, known_type("tool_choice", "function")
     ] = None
     parallel_tool_calls: bool | None = None
     include: Annotated[list[str], Field(max_length=16), BeforeValidator(_includable)] | None = None

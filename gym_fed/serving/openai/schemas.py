@@ -265,7 +265,7 @@ class ChatRequest(GuidedFields):
             raise off("tool_choice", f"{self.tool_choice.function.name!r} is not in tools")
         if self.tools and self.tool_choice != "none" and self.guided is not None:
             field = self.guided[0]
-            raise off(field, f"{field} and tools cannot be held to at once: give one of them")
+            raise off(field, f"{field} and tools cannot be enforced at once: give one of them")
         self._require_enforceable()
         self._require_known_calls()
         return self

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
-from gym_fed.serving.filter.classifier import Classifier, JudgedGeneration
-from gym_fed.serving.filter.content_filter import texts_in
+from gym_fed.serving.filter.content_filter import Classifier, JudgedGeneration, texts_in
 from gym_fed.serving.http.usage_log import OnUse, Use
 from gym_fed.serving.openai.answers import Answer, AnswerChoice, ChatAnswer, CompletionAnswer, StreamChunk
 from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.guided_fields import EngineErrors, refusal_name, require_small_multiples
-from gym_fed.serving.openai.message_pictures import count_pictures
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
@@ -37,15 +35,15 @@ from gym_fed.serving.openai.schemas import (
 )
 from gym_fed.serving.openai.stored_answers import StoredAnswer, StoredAnswers
 from gym_fed.serving.openai.tokenizing import Tokenizing, ids_that_fit
-from gym_fed.serving.openai.tool_calls import CallParser
+from gym_fed.serving.openai.tool_formats.base import CallParser
 from gym_fed.serving.openai.tool_template import AUTO, ToolUse
-from gym_fed.serving.pictures.reader import NoPictures, PictureReader
+from gym_fed.serving.pictures.reader import NoPictures, PictureReader, count_pictures
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
-    from gym_fed.serving.engine.generation import Generation, PendingEmbedding
+    from gym_fed.serving.engine.request import Generation, PendingEmbedding
     from gym_fed.serving.filter.content_filter import ContentFilter
-    from gym_fed.serving.forward.picture_rows import PlacedPicture
+    from gym_fed.serving.forward.chunk import PlacedPicture
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)
@@ -239,10 +237,7 @@ class OpenAIService:
         context = self._context if form.truncate else None
         prompt = ids_that_fit(request.messages, render, context, request.longest)
         sampling = request.sampling(
-            max_tokens=request.longest,
-            logprobs=request.num_logprobs,
-            **request.guiding(),
-            **tools.sampling(),
+            max_tokens=request.longest, logprobs=request.num_logprobs, **request.guiding(), **tools.sampling()
         )
         held_field = "tools" if tools.held else request.guiding_field
         require_small_multiples(sampling.held_to, held_field, refusal_name(held_field))

@@ -77,12 +77,12 @@ class TemplateNames:
         given = dict(request.chat_template_kwargs or {})
         for name in given:
             if name not in self._names:
-                raise _unknown(f"chat_template_kwargs.{name}", "has no such variable for callers")
+                raise _unknown(f"chat_template_kwargs.{name}", "does not have this variable for callers")
         more = {**self._reasoning(request.reasoning_effort), **self._verbosity(request.verbosity)}
         for name, value in more.items():
             if given.setdefault(name, value) != value:
                 raise RequestError(
-                    f"field 'chat_template_kwargs.{name}': it says otherwise than reasoning_effort or verbosity",
+                    f"field 'chat_template_kwargs.{name}': it contradicts reasoning_effort or verbosity",
                     param=f"chat_template_kwargs.{name}",
                     hint="give one of them",
                 )

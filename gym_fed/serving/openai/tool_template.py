@@ -14,8 +14,15 @@ from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ChatRequest, Function, NamedTool
-from gym_fed.serving.openai.tool_calls import Call, CallParser
-from gym_fed.serving.openai.tool_formats.base import CannotHold, Row, ToolFormat, Tools, with_control_tokens
+from gym_fed.serving.openai.tool_formats.base import (
+    Call,
+    CallParser,
+    CannotHold,
+    Row,
+    ToolFormat,
+    Tools,
+    with_control_tokens,
+)
 
 log = logging.getLogger("gym_fed")
 

@@ -155,8 +155,7 @@ def _bytes_of(url: str) -> bytes:
         scheme = url[:40].partition(":")[0].lower()
         if scheme in ("http", "https"):
             raise _refused(
-                "is named by a web address, and this server fetches nothing: it would fetch for anybody",
-                f"fetch it, and {_DECODED}",
+                "is named by a web address, and this server fetches nothing", f"fetch it, and {_DECODED}"
             )
         raise _refused("is not a data URL", _DECODED)
     if match[1].lower() not in _KINDS:

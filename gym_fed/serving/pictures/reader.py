@@ -1,11 +1,11 @@
-"""Pictures of a model's prompts, from the request to the engine: first their tokens, then their features."""
+"""The pictures of a request: read from its messages' data URLs, expanded to tokens, and computed as features."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,9 @@ from gym_fed.base.modeling.processors import load_processor
 from gym_fed.base.models import resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.serving.pictures.decoding import Picture
+from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
+from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
 from gym_fed.serving.pictures.processor import (
     FAMILIES,
     PictureProcessor,
@@ -27,7 +29,119 @@ from gym_fed.serving.pictures.processor import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gym_fed.serving.forward.picture_rows import PlacedPicture
+    from gym_fed.serving.forward.chunk import PlacedPicture
+
+
+_KINDS = ("image_url", "input_image")
+
+
+_REFUSAL = (
+    "content parts of type 'image_url' are not supported here, only text. {why}: describe the picture in words, or "
+    "send it to a server of vision models, such as vLLM or llama.cpp with --mmproj"
+)
+
+
+class MessagePictures:
+    """The pictures of one request.
+
+    Args:
+        messages: The messages of the request.
+        reader: The reader of the model.
+
+    Raises:
+        RequestError: For a picture that is refused by its header, and for any if the model reads none.
+    """
+
+    def __init__(self, messages: Sequence[Message], reader: PictureReader | NoPictures) -> None:
+        self._reader = reader
+        self._read: dict[int, tuple[Picture, str]] = {}
+        self._processed: dict[bytes, ProcessedPicture] = {}
+        pixels = 0
+        for place, part in _parts(messages):
+            if isinstance(reader, NoPictures):
+                raise RequestError(
+                    f"field {place!r}: {_REFUSAL.format(why=reader.why)}",
+                    param=place,
+                    name="unsupported_parameter",
+                )
+            with _refusals(f"{place}.image_url"):
+                picture = read_picture(part.image_url.url, part.image_url.detail or "auto")
+                reader.processor.require_detail(picture)
+            self._read[id(part)] = picture, f"{place}.image_url"
+            pixels += picture.pixels
+            with _refusals("messages"):  # before the next one is read
+                require_few(len(self._read), pixels)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def expand(self, ids: list[int], messages: Sequence[Message]) -> ExpandedPrompt:
+        """Expand a prompt of some of the messages, as the chat template writes it, to its pictures' tokens.
+
+        Raises:
+            RequestError: For a broken picture, and for a template that does not write a place for each.
+        """
+        if isinstance(self._reader, NoPictures) or not self._read:
+            return ExpandedPrompt(ids)
+        reader = self._reader
+        read = [self._read[id(part)] for _, part in _parts(messages)]
+        places = reader.places(ids)
+        if places != len(read):
+            raise RequestError(
+                f"this model's chat template writes {places} places for {len(read)} pictures",
+                param="messages",
+                hint="start the server with a chat template for pictures (chat_template)",
+            )
+        return reader.expand(
+            ids, [(picture, self._process(reader, picture, place)) for picture, place in read]
+        )
+
+    def _process(self, reader: PictureReader, picture: Picture, place: str) -> ProcessedPicture:
+        processed = self._processed.get(picture.digest)
+        if processed is None:
+            require_wanted()
+            with _refusals(place):
+                processed = self._processed[picture.digest] = reader.processor.process(picture)
+        return processed
+
+
+def count_pictures(body: Any) -> int:
+    """Count the pictures of an unvalidated body. An earlier response counts as one, since it may have some."""
+    if not isinstance(body, dict):
+        return 0
+    given = [item for name in ("messages", "input") for item in _listed(body.get(name))]
+    contents = (part for item in given if isinstance(item, dict) for part in _listed(item.get("content")))
+    kinds = (part.get("type") for part in contents if isinstance(part, dict))
+    return (body.get("previous_response_id") is not None) + sum(kind in _KINDS for kind in kinds)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:
+    """Yield every picture and its position, in order."""
+    for index, message in enumerate(messages):
+        if isinstance(message, UserMessage) and not isinstance(message.content, str):
+            for number, part in enumerate(message.content):
+                if isinstance(part, ImagePart):
+                    yield f"messages[{index}].content[{number}]", part
+
+
+@contextmanager
+def _refusals(place: str) -> Iterator[None]:
+    """Name the position in errors raised within; all of them are the request's fault."""
+    try:
+        yield
+    except GymError as error:
+        if error.code not in (ErrorCode.USAGE, ErrorCode.TOO_LARGE):
+            raise
+        raise RequestError(
+            f"field {place!r}: {error.message}",
+            param=place,
+            name="image_too_large" if error.code is ErrorCode.TOO_LARGE else "invalid_image",
+            hint=error.hint,
+        ) from error
 
 
 CACHE_BYTES = 256 * 2**20
@@ -154,7 +268,7 @@ class NoPictures:
         why: The reason, for the refusal.
     """
 
-    why: str = "This server computes text models alone"
+    why: str = "This server only computes text models"
 
 
 class PictureReader:
@@ -180,9 +294,8 @@ class PictureReader:
             GymError: As ``load_processor`` and ``PictureProcessor``.
         """
         if getattr(model.config, "vision_config", None) is None:
-            kind = _vision_type(
-                Path(resolve(name))
-            )  # of some vision models only the language model was loaded
+            # Of some vision models only the language model was loaded
+            kind = _vision_type(Path(resolve(name)))
             return NoPictures() if kind is None else _not_read(kind)
         if (family := FAMILIES.get(model.config.model_type)) is None:
             return _not_read(model.config.model_type)
@@ -221,7 +334,7 @@ class PictureReader:
         Raises:
             GymError: As ``PictureEncoder.features`` and ``require_wanted``.
         """
-        from gym_fed.serving.forward.picture_rows import PlacedPicture  # imports torch
+        from gym_fed.serving.forward.chunk import PlacedPicture  # imports torch
 
         placed = []
         for run in prompt.runs:

@@ -164,6 +164,6 @@ def base_of_store(folder: Path) -> str | None:
     raise GymError(
         ErrorCode.USAGE,
         f"the variants in {folder} are of base {' or '.join(sorted(called))}, "
-        "which is no model of this machine by that name alone",
+        "which is not the name of a model on this machine",
         "name its folder: --base FOLDER; a model of the Hub is fetched by gym models pull NAME",
     )

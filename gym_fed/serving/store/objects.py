@@ -224,10 +224,8 @@ def _readable(path: Path, access: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def _sync(path: Path) -> None:
-    with (
-        full_disk_named(path),
-        _readable(path, os.O_RDWR) as descriptor,
-    ):  # Windows cannot sync a file that is open for reading
+    # Windows cannot sync a file that is open for reading
+    with full_disk_named(path), _readable(path, os.O_RDWR) as descriptor:
         os.fsync(descriptor)
 
 

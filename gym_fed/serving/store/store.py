@@ -10,7 +10,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
-from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
 from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, unless_damaged
 from gym_fed.serving.store.objects import DeltaObjects
@@ -35,7 +35,7 @@ DEFAULT_CACHE_BYTES = 10 * 10**9
 class VariantStore:
     """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
 
-    It is a ``gym_fed.serving.forward.loaded.VariantSource``. Several processes may use one folder; each sees
+    It is a ``gym_fed.serving.forward.variant_weights.VariantSource``. Several processes may use one folder; each sees
     immediately what the others change, since every request looks up its variant's row. A variant that is removed or
     replaced while it is in use stays in memory for its current users only.
     """

@@ -23,10 +23,9 @@ from functools import partial
 from typing import TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.loaded import LoadedVariant
-from gym_fed.serving.store.loading import Load, LoadQueue, RecentFailures, fresh
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
-from gym_fed.serving.store.resident import ResidentFiles
+from gym_fed.serving.store.resident import Load, LoadQueue, RecentFailures, ResidentFiles, fresh
 
 
 @dataclass(frozen=True)
@@ -301,9 +300,8 @@ class VariantCache:
             load.reserved = 0
             size = variant.resident_bytes if is_new else 0
             if not self._resident.make_room(self._reserved + size, load.urgent):
-                self._loads.again(
-                    load
-                )  # larger than its file, while others are in use: retry with room for all of it
+                # Larger than its file, while others are in use: retry with room for all of it
+                self._loads.again(load)
                 return
             self._resident.put(load.record, variant, awaited=load.urgent)
         self._give_back(load)

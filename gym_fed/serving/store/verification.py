@@ -72,13 +72,7 @@ def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[s
 
 
 def row_of(
-    staged: Staged,
-    base: tuple[str, str],
-    signed: SignedVariant | None,
-    *,
-    name: str,
-    owner: str,
-    note: str,
+    staged: Staged, base: tuple[str, str], signed: SignedVariant | None, *, name: str, owner: str, note: str
 ) -> VariantRecord:
     """Return the row of a checked delta, which must agree with its manifest.
 
@@ -174,12 +168,10 @@ def numbered(
     return replace(record, created_at=before.created_at, revision=revision)
 
 
-_AGAIN = (
-    "pull it again, make it anew with `gym variant create --replace`, or `gym variant add --replace` a copy"
-)
+_AGAIN = "pull it again, create it again with `gym variant create --replace`, or `gym variant add --replace` a copy"
 _REMEDIES = {
     ErrorCode.FILE_NOT_FOUND: f"{_AGAIN}, or remove it",
-    ErrorCode.HASH_MISMATCH: f"the disk or somebody changed it: {_AGAIN}",
+    ErrorCode.HASH_MISMATCH: f"it was changed on disk: {_AGAIN}",
     ErrorCode.BASE_MISMATCH: "serve the base that it was made for, or carry it over with `gym variant rebase`",
     ErrorCode.DELTA_INVALID: "make or pull it again",
     ErrorCode.SIGNATURE_INVALID: "have its owner sign it again: `gym variant add --sign --replace`",

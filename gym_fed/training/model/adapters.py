@@ -163,7 +163,7 @@ def check_adapters(config: TrainingConfig) -> None:
 
 
 def _require_mergeable(config: TrainingConfig, merged: list[Adapter]) -> None:
-    from gym_fed.training.model.quantization import prequantised
+    from gym_fed.base.modeling.weight_count import prequantised
 
     quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
     if merged and quantised:

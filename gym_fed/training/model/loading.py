@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.modeling.processors import is_vision_model, load_vision_model
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
@@ -12,7 +13,7 @@ from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
-from gym_fed.training.vision.conversations import is_vision_model, load_vision_model, require_model_of_text
+from gym_fed.training.vision.conversations import require_model_of_text
 
 
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from gym_fed.base.models import pick_device, resolve
+from gym_fed.base.modeling.weight_count import prequantised
+from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
-from gym_fed.core.json_files import read_object
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 
@@ -67,23 +66,6 @@ def check_quantization(config: TrainingConfig) -> None:
         require_package(package, subject, remedy=remedy)
     if not on_cpu:
         require_cuda(subject)
-
-
-def prequantised(model: str | None) -> str | None:
-    """Return the method that the model's ``config.json`` names; None for plain models and those not on this machine."""
-    if model is None:
-        return None
-    try:
-        file = Path(resolve(model)) / "config.json"
-    except GymError:
-        return None  # loading will report it
-    if not file.is_file():
-        return None
-    section = read_object(file).get("quantization_config")
-    if not isinstance(section, dict) or not section:
-        return None
-    name = str(section.get("quant_method", "unknown"))
-    return "bitsandbytes" if name.startswith("bitsandbytes") else name
 
 
 def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:

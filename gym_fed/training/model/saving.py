@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.adapters import WEIGHTS, write_base_adapters
+from gym_fed.base.modeling.adapter_base import cast_adapter, name_base
+from gym_fed.base.modeling.adapters import write_base_adapters
 from gym_fed.base.modeling.rope import BASE_CHANGES, write_base_changes
 from gym_fed.base.models import NANO
 from gym_fed.config.train.training import TrainingConfig
@@ -17,7 +18,6 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.adapters import merged_first, starting_adapters
 from gym_fed.training.processes.group import is_main, on_main
 from gym_fed.training.processes.sharding import is_split
-from gym_fed.training.tuning._peft import name_base
 
 
 def save_final(
@@ -98,17 +98,6 @@ def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
 def _scaled_before(config: TrainingConfig) -> bool:
     """Return True if an adapter that the run started from has changed the rotary positions."""
     return any((adapter.folder / BASE_CHANGES).is_file() for adapter in starting_adapters(config))
-
-
-def cast_adapter(folder: Path, dtype: str) -> None:
-    """Convert the floating-point tensors of an adapter to another type."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    target, file = getattr(torch, dtype), folder / WEIGHTS
-    tensors = load_file(file)
-    cast = {n: value.to(target) if value.is_floating_point() else value for n, value in tensors.items()}
-    save_file(cast, file, metadata={"format": "pt"})
 
 
 def _fresh(part: Path) -> None:

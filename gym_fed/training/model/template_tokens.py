@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from gym_fed.base.modeling.processors import is_processor
+from gym_fed.base.modeling.processors import is_processor, is_vision_model
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
@@ -20,7 +20,6 @@ from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import use_chat_template
 from gym_fed.data.chat_templates.ending import end_and_marks, is_token, suggested_templates
 from gym_fed.data.encoding import require_chat_template
-from gym_fed.training.vision.conversations import is_vision_model
 
 _TOKEN_COLUMNS = (
     *("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids"),

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
+from gym_fed.base.modeling.processors import is_vision_model
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
@@ -19,7 +20,6 @@ from gym_fed.data.string_rows import is_string_row
 from gym_fed.training.algorithms.sft import Sft
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
-from gym_fed.training.vision.conversations import is_vision_model
 
 MOST_ROWS = 1000
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.processors import is_processor
+from gym_fed.base.modeling.processors import is_processor, is_vision_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import fsync_folder, write_atomically
@@ -22,7 +22,6 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import plain
 from gym_fed.data.encoded_cache import tokenizer_digest
 from gym_fed.data.row_counts import IGNORED
-from gym_fed.training.vision.conversations import is_vision_model
 
 FORMAT_VERSION = 2
 """Also counts the rules of encoding: rows that were kept under others are not read again."""

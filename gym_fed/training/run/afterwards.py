@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.modeling.adapters import merged
+from gym_fed.base.modeling.weight_count import prequantised
 from gym_fed.base.models import load_model, load_tokenizer, quiet_loading, resolve
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.delta_soup import DeltaSoupConfig
@@ -19,7 +20,6 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import is_plain_lora
 from gym_fed.training.model.adapters import merged_first
-from gym_fed.training.model.quantization import prequantised
 from gym_fed.training.model.saving import portable_name
 
 if TYPE_CHECKING:
@@ -81,12 +81,12 @@ def export(
     check: bool = True,
 ) -> Path:
     """Write a trained model; see ``Trainer.export``."""
-    from gym_fed.export.choice import settled
+    from gym_fed.export.choice import resolve_format
     from gym_fed.export.formats.base import Options, require_room
     from gym_fed.export.needs import Weights
     from gym_fed.export.run import export, require_new
 
-    chosen, options = settled(
+    chosen, options = resolve_format(
         format, path, Options(dtype=config.save_dtype, codec=codec, quantization=quantization)
     )
     require_new(path, chosen)
@@ -102,6 +102,7 @@ def export(
 
 def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: bool) -> Source:
     from gym_fed.export.source import Source
+    from gym_fed.training.tuning._starts import start_subtracted
 
     # What travels with a model's weights lies where they were read.
     folders = [] if config.model is None or not with_files else [Path(resolve(config.model))]
@@ -115,6 +116,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
         dtype=config.save_dtype or _stored_dtype(model, config),
         base_changed=config.rope_scaling is not None,
         read_base=lambda: _base(config),
+        saving=start_subtracted,
     )
 
 

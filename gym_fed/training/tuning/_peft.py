@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
@@ -182,26 +180,6 @@ def peft_arguments(config: TrainingConfig) -> dict[str, Any]:
     """Return keyword arguments of a ``peft.PeftConfig`` from the section of the chosen method."""
     section = config.chosen_sections()[config.finetuning].model_dump()
     return {**section, "modules_to_save": section["modules_to_save"] or None, "task_type": task_type(config)}
-
-
-def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
-    """Write the adapter as PEFT does, with a base name that can be loaded wherever the base is."""
-    model.save_pretrained(str(folder), save_embedding_layers=False)
-    name_base(folder, base_name)
-
-
-def name_base(folder: Path, base_name: str | None) -> None:
-    """Write the base's name into an adapter's config, and its digest next to it; delete PEFT's model card."""
-    from gym_fed.base.modeling.adapter_base import record_base
-    from gym_fed.base.models import folder_here
-
-    (folder / "README.md").unlink(missing_ok=True)
-    if base_name is not None:
-        file = folder / "adapter_config.json"
-        values = json.loads(file.read_text(encoding="utf-8"))
-        values["base_model_name_or_path"] = base_name
-        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        record_base(folder, folder_here(base_name))
 
 
 def _shown(targets: Any) -> str:

@@ -10,13 +10,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.modeling.adapter_base import save_adapter
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import OPTIMIZERS
 from gym_fed.delta.factors import lora_factors
 from gym_fed.training.model.quantization import require_quantised
-from gym_fed.training.tuning._peft import save_adapter, task_type, wrap
+from gym_fed.training.tuning._peft import task_type, wrap
 from gym_fed.training.tuning.base import Tuning, refuse_quantization
 from gym_fed.training.vision.parts import frozen_parts
 

@@ -15,13 +15,11 @@ from typing import Any
 
 from gym_fed.base.modeling.config_checks import images_type
 from gym_fed.base.modeling.processors import is_processor as is_processor
-from gym_fed.base.modeling.processors import load_processor, unreadable
-from gym_fed.base.models import quiet_loading, resolve
+from gym_fed.base.modeling.processors import is_vision_model
+from gym_fed.base.models import resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
-from gym_fed.core.json_files import read_object
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.requirements import require_package
 from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
@@ -29,46 +27,6 @@ from gym_fed.data.rows import Row, place_of
 from gym_fed.training.vision.image_size import ImageLimits
 
 _PLACE = "<image>"
-
-
-def is_vision_model(name_or_path: str) -> bool:
-    """Return True if the model's config has a part that reads images."""
-    file = Path(resolve(name_or_path)) / "config.json"
-    return file.is_file() and "vision_config" in read_object(file)
-
-
-def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """Load a model and its processor from this machine.
-
-    Args:
-        name_or_path: A folder, or a Hugging Face name in the local cache.
-        dtype: Type of the weights.
-        arguments: Further keyword arguments of ``from_pretrained``.
-
-    Raises:
-        GymError: ``MISSING_DEPENDENCY`` without the packages for images, ``MODEL_INVALID`` for broken files.
-    """
-    import torch
-    from transformers import AutoModelForImageTextToText
-
-    from gym_fed.base.modeling.config_checks import require_architecture
-    from gym_fed.base.modeling.loading import load_weights
-
-    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
-    source = resolve(name_or_path)
-    require_architecture(name_or_path, Path(source))
-    processor = load_processor(name_or_path)
-    try:
-        with quiet_loading():
-            model = load_weights(
-                AutoModelForImageTextToText,
-                source,
-                {"dtype": getattr(torch, dtype), **arguments},
-                name=name_or_path,
-            )
-    except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
-        raise unreadable(name_or_path, error) from error
-    return model.eval(), processor
 
 
 def check_vision_keys(config: TrainingConfig) -> None:

@@ -15,7 +15,7 @@ from gym_server.cli.options import DEFAULT_FOLDER, Folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gym_fed.web.keys import WebKeys
+    from gym_fed.web.access import WebKeys
 
 keys_app = App(
     help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
@@ -94,7 +94,7 @@ def remove(name: KeyName, folder: Folder = DEFAULT_FOLDER, as_json: AsJson = Fal
 
 
 def _keys(folder: Path) -> WebKeys:
-    from gym_fed.web.keys import KEYS_NAME, WebKeys
+    from gym_fed.web.access import KEYS_NAME, WebKeys
     from gym_server.federation import read_config
 
     read_config(folder)  # raises if it is not a hub's folder

@@ -16,7 +16,7 @@ from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.registries import AGGREGATORS
-from gym_fed.serving.base_spec import require_all_tensors
+from gym_fed.serving.base import require_all_tensors
 from gym_fed.trust.wire.limits import DEFAULT_PORT
 from gym_server.federation import create_keys
 from gym_server.store.database import Database

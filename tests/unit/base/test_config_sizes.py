@@ -17,8 +17,7 @@ from gym_fed.base.modeling.tensor_files import tensor_shapes
 from gym_fed.base.models import load_model, load_tokenizer, nano_path, resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.serving.base import load_base
-from gym_fed.serving.base_spec import spec_of_files
+from gym_fed.serving.base import load_base, spec_of_files
 
 
 def changed(folder: Path, **keys: Any) -> Path:

@@ -12,6 +12,8 @@ import pytest
 from gym_fed.base.downloads import ensure_model, missing_model
 from gym_fed.base.files import licence_of
 from gym_fed.base.modeling.adapters import read_adapter
+from gym_fed.base.modeling.processors import is_vision_model
+from gym_fed.base.modeling.weight_count import prequantised
 from gym_fed.base.models import load_model, load_tokenizer, nano_path
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import parse_overrides
@@ -26,9 +28,7 @@ from gym_fed.interop.llamafactory.compute import _reads_images
 from gym_fed.interop.llamafactory.distributed import _zero
 from gym_fed.interop.llamafactory.rows import _has_template
 from gym_fed.interop.llamafactory.translation import Translator
-from gym_fed.training.model.quantization import prequantised
 from gym_fed.training.planning.sizes import count_model
-from gym_fed.training.vision.conversations import is_vision_model
 
 DEEP = '{"a": ' + "[" * 10_000 + "]" * 10_000 + "}"
 

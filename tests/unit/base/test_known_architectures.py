@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from gym_fed.base.modeling.processors import load_vision_model
 from gym_fed.base.models import load_model, nano_path
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.vision.conversations import load_vision_model
 
 
 def load_pictures(folder: str) -> None:

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
+from gym_fed.base.modeling.processors import load_vision_model
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.core.errors import GymError
 from gym_fed.data.encoding import IGNORED, encode_one
-from gym_fed.training.vision.conversations import load_vision_model
 from tests.support.siblings import SIBLINGS, make_sibling
 from tests.support.siblings.text import TEXT
 

@@ -20,7 +20,7 @@ from gym_fed.core import aliases as other_words
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named
 from gym_fed.core.registries import EXPORT_FORMATS
-from gym_fed.export.choice import format_by_suffix, settled
+from gym_fed.export.choice import format_by_suffix, resolve_format
 from gym_fed.export.formats import base as formats_base
 from gym_fed.export.formats.base import Options, require_room
 from gym_fed.export.needs import Weights
@@ -59,7 +59,7 @@ def test_a_format_by_its_name_elsewhere_is_ours(
     name: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EXPORT_FORMATS.type_of(wanted), "requires", ())
-    assert settled(name, None, Options())[0].name == wanted
+    assert resolve_format(name, None, Options())[0].name == wanted
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_quantization_by_its_name_elsewhere_is_the_formats(
     form: str, name: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EXPORT_FORMATS.type_of(form), "requires", ())
-    assert settled(form, None, Options(quantization=name))[1].quantization == wanted
+    assert resolve_format(form, None, Options(quantization=name))[1].quantization == wanted
 
 
 def test_a_suffix_names_its_format_and_any_other_name_is_a_model_folder() -> None:

@@ -18,9 +18,8 @@ from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation.scoring.local import LocalScorer
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
-from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.variant_weights import loaded_variant
+from gym_fed.serving.forward.variant_weights import LoadedVariant, loaded_variant
 
 NAMES = ("v0", "v1")
 

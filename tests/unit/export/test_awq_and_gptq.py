@@ -15,7 +15,7 @@ from gym_fed.base.imports.stored import StoredTensors
 from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import EXPORT_FORMATS
-from gym_fed.export.calibration import LENGTH, OWN, SAMPLES, calibration_of
+from gym_fed.export.formats._few_bits import LENGTH, OWN, SAMPLES, calibration_of
 from gym_fed.export.formats.base import Options
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
@@ -135,7 +135,7 @@ def test_too_few_tokens_are_refused_with_the_numbers() -> None:
         ("w4g128", 0, r"w4g128: model.layers.0.self_attn.q_proj of .* has 64 inputs, no multiple of 128"),
         ("w4g64", 0, r"down_proj of .* has 96 inputs, no multiple of 64"),
         ("w8", 0, "format awq has no quantization w8"),
-        ("w4_rtn", 1, "w4_rtn rounds to the nearest, which nothing calibrates"),
+        ("w4_rtn", 1, "w4_rtn rounds to the nearest, without calibration"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_auto_round_starts(

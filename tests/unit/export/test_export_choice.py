@@ -14,11 +14,10 @@ from gym_fed.core import aliases as other_words
 from gym_fed.core.aliases import OtherWordNote
 from gym_fed.core.errors import GymError
 from gym_fed.export.checking import _readers
-from gym_fed.export.choice import format_by_suffix, settled
+from gym_fed.export.choice import format_by_suffix, formats, resolve_format
 from gym_fed.export.formats.adapter import PeftAdapter
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.formats.gguf import Gguf
-from gym_fed.export.listing import formats
 from gym_fed.export.source import Source
 from tests.support.installed import install
 
@@ -57,21 +56,21 @@ def test_a_suffix_means_our_format_whatever_other_packages_have(monkeypatch: pyt
 )
 def test_quantizations_of_other_platforms_are_ours_with_a_note(format: str, theirs: str, ours: str) -> None:
     with pytest.warns(OtherWordNote, match=theirs):
-        chosen, options = settled(format, None, Options(quantization=theirs))
+        chosen, options = resolve_format(format, None, Options(quantization=theirs))
     assert isinstance(chosen, ExportFormat)
     assert options.quantization == ours
 
 
 def test_a_quantization_of_another_format_is_refused_with_that_format() -> None:
     with pytest.raises(GymError, match="no quantization q4_k_m, which belongs to gguf") as error:
-        settled(None, Path("out"), Options(quantization="q4_k_m"))
+        resolve_format(None, Path("out"), Options(quantization="q4_k_m"))
     assert error.value.hint == "--format gguf --quantization q4_k_m"
 
 
 @pytest.mark.parametrize(("name", "says"), [("merged_16bit", "--dtype float16"), ("merged_4bit", "q4_k_m")])
 def test_formats_that_say_more_than_ours_are_refused_with_the_lines_to_write(name: str, says: str) -> None:
     with pytest.raises(GymError, match=name) as error:
-        settled(name, None, Options())
+        resolve_format(name, None, Options())
     assert says in str(error.value.hint)
 
 

@@ -12,9 +12,9 @@ import torch
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import GymError
-from gym_fed.export.choice import format_by_suffix, settled
+from gym_fed.export.choice import format_by_suffix, resolve_format
 from gym_fed.export.formats.base import Options
-from gym_fed.export.readers.gguf_adapter import load
+from gym_fed.export.readers.gguf import load
 from gym_fed.export.readers.transformers import loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
@@ -114,7 +114,7 @@ def test_what_an_adapters_file_cannot_hold_is_refused_or_noted(tmp_path: Path) -
 
 
 def test_a_name_that_ends_in_gguf_may_be_an_adapter_and_means_a_model_without_format() -> None:
-    assert settled("gguf_adapter", Path("ada.gguf"), Options())[0].name == "gguf_adapter"
+    assert resolve_format("gguf_adapter", Path("ada.gguf"), Options())[0].name == "gguf_adapter"
     assert format_by_suffix(Path("ada.gguf")) == "gguf"
 
 

@@ -13,7 +13,7 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.torch_export import TorchExport
-from gym_fed.export.gguf.metadata import metadata_of
+from gym_fed.export.gguf.write import metadata_of
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.adapters import sibling

@@ -59,8 +59,8 @@ def test_processes_that_get_no_job_end_with_the_block(worker: str) -> None:
 @pytest.mark.parametrize(
     ("name", "modules"),
     [
-        ("huggingface", ["gym_fed.export.read_back"]),
-        ("gguf", ["gym_fed.export.gguf.convert", "gym_fed.export.read_back"]),
+        ("huggingface", ["gym_fed.export.readers.reading"]),
+        ("gguf", ["gym_fed.export.gguf.convert", "gym_fed.export.readers.reading"]),
     ],
 )
 def test_an_export_starts_its_processes_before_the_model_is_loaded_and_none_later(

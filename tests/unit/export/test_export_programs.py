@@ -19,7 +19,7 @@ from gym_fed.export.formats._program import archive_file
 from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.onnx import Onnx
 from gym_fed.export.formats.openvino import OpenVino
-from gym_fed.export.gguf.metadata import metadata_of
+from gym_fed.export.gguf.write import metadata_of
 from gym_fed.export.readers.program import ProgramExport, rendered
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source

@@ -15,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats import gguf as format_module
 from gym_fed.export.formats.base import Options
 from gym_fed.export.gguf.convert import known_architectures
-from gym_fed.export.gguf.metadata import LICENSE_TEXT, metadata_of, require_metadata
+from gym_fed.export.gguf.write import LICENSE_TEXT, metadata_of, require_metadata
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.siblings import make_sibling

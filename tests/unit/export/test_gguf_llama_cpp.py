@@ -18,7 +18,7 @@ from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.gguf.convert import FILE_TYPES
 from gym_fed.export.gguf.probes import probes
-from gym_fed.export.readers.llama_cpp import LlamaCppExport
+from gym_fed.export.readers.gguf import LlamaCppExport
 from gym_fed.export.readers.reading import PASSAGE, POSITIONS
 from gym_fed.export.readers.transformers import TransformersExport
 from gym_fed.export.run import export

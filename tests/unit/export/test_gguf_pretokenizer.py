@@ -10,9 +10,8 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from gym_fed.export.gguf.pretokenizer import PATTERNS, matching
 from gym_fed.export.gguf.probes import COUNT, probes
-from gym_fed.export.gguf.vocabulary import teach
+from gym_fed.export.gguf.vocabulary import PATTERNS, matching, teach
 from gym_fed.export.readers.reading import PASSAGE
 
 

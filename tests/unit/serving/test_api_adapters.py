@@ -14,10 +14,10 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator, KeyFile
-from gym_fed.serving.openai.adapters import LOAD, UNLOAD, manifest_path
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
-from gym_fed.serving.store.signing import undo
+from gym_fed.serving.openai.tokenizing import LOAD, UNLOAD, manifest_path
+from gym_fed.serving.store.history import undo
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.scripted_engine import ScriptedEngine
@@ -208,7 +208,7 @@ def test_gym_variant_sign_writes_what_the_server_reads(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from gym_fed.cli.main import app
-    from gym_fed.serving.openai.adapters import _manifest_beside
+    from gym_fed.serving.openai.tokenizing import _manifest_beside
 
     delta, pem = small_delta(tmp_path / "x.gymdelta"), tmp_path / "key.pem"
     KEY.save(pem)

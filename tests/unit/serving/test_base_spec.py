@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gym_fed.base.models import load_model, nano_path
 from gym_fed.delta.base import BaseSpec
-from gym_fed.serving.base_spec import spec_of_files
+from gym_fed.serving.base import spec_of_files
 from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
 from gym_fed.serving.forward.plain_model import PlainModel
 from tests.unit.serving.test_plain_model import HELD, saved
@@ -71,7 +71,7 @@ def test_torch_is_not_needed() -> None:
     program = """
 import sys
 from gym_fed.base.models import nano_path
-from gym_fed.serving.base_spec import spec_of_files
+from gym_fed.serving.base import spec_of_files
 assert spec_of_files(nano_path(), "gym-nano").num_parameters
 print([name for name in ("torch", "transformers") if name in sys.modules])
 """

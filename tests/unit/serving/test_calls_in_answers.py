@@ -19,7 +19,7 @@ from gym_fed.serving.openai.responses_answer import ResponsesAnswer
 from gym_fed.serving.openai.responses_request import ResponsesRequest
 from gym_fed.serving.openai.service import CHAT, OpenAIService
 from gym_fed.serving.openai.stored_answers import StoredAnswers
-from gym_fed.serving.openai.tool_calls import CallParser
+from gym_fed.serving.openai.tool_formats.base import CallParser
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tool_templates import source_of
 

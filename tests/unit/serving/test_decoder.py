@@ -12,7 +12,7 @@ from gym_quant.kernels import dispatch
 from gym_quant.kernels.decode import NormWeight
 
 from gym_fed.core.errors import GymError
-from gym_fed.serving.forward import multi_variant, variant_terms
+from gym_fed.serving.forward import multi_variant, segments
 from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.decoder import Decoder, Norm
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
@@ -227,7 +227,7 @@ def test_signs_alone_are_added_by_one_call_a_projection_to_their_own_rows(
 
         before = dict(served.sign_products)
         with monkeypatch.context() as patch:
-            patch.setattr(variant_terms, "add_linear", lambda *_: 1 / 0)
+            patch.setattr(segments, "add_linear", lambda *_: 1 / 0)
             found = logits()
         linear = sum(target.kind == "linear" for target in served.layout.target_modules)
         assert served.sign_products[kernel] - before[kernel] == linear
@@ -254,7 +254,7 @@ def test_factors_are_added_by_one_call_a_projection_to_their_own_rows(
             return served.step(chunks)
 
         with monkeypatch.context() as patch:
-            patch.setattr(variant_terms, "add_linear", lambda *_: 1 / 0)
+            patch.setattr(segments, "add_linear", lambda *_: 1 / 0)
             found = logits()
             alone = served.step([Chunk(wholes[2], served.new_cache(), variants[2])])
         linear = sum(target.kind == "linear" for target in served.layout.target_modules)

@@ -12,7 +12,7 @@ from gym_fed.base.models import load_adapted
 from gym_fed.config.content_filter import ClassifierConfig, FilterConfig
 from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.filter.classifier import Classifier
+from gym_fed.serving.filter.content_filter import Classifier
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.openai.service import CHAT

@@ -13,9 +13,8 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.forward import variant_weights
 from gym_fed.serving.forward.chunk import Chunk
-from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.variant_weights import loaded_variant
+from gym_fed.serving.forward.variant_weights import LoadedVariant, loaded_variant
 
 IDS = [index * 7 % 251 for index in range(40)]
 

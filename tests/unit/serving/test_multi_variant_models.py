@@ -11,9 +11,9 @@ from gym_quant.kernels import MODES, ResidentSigns
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.chunk import Chunk, HiddenMean
-from gym_fed.serving.forward.loaded import LoadedVariant
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.variant_weights import FactorWeight, ModelLayout, PackedWeight
+from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.serving.forward.variant_weights import FactorWeight, LoadedVariant, PackedWeight
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 SIZES = {

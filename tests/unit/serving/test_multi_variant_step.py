@@ -16,8 +16,8 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.forward.padded import TreeAttention
 from gym_fed.serving.forward.target_modules import ModelLayout
-from gym_fed.serving.forward.tree_attention import TreeAttention
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
 PROMPTS = [[5, 9, 2, 44, 17, 3, 8], [1, 2, 3], [90, 80, 70, 60, 50], [7, 7, 9, 11], [33, 4, 12, 60, 2, 9]]

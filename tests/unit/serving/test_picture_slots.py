@@ -16,8 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import MOST_WAITING, PER_CALLER, SLOTS, Gateway, PictureSlots
 from gym_fed.serving.http.keys import Authenticator
-from gym_fed.serving.openai.message_pictures import count_pictures
-from gym_fed.serving.pictures.reader import PictureReader
+from gym_fed.serving.pictures.reader import PictureReader, count_pictures
 from gym_fed.serving.setup import open_serving
 from tests.support.vision_models import data_url, drawn, image_part, vision_model
 

@@ -16,7 +16,7 @@ from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.quantization.config import CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer
-from gym_fed.serving.engine.generation import Generation
+from gym_fed.serving.engine.request import Generation
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import RequestError

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
+from gym_fed.serving.engine.admission import PrefixCache
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool, LayerShape
-from gym_fed.serving.forward.prefix_cache import PrefixCache
 
 SHAPES = {0: LayerShape(1, 4, 4)}
 BLOCK_BYTES = 16 * (4 + 16) * 4

@@ -11,8 +11,7 @@ import pytest
 
 from gym_fed.config.serving import SamplingConfig, ServingConfig, StoredAnswersConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.base import load_base
-from gym_fed.serving.end_tokens import end_ids
+from gym_fed.serving.base import end_ids, load_base
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService

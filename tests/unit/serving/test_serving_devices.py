@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gym_fed.serving.engine import sampling
-from gym_fed.serving.forward.attention import PackedTokens, packed, packed_attention
+from gym_fed.serving.forward.attention import packed, packed_attention
+from gym_fed.serving.forward.chunk import PackedTokens
 from gym_fed.serving.forward.kv_cache import KVPool
 from gym_fed.serving.forward.segments import Segments
 

@@ -17,8 +17,7 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.engine.generation import Generation
-from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.serving.engine.request import Generation, GenerationRequest, SamplingParams
 from gym_fed.serving.engine.scheduler import FairQueue, Scheduler, TokenCounters
 from gym_fed.serving.engine.sequence import ScheduledRequest
 from tests.support.toy_engine import ToyModel, ToyPool, ToySource

@@ -14,9 +14,15 @@ from gym_fed.core.registries import TOOL_FORMATS
 from gym_fed.serving.openai.fields import parse
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import CHAT_NEUTRAL, ChatRequest
-from gym_fed.serving.openai.tool_calls import MAX_CALLS, Call, CallEnd, CallParser, MoreArguments
 from gym_fed.serving.openai.tool_formats._mistral import short_id
-from gym_fed.serving.openai.tool_formats.base import MAX_CALL_CHARACTERS
+from gym_fed.serving.openai.tool_formats.base import (
+    MAX_CALL_CHARACTERS,
+    MAX_CALLS,
+    Call,
+    CallEnd,
+    CallParser,
+    MoreArguments,
+)
 from gym_fed.serving.openai.tool_formats.hermes import Hermes
 from gym_fed.serving.openai.tool_formats.pythonic import calls_of
 from gym_fed.serving.openai.tool_template import ToolTemplate, ToolUse

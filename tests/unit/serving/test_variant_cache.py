@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store import variant_cache
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.variant_cache import VariantCache

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from gym_fed.serving.forward.loaded import LoadedVariant
+from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.resident import HALVED_SECONDS, ResidentFiles, UseCounts
 

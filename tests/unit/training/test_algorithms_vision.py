@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.modeling.processors import load_vision_model
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.vision.conversations import encode_image_rows, load_vision_model, place_images
+from gym_fed.training.vision.conversations import encode_image_rows, place_images
 from gym_fed.training.vision.trainer import ImageBatches
 
 COLOURS = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.modeling.processors import load_vision_model
 from gym_fed.base.models import load_model
 from gym_fed.config.recipe_presets import sizes_for
 from gym_fed.config.recipes import get_recipe, recipes, relocated
@@ -24,7 +25,6 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.generation import answer
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.vision.conversations import load_vision_model
 from tests.support.siblings import SIBLINGS, make_sibling
 from tests.support.variants import load
 

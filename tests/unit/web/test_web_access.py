@@ -12,11 +12,19 @@ from fastapi.testclient import TestClient
 from starlette.responses import Response
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.web import keys as web_keys
-from gym_fed.web.access import MAX_SESSIONS, MAX_SESSIONS_OF_KEY, SESSION_SECONDS, Access, Role, Visitor
+from gym_fed.web import access as web_keys
+from gym_fed.web.access import (
+    MAX_FILE_BYTES,
+    MAX_SESSIONS,
+    MAX_SESSIONS_OF_KEY,
+    SESSION_SECONDS,
+    Access,
+    Role,
+    Visitor,
+    WebKeys,
+)
 from gym_fed.web.app import HEADERS, MAX_BODY_BYTES, Changing, Face, Looking, Measuring, Operating, create_app
 from gym_fed.web.events import Feed
-from gym_fed.web.keys import MAX_FILE_BYTES, WebKeys
 from gym_fed.web.server import WebServer
 
 HERE = "http://127.0.0.1:7000"

@@ -12,11 +12,10 @@ from fastapi import APIRouter
 from fastapi.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.web import keys as web_keys
-from gym_fed.web.access import MAX_SESSIONS_OF_KEY, Access
+from gym_fed.web import access as web_keys
+from gym_fed.web.access import MAX_SESSIONS_OF_KEY, Access, WebKeys
 from gym_fed.web.app import MAX_LOGIN_BYTES, Face, create_app
 from gym_fed.web.events import Feed
-from gym_fed.web.keys import WebKeys
 from gym_fed.web.server import WebServer
 
 HERE = "http://10.1.2.3:7000"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_fed.webui.curves import MAX_POINTS, MAX_SERIES, RunCurves, last_values, thinned
-from gym_fed.webui.plain import plain
+from gym_fed.webui.workbench import plain
 
 
 def write(folder: Path, *lines: object, name: str = "metrics.jsonl") -> None:

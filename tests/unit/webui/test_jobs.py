@@ -155,7 +155,7 @@ def test_a_workbench_that_is_killed_before_it_wrote_the_job_starts_nothing(
     place = jobs.folder / "20260101-000000-01234567"
     place.mkdir(parents=True)
     subprocess.run(
-        [sys.executable, "-m", "gym_fed.webui.job_process", str(place), "sleeper"],
+        [sys.executable, "-m", "gym_fed.webui.jobs", str(place), "sleeper"],
         stdin=subprocess.DEVNULL,
         check=True,
         timeout=30,

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder_lock import FolderLock
-from gym_fed.webui import model_actions, models
+from gym_fed.webui import models
 from gym_fed.webui.jobs import Jobs
 from tests.support.nano_store import nano_store
 from tests.support.webui_client import webui_client
@@ -171,7 +171,7 @@ def test_a_model_in_use_is_neither_renamed_nor_deleted(
     assert (refused.status_code, "Export" in refused.text) == (409, True)
     job.status = "ended"
     served = SimpleNamespace(facts=lambda: [{"base": "tuned"}])
-    monkeypatch.setattr(model_actions, "servers_of", lambda workbench: served)
+    monkeypatch.setattr(models, "servers_of", lambda workbench: served)
     assert (
         "play has loaded it" in client.post(f"{API}/delete", json={"model": "tuned", "confirmed": True}).text
     )

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.webui.inventory import ModelServers
 from gym_fed.webui.jobs import Jobs
-from gym_fed.webui.model_servers import ModelServers
 from tests.support.webui_client import webui_client
 
 API = "/api/v1/play"

@@ -20,7 +20,7 @@ from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.run_detail import RunList, config_text
-from gym_fed.webui.watch import RunWatch
+from gym_fed.webui.runs import RunWatch
 from gym_fed.webui.workbench import open_workbench
 from tests.support.webui_client import webui_client
 

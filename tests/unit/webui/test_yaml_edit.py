@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gym_fed.config.recipes import recipes
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.webui.yaml_edit import with_value
+from gym_fed.webui.train_form import with_value
 
 TEXT = """\
 # What it is.

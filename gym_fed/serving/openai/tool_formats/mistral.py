@@ -22,7 +22,4 @@ class Mistral(MistralFormat):
         rules = f'calls: /\\s?/ "[" body {more} "]"\nbody: {body}\n'
         if required:
             return CallGrammar(f"start: calls\n{rules}", schemas)
-        return CallGrammar(
-            f"start: TEXT | begin calls\nbegin[lazy]: TEXT {mark(MARK)}\n{rules}",
-            schemas,
-        )
+        return CallGrammar(f"start: TEXT | begin calls\nbegin[lazy]: TEXT {mark(MARK)}\n{rules}", schemas)

@@ -41,7 +41,7 @@ class Pythonic(ToolFormat):
         return PythonicReader(mark, tools)
 
     def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
-        raise CannotHold("calls in Python's form cannot be held to a schema")
+        raise CannotHold("calls in Python's form cannot be constrained by a schema")
 
 
 class PythonicReader(CallReader):
@@ -128,9 +128,8 @@ def calls_of(text: str, tools: Tools) -> list[NewCall]:
 
 def _call(node: ast.expr, tools: Tools) -> NewCall:
     before = ""
-    if isinstance(node, ast.BinOp) and isinstance(
-        node.op, ast.Sub
-    ):  # a hyphen in a name parses as Python's minus
+    # A hyphen in a name parses as Python's minus
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         before, node = f"{ast.unparse(node.left)} - ".replace(" - ", "-"), node.right
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call by keywords")
