@@ -14,9 +14,8 @@ import yaml
 from gym_fed.config.recipe_presets import fitted, sizes_for
 from gym_fed.config.recipes import Recipe, recipes
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.planning.duration import step_operations
 from gym_fed.training.planning.memory import memory_of
-from gym_fed.training.planning.plan import gib
+from gym_fed.training.planning.plan import gib, step_operations
 from gym_fed.training.planning.sizes import sizes_of
 
 ROOT = Path(__file__).resolve().parents[1]

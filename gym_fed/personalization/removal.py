@@ -94,7 +94,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 def _require_idle(work: Iterable[Path]) -> None:
     """Raise an error if a process trains below one of these folders."""
-    from gym_fed.training.run.folder_lock import LOCK_FILE, is_held
+    from gym_fed.training.run.folder import LOCK_FILE, is_held
 
     for path in work:
         if any(is_held(lock.parent) for lock in path.rglob(LOCK_FILE)):

@@ -28,7 +28,7 @@ from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main, world_size
-from gym_fed.training.rows.run_kind import rows_to_encode
+from gym_fed.training.rows.run_rows import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512

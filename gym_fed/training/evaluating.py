@@ -15,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.training.active_features import apply_features, featured
+from gym_fed.training.features.base import apply_features, featured
 from gym_fed.training.model.loading import load_for_training
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template
 from gym_fed.training.processes.sharding import is_placed
@@ -40,8 +40,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """
     from transformers import PrinterCallback
 
-    from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
-    from gym_fed.training.rows.sources import rows_of
+    from gym_fed.training.rows.run_rows import rows_of, rows_to_encode, rows_to_learn
 
     check_config(config)
     algorithm, tuning = ALGORITHMS.new(config.algorithm), TUNING.new(config.finetuning)

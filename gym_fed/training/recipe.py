@@ -244,7 +244,7 @@ def _experiment(folder: Path) -> Tracks:
 
 
 def _critic(loaded: LoadedModel) -> Any:
-    from gym_fed.training.algorithms.ppo._critic import critic_like
+    from gym_fed.training.model.critic import critic_like
 
     return critic_like(loaded.model, train_body=True)
 

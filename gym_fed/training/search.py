@@ -22,12 +22,13 @@ from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
 from gym_fed.training.run.checks import check_config
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock
 from gym_fed.training.run.hooks import ShouldStop, StepReport
 from gym_fed.training.run.spikes import Diverged
 
 if TYPE_CHECKING:
     import optuna
+
 
 _FOLDER = "folder"  # user attribute: where the trial runs
 _ENDED = "ended"  # user attribute: why it has no value

@@ -23,31 +23,28 @@ from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.tracking.experiment import Experiment
-from gym_fed.training.active_features import apply_features, featured
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.defaults import Defaults
+from gym_fed.training.features.base import apply_features, featured
 from gym_fed.training.model.adapters import require_none_merged, resolve_adapters, trained_on
 from gym_fed.training.model.loading import load_for_training, require_dtype
+from gym_fed.training.model.peft_models import require_head_without_adapter, resume_adapter
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
-from gym_fed.training.rows.last_encoded import LastEncoded
-from gym_fed.training.rows.run_rows import RunRows, encode_run, has_held_out, rows_of_run
+from gym_fed.training.rows.run_rows import LastEncoded, RunRows, encode_run, has_held_out, rows_of_run
 from gym_fed.training.run.check import begin_check, evaluates_first
 from gym_fed.training.run.checks import check_config, check_graders, require_training
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
-from gym_fed.training.run.ending import checked, make_result, save_result, settle_model
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.hooks import KeptRandomState, OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.run.job import Job
-from gym_fed.training.run.loop import run_to_end
+from gym_fed.training.run.loop import checked, make_result, run_to_end, save_result, settle_model
 from gym_fed.training.run.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
 from gym_fed.training.trl_glue import unpatched_afterwards
-from gym_fed.training.tuning._peft import require_head_without_adapter
-from gym_fed.training.tuning._resume import resume_adapter
 from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 

@@ -11,6 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.model.output_head import own_heads
 
@@ -51,8 +54,6 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         """Return the trainer's sampler; rows grouped by length have an order per epoch."""
         from transformers.trainer_pt_utils import LengthGroupedSampler
-
-        from gym_fed.training.rows.length_groups import EpochLengthGroups
 
         sampler = super()._get_train_sampler(dataset)
         if isinstance(sampler, LengthGroupedSampler):
@@ -98,6 +99,32 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
+@cache
+def local(trainer: type) -> Any:
+    """Return a TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
+    from gym_fed.training.processes.sharded_checkpoints import ShardedCheckpoints
+    from gym_fed.training.run.checkpoints import SealedCheckpoints
+
+    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, trainer)
+    return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})
+
+
+class EpochLengthGroups(LengthGroupedSampler):
+    """transformers' order of ``group_by_length``, drawn from seed and epoch.
+
+    Its own is drawn from the process's random state as that is when an epoch begins, which a run resumed within a later
+    epoch does not have.
+    """
+
+    def __init__(self, of: LengthGroupedSampler, seed: int) -> None:
+        super().__init__(of.batch_size, lengths=of.lengths, generator=torch.Generator().manual_seed(seed))
+        self._seed = seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch; accelerate's dataloader calls it before each one."""
+        self.generator.manual_seed(self._seed + epoch)
+
+
 def _require_adapter(model: Any, folder: Path) -> None:
     file = folder / "adapter_model.safetensors"
     if not hasattr(model, "peft_config") or not file.is_file():
@@ -114,16 +141,6 @@ def _require_adapter(model: Any, folder: Path) -> None:
             f"{folder}: lacks {len(missing)} weights of the adapter, such as {missing[0]}",
             "delete the checkpoint, or start again in another output_dir",
         )
-
-
-@cache
-def local(trainer: type) -> Any:
-    """Return a TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
-    from gym_fed.training.processes.sharded_checkpoints import ShardedCheckpoints
-    from gym_fed.training.run.checkpoints import SealedCheckpoints
-
-    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, trainer)
-    return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from gym_fed.config.train.defaults import LARGE, ROW_KEYS, method_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
-from gym_fed.training.run.folder_lock import is_held
+from gym_fed.training.run.folder import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.jobs import json_of
 from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work

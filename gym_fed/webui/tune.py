@@ -19,7 +19,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.search import SearchSettings
 from gym_fed.config.yaml.strict import parse_config
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.run.folder_lock import is_held
+from gym_fed.training.run.folder import is_held
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.run_detail import is_at_work, job_of
 from gym_fed.webui.train import kept_text, path_below_runs

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.variant import MAX_RECEIPT_BYTES, SignedRemoval, VariantRemoval
 from tests.support.loopback_hub import LoopbackHub, some_delta

@@ -32,7 +32,7 @@ from gym_fed.core.text import plain
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.delta.encode import Refine
-    from gym_fed.training.rows.last_encoded import LastEncoded
+    from gym_fed.training.rows.run_rows import LastEncoded
     from gym_fed.training.run.result import TrainResult
 
 _LOGGED_STEPS = 10
@@ -187,7 +187,7 @@ def _trained_update(
 @cache
 def _last_encoded() -> LastEncoded:
     """Return the cache of encoded rows, shared by all rounds of this process."""
-    from gym_fed.training.rows.last_encoded import LastEncoded
+    from gym_fed.training.rows.run_rows import LastEncoded
 
     return LastEncoded()
 

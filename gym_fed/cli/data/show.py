@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.evaluation.contamination_check import ContaminationCheck, ContaminationReport
 
+
 _LEARNT, _READ = "bold green", "dim"
 
 
@@ -194,8 +195,7 @@ def _of_config(
     from gym_fed.data.rows import place_of, unread_keys
     from gym_fed.data.string_rows import count_forms
     from gym_fed.training.model.template_tokens import template_tokenizer
-    from gym_fed.training.rows.run_kind import rows_to_encode, rows_to_learn
-    from gym_fed.training.rows.sources import rows_of
+    from gym_fed.training.rows.run_rows import rows_of, rows_to_encode, rows_to_learn
 
     algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer

@@ -22,8 +22,7 @@ from gym_fed.core.text import counted, plain
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.training.run.check import CheckResult
-    from gym_fed.training.run.result import TrainResult
+    from gym_fed.training.run.result import CheckResult, TrainResult
 
 
 def train(
@@ -164,7 +163,7 @@ def _require_config(config: Path) -> None:
 
 def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
     """Encode the rows into ``tokenized_path`` and report what became of them."""
-    from gym_fed.training.rows.preprocess import preprocess
+    from gym_fed.training.rows.tokenized import preprocess
 
     counts, eval_counts, index = preprocess(settings)
     say = say_rows(settings.max_length)

@@ -2,10 +2,9 @@
 
 A folder holds a family: each file that does not begin with ``_`` is an algorithm, the others are what they share.
 
-- ``sft``, ``pretrain``, ``reward_model``: next-token loss, and a score learned from pairs.
-- ``preference/``: ``dpo``, ``tdpo``, ``kto``, ``orpo``, ``simpo``.
-- ``grpo/``: ``grpo``, ``gspo``, ``rloo``, which compare the answers to one prompt.
-- ``ppo/``: ``ppo``, whose critic estimates the value of each token.
+- ``sft``, ``pretrain``: next-token loss.
+- ``preference/``: ``dpo``, ``tdpo``, ``kto``, ``orpo``, ``simpo``, and ``reward_model``, a score learned from pairs.
+- ``rewards/``: ``grpo``, ``gspo``, ``rloo``, which compare the answers to one prompt, and ``ppo``, which has a critic.
 - ``distillation/``: ``distillation``, ``sequence_distillation``.
 - ``unlearning/``: ``gradient_difference``, ``npo``.
 

@@ -7,8 +7,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
-from gym_fed.training.features._passes import reference_mode, writes_answers
-from gym_fed.training.features.base import Feature
+from gym_fed.training.features.base import Feature, reference_mode, writes_answers
 
 
 class MixtureOfDepths(Feature):

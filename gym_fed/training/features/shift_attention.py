@@ -9,9 +9,8 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.training.features._passes import reference_mode, writes_answers
 from gym_fed.training.features.attention import attention_of
-from gym_fed.training.features.base import Feature
+from gym_fed.training.features.base import Feature, reference_mode, writes_answers
 
 
 class ShiftAttention(Feature):

@@ -26,7 +26,7 @@ def known_architecture(config: TrainingConfig) -> Any | None:
 
     try:
         if config.model_init is not None:
-            from gym_fed.training.model.scratch import scratch_config
+            from gym_fed.training.model.loading import scratch_config
 
             return scratch_config(config.model_init)
         if config.model is None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import TrainerCallback
-
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
-from gym_fed.training.optimizers._made import MadeOptimizer
+from gym_fed.training.optimizers.base import MadeOptimizer
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,16 @@ class ScheduleFree(MadeOptimizer):
         return super().construct(groups, config.model_copy(update={"optimizer_args": warm}))
 
     def callbacks(self, config: TrainingConfig) -> list[Any]:
-        return [_Exchange()]
+        from transformers import TrainerCallback
 
+        class AverageAtEnd(TrainerCallback):
+            """Replaces the weights by the average after the last step, before its checkpoint."""
 
-class _Exchange(TrainerCallback):
-    """A callback that replaces the weights by the average after the last step, before its checkpoint."""
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if state.global_step >= state.max_steps:
+                    kwargs["optimizer"].eval()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step >= state.max_steps:
-            kwargs["optimizer"].eval()
+            def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                kwargs["optimizer"].eval()  # if the run ended early; a second call does nothing
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        kwargs["optimizer"].eval()  # of a run that ended early; does nothing the second time
+        return [AverageAtEnd()]

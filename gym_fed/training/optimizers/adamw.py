@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.optimizers._made import called, grouped
-from gym_fed.training.optimizers.base import OptimizerChoice, check_known
+from gym_fed.training.optimizers.base import OptimizerChoice, called, check_known, grouped
 
 
 class AdamW(OptimizerChoice):

@@ -13,8 +13,14 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.requirements import require_package
-from gym_fed.training.optimizers._made import MadeOptimizer, called, imported, refuse_adapters, split
-from gym_fed.training.optimizers.base import check_known
+from gym_fed.training.optimizers.base import (
+    MadeOptimizer,
+    called,
+    check_known,
+    imported,
+    refuse_adapters,
+    split,
+)
 
 _MODES = ("descending", "ascending", "random", "fixed")
 _OWN = {

@@ -8,8 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.optimizers._made import MadeOptimizer, called, hidden_matrices, split
-from gym_fed.training.optimizers.base import TrainedWeight, refuse_loraplus
+from gym_fed.training.optimizers.base import (
+    MadeOptimizer,
+    TrainedWeight,
+    called,
+    hidden_matrices,
+    refuse_loraplus,
+    split,
+)
 
 
 class Muon(MadeOptimizer):

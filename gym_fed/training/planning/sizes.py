@@ -93,7 +93,7 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     """
     import torch
 
-    from gym_fed.training.optimizers._made import hidden_matrices
+    from gym_fed.training.optimizers.base import hidden_matrices
     from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
     with torch.device("meta"), quiet_loading():
@@ -133,7 +133,7 @@ def empty_config(config: TrainingConfig) -> Any:
         GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
     """
     if config.model_init is not None:
-        from gym_fed.training.model.scratch import scratch_config
+        from gym_fed.training.model.loading import scratch_config
 
         return scratch_config(config.model_init)
     if config.model is None:

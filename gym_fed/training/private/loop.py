@@ -24,8 +24,7 @@ import torch
 
 from gym_fed.core.errors import ErrorCode
 from gym_fed.data.encoding import IGNORED
-from gym_fed.training.private.gradients import ClippedGradients, require_exact
-from gym_fed.training.private.noise import noisy_optimizer
+from gym_fed.training.private.gradients import ClippedGradients, noisy_optimizer, require_exact
 from gym_fed.training.private.plan import Plan, make_plan
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.spikes import Diverged

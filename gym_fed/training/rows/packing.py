@@ -10,7 +10,6 @@ from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.encoding import Encoded
 from gym_fed.training.model.architecture import known_architecture
-from gym_fed.training.trl_glue import quiet_datasets
 
 
 def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
@@ -26,6 +25,8 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
     """
     from datasets import Dataset
     from trl import pack_dataset
+
+    from gym_fed.training.trl_glue import quiet_datasets
 
     columns = {key: [row[key] for row in rows] for key in ("input_ids", "labels")}
     with quiet_datasets():

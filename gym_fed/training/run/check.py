@@ -35,9 +35,74 @@ from gym_fed.evaluation.retention import (
     retention_scores,
 )
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.rows.run_kind import rows_to_encode
-from gym_fed.training.run.check_rows import answer_of, prompt_of, shown_prompt
-from gym_fed.training.run.reward_warnings import reward_warnings
+from gym_fed.training.rows.run_rows import rows_to_encode
+from gym_fed.training.run.result import CheckResult, HeldOut
+
+_MANY_TRUNCATED = 0.5
+_NO_SPREAD = 1e-6
+
+
+def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
+    """Return warnings from the log, with remedies; empty for algorithms without rewards.
+
+    Args:
+        config: The run's config.
+        history: What the trainer logged at each step: of GRPO and its kin ``completions/clipped_ratio`` and
+            ``reward_std``.
+    """
+    warnings = []
+    clipped = [
+        entry["completions/clipped_ratio"] for entry in history if "completions/clipped_ratio" in entry
+    ]
+    spread = [entry["reward_std"] for entry in history if "reward_std" in entry]
+    section = config.chosen_sections().get(config.algorithm)
+    limit = getattr(section, "max_completion_length", None)
+    if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
+        warnings.append(
+            f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
+            f"rewards say little; raise it, or ask for shorter answers"
+        )
+    if spread and (flat := sum(value <= _NO_SPREAD for value in spread)) > _MANY_TRUNCATED * len(spread):
+        warnings.append(
+            f"in {flat} of {len(spread)} steps all answers to a prompt got the same reward, from which nothing is "
+            f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
+            "or take prompts that the model sometimes gets right"
+        )
+    return warnings
+
+
+def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
+    """Return a row's prompt up to the last answer; None for texts, encoded rows, and rows with tools or images."""
+    if row.get("tools") or row.get("images"):
+        return None
+    if "messages" in row:
+        messages = list(row["messages"])
+        if len(messages) > 1 and messages[-1].get("role") == "assistant":
+            return messages[:-1]
+        return None
+    prompt = row.get("prompt")
+    return prompt if isinstance(prompt, str | list) and prompt else None
+
+
+def answer_of(row: dict[str, Any]) -> str:
+    """Return the row's answer to its prompt; empty if it has none."""
+    for key in ("completion", "answer", "chosen"):
+        value = row.get(key)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list) and value:
+            last = value[-1]
+            return str(last.get("content") or "") if isinstance(last, dict) else str(last)
+    messages = row.get("messages")
+    return str(messages[-1].get("content") or "") if messages else ""
+
+
+def shown_prompt(prompt: str | list[dict[str, Any]] | None) -> str:
+    """Return the last message of a prompt, as it is printed."""
+    if isinstance(prompt, list):
+        return str(prompt[-1].get("content") or "")
+    return prompt or ""
+
 
 FILE = "check.json"
 _PROMPTS = 3
@@ -71,55 +136,6 @@ class Measurement:
     def scores(self) -> RetentionScores:
         """The scores of the retention set alone."""
         return RetentionScores(self.retention, self.right)
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """The loss on held-out rows: the mean over rows of each row's nats per token.
-
-    Attributes:
-        num_rows: Number of measured rows.
-        before: Mean loss before training.
-        after: Mean loss after training.
-        stderr: Standard error of ``after - before``, paired by row; None where only means are known.
-    """
-
-    num_rows: int
-    before: float
-    after: float
-    stderr: float | None
-
-
-@dataclass(frozen=True)
-class CheckResult:
-    """The gains and losses of a run.
-
-    Attributes:
-        held_out: None without held-out rows.
-        retention: None where the base does not know the retention set.
-        prompts: The user's prompts that were answered.
-        before: Their answers by the model before training.
-        after: Their answers after training.
-        warnings: Warnings for the user, with remedies.
-        skipped: Parts that were not checked, and why.
-        expected: The rows' own answers to the prompts.
-    """
-
-    held_out: HeldOut | None
-    retention: Retention | None
-    prompts: list[str]
-    before: list[str]
-    after: list[str]
-    warnings: list[str]
-    skipped: list[str]
-    expected: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        values = asdict(self)
-        if self.retention is not None:
-            values["retention"] = self.retention.as_dict()
-        return values
 
 
 class LearningCheck:

@@ -1,24 +1,39 @@
-"""Checks of a config before a model is loaded: algorithm, tuning, optimiser, machine."""
+"""Checks of a run before anything is loaded: its config, the machine, and the files that the config names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.models import pick_device, resolve
+from gym_fed.base.models import load_tokenizer, pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.core.requirements import require_package
+from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.choice import read_chat_template
+from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
+from gym_fed.data.chat_templates.rendering import vision_template
+from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.reading import PlacedRow
+from gym_fed.data.rows import PlacedDict, Row, place_of
+from gym_fed.data.string_rows import is_string_row
 from gym_fed.tracking.experiment import ready_tracker
-from gym_fed.training.active_features import active_features
+from gym_fed.training.features.base import active_features
+from gym_fed.training.model.template_tokens import template_tokenizer
+from gym_fed.training.rows.run_rows import rows_to_encode, rows_to_learn
+from gym_fed.training.vision.conversations import check_vision_keys, is_vision_model
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
 
 
+MOST_ROWS = 1000
+
+
 def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
-    """Refuse what this machine or installation cannot run; nothing is silently left out or replaced.
+    """Refuse settings that this machine or installation cannot run; none is silently left out or replaced.
 
     Args:
         config: The config to check.
@@ -30,7 +45,6 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.model.adapters import check_adapters
     from gym_fed.training.model.quantization import check_quantization
     from gym_fed.training.model.reference import check_reference
-    from gym_fed.training.private.checks import check_privacy
     from gym_fed.training.processes.group import world_size
     from gym_fed.training.processes.sharding import check_distributed
     from gym_fed.training.rows.batch_size import check_batch_size
@@ -44,7 +58,8 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     processes = world_size() if num_processes is None else num_processes
     check_distributed(config, processes)
     check_privacy(config, processes)
-    ALGORITHMS.new(config.algorithm).check(config)
+    algorithm = ALGORITHMS.new(config.algorithm)
+    algorithm.check(config)
     check_packing(config)
     TUNING.new(config.finetuning).check(config)
     check_quantization(config)
@@ -54,7 +69,12 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     check_spikes(config)
     _check_delta(config)
     check_batch_size(config)
-    _check_order(config)
+    refuse_first(
+        (not config.shuffle and config.privacy, "privacy draws every batch at random"),
+        (not config.shuffle and algorithm.orders_rows, f"{config.algorithm} orders its rows by itself"),
+        prefix="shuffle: false, but ",
+        remedy="remove the key",
+    )
     check_tokenized(config)
     for name in config.tracking:
         ready_tracker(name)  # refuses one whose package is missing
@@ -62,27 +82,92 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         feature.check(config)
 
 
-def _check_order(config: TrainingConfig) -> None:
-    orders_rows = ALGORITHMS.type_of(config.algorithm).orders_rows
-    by_algorithm = f"shuffle: false, but {config.algorithm} orders its rows by itself"
+def check_inputs(config: TrainingConfig) -> None:
+    """Refuse a config whose model, rows or graders are missing, or whose chat template does not accept the rows.
+
+    The first thousand rows of every source are read, but none from the Hub.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
+    """
+    from gym_fed.data.sources import source_rows
+    from gym_fed.evaluation.graders._combined import build_graders
+
+    if config.model is None and config.model_init is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+    resolve(_tokenizer_name(config))
+    check_vision_keys(config)
+    refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
+    for source in (*config.data, *config.eval_data):
+        if source.hub is None and source.name is None and not check_template(config, source_rows(source)):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"data: {source.path or source.dataset} holds no rows",
+                "give at least one",
+            )
+    check_graders(config, build_graders(config.graders))
+
+
+def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
+    """Render the first ``MOST_ROWS`` rows by the chat template, as the run would.
+
+    Returns:
+        The number of rows, at most ``MOST_ROWS``.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the row that the template refuses, leaves something of, or whose answers
+            cannot be located; or for a tokenizer without a template.
+    """
+    from gym_fed.training.algorithms.sft import Sft
+
+    algorithm = ALGORITHMS.new(config.algorithm)
+    placed = [PlacedDict.of(row, place) for place, row in islice(rows, MOST_ROWS)]
+    learned = rows_to_learn(config, placed)
+    if not any(_is_chat(row) or is_string_row(row) for row in learned):
+        return len(placed)
+    tokenizer = template_tokenizer(load_tokenizer(_tokenizer_name(config)), config)
+    chats = [row for row in rows_to_encode(config, tokenizer, learned) if _is_chat(row)]
+    if not chats:
+        return len(placed)
+    require_chat_template(tokenizer)
+    if not isinstance(algorithm, Sft):
+        for number, row in enumerate(chats, 1):
+            _render_answers(config, tokenizer, row, place_of(row, number))
+        return len(placed)
+    assistant_only = algorithm.assistant_only(config)
+    if config.model is not None and is_vision_model(config.model):
+        if assistant_only:
+            vision_template(tokenizer)
+        return len(placed)
+    renderer = ChatRenderer(tokenizer, assistant_only, config.mask_history, config.reasoning)
+    render_rows(renderer, [(row, place_of(row, number)) for number, row in enumerate(chats, 1)])
+    return len(placed)
+
+
+def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
+    """Refuse a run that needs rewards and has no graders, or two graders of one name."""
+    names = [grader.name for grader in graders]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    no_rewards = ALGORITHMS.new(config.algorithm).needs_graders and not names
     refuse_first(
         (
-            not config.shuffle and config.privacy,
-            "shuffle: false, but privacy draws every batch at random",
-            "remove the key",
+            no_rewards,
+            f"{config.algorithm} learns from rewards, and nothing gives any",
+            "list at least one grader, such as: graders: [{grader: exact}]",
         ),
-        (not config.shuffle and orders_rows, by_algorithm, "remove the key"),
+        (duplicate is not None, f"two graders are called {duplicate!r}", "name them differently"),
+        prefix="graders: ",
     )
 
 
 def require_training(config: TrainingConfig) -> None:
-    """Refuse to train by a config that requests something else.
+    """Refuse to train with a config that is for preprocessing or evaluation only.
 
     Raises:
-        GymError: ``USAGE`` naming what does that.
+        GymError: ``USAGE`` naming the key.
     """
     others = {
-        "preprocess_only": "gym_fed.training.rows.preprocess.preprocess",
+        "preprocess_only": "gym_fed.training.rows.tokenized.preprocess",
         "evaluate_only": "gym_fed.training.evaluating.evaluate",
     }
     for key, function in others.items():
@@ -94,59 +179,103 @@ def require_training(config: TrainingConfig) -> None:
             )
 
 
+def check_privacy(config: TrainingConfig, num_processes: int) -> None:
+    """Refuse settings that would make epsilon wrong, before anything is loaded. Without ``privacy`` do nothing.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with the reason and the remedy; ``MISSING_DEPENDENCY``.
+    """
+    if config.privacy is None:
+        return
+    require_package("opacus", "privacy", "privacy")
+    require_package("dp_accounting", "privacy", "privacy")
+    algorithm = ALGORITHMS.type_of(config.algorithm)
+    features = [name for name, feature in active_features(config).items() if not feature.per_example]
+    joins = config.packing or (config.packing is None and algorithm.packing_default)
+    uses_dora = config.lora is not None and config.lora.use_dora
+    samples = any(source.dataset or (source.num_examples and not source.tasks) for source in config.data)
+    untried = "not tried with gradients of single examples"
+    not_accounted = (
+        f"algorithm: {config.algorithm} is not accounted for (its losses may look at several rows at once)"
+    )
+    refuse_first(
+        (not algorithm.per_example, not_accounted, "use sft or pretrain"),
+        (
+            not TUNING.type_of(config.finetuning).per_example,
+            f"finetuning: {config.finetuning} is {untried}",
+            "use full, freeze or lora",
+        ),
+        (uses_dora, f"lora.use_dora: its magnitudes are {untried}", "set it to false"),
+        (
+            not OPTIMIZERS.new(config.optimizer).per_example,
+            f"optimizer: {config.optimizer} may need more than noised gradients",
+            "use one such as adamw or sgd",
+        ),
+        (joins, "packing: clipping does not bound a row that is joined to others", "set packing: false"),
+        (
+            any(source.weight != 1 for source in config.data),
+            "data.weight: a repeated row is several examples, and a sampled share depends on all rows",
+            "give every source weight 1",
+        ),
+        (
+            samples,
+            "data.num_examples, data.dataset: the rows that are taken depend on the others",
+            "put the rows into a file, and name it in path",
+        ),
+        (
+            config.eval_split,
+            "eval_split: the rows that are held out depend on the others",
+            "hold rows out in a file of their own, eval_data",
+        ),
+        (config.group_by_length, "group_by_length: batches would depend on the rows", "remove it"),
+        (
+            config.max_grad_norm != TrainingConfig.model_fields["max_grad_norm"].default,
+            "max_grad_norm: clips whole batches, which bounds no single example",
+            "set privacy.max_grad_norm",
+        ),
+        (
+            config.loss_spikes,
+            "loss_spikes: reads the training loss, which is not noised",
+            "remove it; early_stopping on eval_data is allowed",
+        ),
+        (config.auto_batch_size, "auto_batch_size: tries rows out", "give per_device_train_batch_size"),
+        (features, f"{', '.join(features)}: {untried}", "remove it"),
+        (config.quantization, f"quantization: {untried}", "remove it"),
+        (config.dtype != "float32", f"dtype: {config.dtype} makes clipping inexact", "set dtype: float32"),
+        (num_processes > 1, f"{num_processes} processes: each would add its own noise", "set --nproc 1"),
+        suffix=", and privacy is set",
+    )
+
+
 def _check_delta(config: TrainingConfig) -> None:
     """Refuse ``save_delta`` if the result is not a delta of a base that others have."""
     if config.save_delta is None:
         return
     strategy = config.distributed_strategy
-    reasons: tuple[tuple[object, str], ...] = (
+    refuse_first(
         (config.model is None, "the base has no name: give model"),
         (ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM", "a reward model has another head"),
         (config.rope_scaling, "a delta does not hold rope_scaling"),
         (config.mixture_of_depths, "a delta does not hold the routers of mixture_of_depths"),
         (strategy != "ddp", f"under distributed.strategy {strategy} no process has the whole model"),
-    )
-    remedy = "remove it, and use gym delta encode after the run where that goes"
-    refuse_first(*((applies, f"save_delta: {reason}", remedy) for applies, reason in reasons))
-
-
-def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
-    """Refuse a run that needs rewards and has no graders, or two graders of one name."""
-    names = [grader.name for grader in graders]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    refuse_first(
-        (
-            ALGORITHMS.new(config.algorithm).needs_graders and not names,
-            f"graders: {config.algorithm} learns from rewards, and nothing gives any",
-            "list at least one grader, such as: graders: [{grader: exact}]",
-        ),
-        (duplicate is not None, f"graders: two graders are called {duplicate!r}", "name them differently"),
+        prefix="save_delta: ",
+        remedy="remove it, and use gym delta encode after the run where that goes",
     )
 
 
-def check_inputs(config: TrainingConfig) -> None:
-    """Refuse a config whose model, rows or graders are missing, or whose chat template does not accept the rows.
+def _render_answers(config: TrainingConfig, tokenizer: Any, row: Row, place: str) -> None:
+    if "messages" in row:  # the algorithm takes rows unchanged
+        return
+    answers: tuple[Any, ...] = ([], row.get("chosen"), row.get("rejected"), row.get("completion"))
+    for answer in answers:
+        if answer is not None and not isinstance(answer, str):
+            tools = row.get("tools") or None
+            write_answered(tokenizer, row["prompt"], answer, tools, place, reasoning=config.reasoning)
 
-    Of every source the first thousand rows are read; none of the hub's.
 
-    Raises:
-        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
-    """
-    from gym_fed.data.sources import source_rows
-    from gym_fed.evaluation.graders._combined import build_graders
-    from gym_fed.training.rows.template_check import check_template
-    from gym_fed.training.vision.conversations import check_vision_keys
+def _is_chat(row: Row) -> bool:
+    return "messages" in row or isinstance(row.get("prompt"), list)
 
-    if config.model is None and config.model_init is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
-    resolve(str(config.model) if config.model_init is None else config.model_init.tokenizer)
-    check_vision_keys(config)
-    refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
-    for source in (*config.data, *config.eval_data):
-        if source.hub is None and source.name is None and not check_template(config, source_rows(source)):
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"data: {source.path or source.dataset} holds no rows",
-                "give at least one",
-            )
-    check_graders(config, build_graders(config.graders))
+
+def _tokenizer_name(config: TrainingConfig) -> str:
+    return str(config.model if config.model_init is None else config.model_init.tokenizer)

@@ -1,4 +1,4 @@
-"""The folder of a run: its config, metrics, checkpoints and result; what may be resumed and what is refused.
+"""The folder of a run: its config, metrics, checkpoints, result and lock; what may be resumed and what is refused.
 
 ::
 
@@ -10,8 +10,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import warnings
 from datetime import datetime
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,78 @@ from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.file_lock import LockHeldError, lock
+from gym_fed.core.files import write_atomically
+from gym_fed.core.portable import O_NONBLOCK, read_at
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
-from gym_fed.training.run.checkpoints import newest_intact, require_intact, step_of
-from gym_fed.training.run.folder_lock import LOCK_FILE, FolderLock
+from gym_fed.training.run.checkpoints import (
+    another_run,
+    copy_checkpoint,
+    named_checkpoint,
+    newest_intact,
+    require_intact,
+)
+from gym_fed.training.run.reproducibility import RunWarning
+
+LOCK_FILE = ".lock"
+
+
+class FolderLock:
+    """A lock that is held from construction until ``release``.
+
+    Args:
+        folder: One that exists; ``.lock`` in it is the file that is locked.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` naming the process that holds it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file: FileIO | None = (folder / LOCK_FILE).open("a+b", buffering=0)
+        try:
+            lock(self._file)
+        except LockHeldError as error:
+            holder = read_at(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
+            self.release()
+            raise GymError(
+                ErrorCode.STATE_LOCKED,
+                f"{folder}: another process ({holder}) is at work in it",
+                "wait for it or stop it, or choose another output_dir",
+            ) from error
+        except OSError as error:  # a file system without locks
+            warnings.warn(
+                f"{folder}: cannot be locked ({error.strerror}); let no other process work in it",
+                RunWarning,
+                stacklevel=2,
+            )
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def is_held(folder: Path) -> bool | None:
+    """Return True if a process uses the folder; None if no lock was ever taken, or locks are not supported."""
+    try:
+        # Opening a named pipe would wait for a writer.
+        number = os.open(folder / LOCK_FILE, os.O_RDONLY | O_NONBLOCK)
+    except OSError:
+        return None
+    with FileIO(number) as file:
+        try:
+            lock(file, shared=True)
+        except LockHeldError:
+            return True
+        except OSError:  # a file system without locks
+            return None
+    return False
+
 
 # These decide where and how often something is written, never what is learnt; they may change when resuming.
 _FREE_KEYS = {
@@ -293,64 +362,3 @@ def _differences(key: str, old: Any, new: Any) -> list[str]:
         return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]
     before, now = ("a section" if isinstance(value, dict) else repr(value) for value in (old, new))
     return [f"{key} was {before} and is {now}"]
-
-
-def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
-    """Return the checkpoint of another run that the config names; None without one, and if this run has its own.
-
-    Args:
-        config: The run's config.
-        checkpoints: The run's own folder of checkpoints.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` when no run of `gym train` has written it, or when it is not this run's newest;
-            ``FILE_NOT_FOUND`` for ``resume_from_checkpoint: true`` without any.
-    """
-    own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
-    if config.resume_from_checkpoint is True and not own:
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND,
-            f"resume_from_checkpoint: true, but there is no checkpoint in {checkpoints}",
-            "remove the key to resume the run in output_dir, if there is one, or name a checkpoint's folder",
-        )
-    if not isinstance(config.resume_from_checkpoint, str):
-        return None
-    named = Path(config.resume_from_checkpoint).expanduser()
-    if named.resolve().parent == checkpoints.resolve():
-        if own and named.resolve() != own[-1].resolve():
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"resume_from_checkpoint: {named.name} is not the newest in {checkpoints}, which is {own[-1].name}",
-                f"remove the key, or name another output_dir to begin there from {named.name}",
-            )
-        return None
-    if own:
-        return None
-    if not (named / "trainer_state.json").is_file() or not (named.parent.parent / "run.json").is_file():
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"resume_from_checkpoint: {named} is no checkpoint of a run of gym train",
-            "name OUTPUT_DIR/checkpoints/checkpoint-N; what other programs have trained goes into model or adapter",
-        )
-    return named
-
-
-def another_run(named: Path, error: GymError) -> GymError:
-    """Return the error for a checkpoint of a run that learned something else; ``error`` names what differs."""
-    return GymError(
-        ErrorCode.CONFIG_INVALID,
-        f"resume_from_checkpoint: {named} cannot be gone on with here: {error.message}",
-        "only how often and where it is written may differ; to train on from what it learnt, give model or adapter",
-    )
-
-
-def copy_checkpoint(named: Path, checkpoints: Path) -> Path:
-    """Copy a checkpoint of another run into this one, whole or not at all; return the copy."""
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    # In this folder, because its parent may be on another disk.
-    part = checkpoints / f".{named.name}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(named, part)
-    copy = part.rename(checkpoints / named.name)
-    fsync_folder(checkpoints)
-    return copy

@@ -70,7 +70,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
     TRL's defaults that would surprise are set here: mixed precision and gradient checkpointing are off unless
     set, nothing is reported or pushed anywhere, and every step is logged so that our hooks see its loss.
     """
-    from gym_fed.training.active_features import feature_arguments
+    from gym_fed.training.features.base import feature_arguments
     from gym_fed.training.processes.sharding import trainer_arguments
 
     return {

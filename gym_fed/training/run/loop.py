@@ -1,16 +1,27 @@
-"""Runs a built trainer to its last step: start, resume, and rollback after a spike."""
+"""Run a built trainer to its last step (start, resume, rollback after a spike), then build and save the result."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.models import quiet_loading
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named
+from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.model.saving import save_final
 from gym_fed.training.processes import group as processes
+from gym_fed.training.rows.run_rows import RunRows
+from gym_fed.training.run.check import LearningCheck
 from gym_fed.training.run.early_stopping import EarlyStop
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.hooks import RunHooks
-from gym_fed.training.run.spikes import Rollbacks
+from gym_fed.training.run.result import TrainResult
+from gym_fed.training.run.spikes import Rollbacks, require_finite
+
+DELTA_NAME = "tuned.gymdelta"
 
 
 def run_to_end(
@@ -64,3 +75,93 @@ def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: Earl
     trainer.state = state
     hooks.on_train_begin(trainer.args, state, trainer.control)
     return True
+
+
+def settle_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -> None:
+    """Clear gradients, switch the model to eval mode, and check that its weights are finite.
+
+    Raises:
+        GymError: ``INTERRUPTED`` if the run was stopped; ``DATA_INVALID`` for weights that are not finite.
+    """
+    model.zero_grad(set_to_none=True)
+    model.eval()
+    steps = int(trainer.state.global_step)
+    require_finite(model, steps)
+    if hooks.stopped:
+        raise GymError(
+            ErrorCode.INTERRUPTED,
+            f"stopped at step {steps} of {trainer.state.max_steps}; a checkpoint is in {folder.checkpoints}",
+            f"resume with: gym train {folder.path / 'config.yaml'}",
+        )
+
+
+def make_result(
+    config: TrainingConfig,
+    trainer: Any,
+    hooks: RunHooks,
+    rows: RunRows,
+    model: Any,
+    tokenizer: Any,
+    folder: RunFolder,
+    best_step: int | None,
+) -> TrainResult:
+    """Return the result of ``Trainer.train``."""
+    steps = int(trainer.state.global_step)
+    plan = getattr(trainer, "plan", None)  # only private runs have one
+    last = hooks.losses[-config.logging_steps :]
+    return TrainResult(
+        steps=steps,
+        final_loss=sum(last) / len(last),
+        losses=hooks.losses,
+        history=trainer.state.log_history,
+        output_dir=folder.path,
+        num_examples=rows.counts.learned,
+        rows=rows.counts,
+        num_tokens=hooks.num_tokens,
+        num_processes=processes.count(),
+        model=model,
+        tokenizer=tokenizer,
+        best_step=best_step,
+        epsilon=plan.epsilon(steps) if plan is not None else None,
+        privacy=plan,
+    )
+
+
+def save_result(
+    config: TrainingConfig,
+    trainer: Any,
+    algorithm: Algorithm,
+    hooks: RunHooks,
+    folder: RunFolder,
+    result: TrainResult,
+    check: LearningCheck | None,
+) -> TrainResult:
+    """Save the model, run the learning check, and complete the run's record; return the checked result.
+
+    The weights are written first, so that they are kept if the check fails.
+    """
+    with quiet_loading():
+        save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
+    if config.save_delta is not None:
+        processes.on_main(lambda: _save_delta(config, result, folder))
+    done = checked(result, check)
+    processes.on_main(lambda: folder.finish(done.summary()))
+    assert hooks.experiment is not None  # set when training began
+    hooks.experiment.log_artifacts(folder.artifacts())
+    return done
+
+
+def checked(result: TrainResult, check: LearningCheck | None) -> TrainResult:
+    """Add the measurements of the learning check to ``result``; without a check, return it unchanged."""
+    if check is None:
+        return result
+    return replace(result, check=check.result(result.model, result.history, result.best_step))
+
+
+def _save_delta(config: TrainingConfig, result: TrainResult, folder: RunFolder) -> None:
+    """Write the fine-tune as a delta of its base, replacing the file of an earlier attempt."""
+    from gym_fed.training.run.afterwards import export
+
+    path = folder.path / DELTA_NAME
+    path.unlink(missing_ok=True)
+    export(result.model, result.tokenizer, config, path, "delta", config.save_delta)

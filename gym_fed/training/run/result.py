@@ -1,15 +1,16 @@
-"""The result of a run: model, figures and paths."""
+"""The result of a run: model, figures and paths, and what the learning check measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gym_fed.evaluation.retention import Retention
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.training.private.plan import Plan
-    from gym_fed.training.run.check import CheckResult
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,52 @@ class TrainResult:
             | cost
             | {"output_dir": str(self.output_dir)}
         )
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The loss on held-out rows: the mean over rows of each row's nats per token.
+
+    Attributes:
+        num_rows: Number of measured rows.
+        before: Mean loss before training.
+        after: Mean loss after training.
+        stderr: Standard error of ``after - before``, paired by row; None where only means are known.
+    """
+
+    num_rows: int
+    before: float
+    after: float
+    stderr: float | None
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The gains and losses of a run.
+
+    Attributes:
+        held_out: None without held-out rows.
+        retention: None where the base does not know the retention set.
+        prompts: The user's prompts that were answered.
+        before: Their answers by the model before training.
+        after: Their answers after training.
+        warnings: Warnings for the user, with remedies.
+        skipped: Parts that were not checked, and why.
+        expected: The rows' own answers to the prompts.
+    """
+
+    held_out: HeldOut | None
+    retention: Retention | None
+    prompts: list[str]
+    before: list[str]
+    after: list[str]
+    warnings: list[str]
+    skipped: list[str]
+    expected: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values = asdict(self)
+        if self.retention is not None:
+            values["retention"] = self.retention.as_dict()
+        return values

@@ -10,7 +10,7 @@ from typing import Any
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import read_lines
-from gym_fed.training.run.folder_lock import is_held
+from gym_fed.training.run.folder import is_held
 
 _ACTIVE_SECONDS = 120
 """Without support for locks, a run without a result counts as running while its metrics are not older."""

@@ -38,7 +38,7 @@ class AdaLora(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import AdaLoraConfig
 
-        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
+        from gym_fed.training.model.peft_models import peft_arguments, wrap_for
 
         arguments = peft_arguments(config)
         del arguments["warmup_fraction"], arguments["final_fraction"]

@@ -31,7 +31,7 @@ class Boft(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import BOFTConfig
 
-        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
+        from gym_fed.training.model.peft_models import peft_arguments, wrap_for
 
         assert config.boft is not None  # filled in by the config
         peft_config = BOFTConfig(**peft_arguments(config))

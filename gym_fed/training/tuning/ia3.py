@@ -20,6 +20,6 @@ class Ia3(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import IA3Config
 
-        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
+        from gym_fed.training.model.peft_models import peft_arguments, wrap_for
 
         return wrap_for(model, IA3Config(**peft_arguments(config)), config)

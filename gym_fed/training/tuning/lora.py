@@ -16,13 +16,14 @@ from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import OPTIMIZERS
 from gym_fed.delta.factors import lora_factors
+from gym_fed.training.model.peft_models import task_type, wrap
 from gym_fed.training.model.quantization import require_quantised
-from gym_fed.training.tuning._peft import task_type, wrap
 from gym_fed.training.tuning.base import Tuning, refuse_quantization
 from gym_fed.training.vision.parts import frozen_parts
 
 if TYPE_CHECKING:
     import torch
+
 
 __all__ = ["LoraTuning", "add_lora", "frozen_factor", "lora_factors", "save_adapter"]
 
@@ -77,19 +78,19 @@ class LoraTuning(Tuning):
         frozen = frozen_parts(model, config)
         adapted = add_lora(model, settings, seed=config.seed, task=task_type(config), frozen=frozen)
         if settings.init_lora_weights == "loftq":
-            from gym_fed.training.tuning._starts import start_from_loss
+            from gym_fed.training.model.lora_starts import start_from_loss
 
             start_from_loss(adapted, config)
         return adapted
 
     def finish(self, model: Any, config: TrainingConfig) -> None:
-        from gym_fed.training.tuning._starts import to_plain_lora
+        from gym_fed.training.model.lora_starts import to_plain_lora
 
         to_plain_lora(model)
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
         """Write the adapter for the original base."""
-        from gym_fed.training.tuning._starts import start_subtracted
+        from gym_fed.training.model.lora_starts import start_subtracted
 
         with start_subtracted(model):
             save_adapter(model, folder, base_name)
@@ -119,7 +120,7 @@ def add_lora(
     """
     from peft import LoraConfig
 
-    from gym_fed.training.tuning._starts import keeping_originals
+    from gym_fed.training.model.lora_starts import keeping_originals
 
     start = settings.init_lora_weights
     tied = getattr(model.config, "tie_word_embeddings", False)

@@ -19,6 +19,6 @@ class Oft(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import OFTConfig
 
-        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
+        from gym_fed.training.model.peft_models import peft_arguments, wrap_for
 
         return wrap_for(model, OFTConfig(**peft_arguments(config)), config)

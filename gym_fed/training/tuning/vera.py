@@ -20,6 +20,6 @@ class Vera(Tuning):
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         from peft import VeraConfig
 
-        from gym_fed.training.tuning._peft import peft_arguments, wrap_for
+        from gym_fed.training.model.peft_models import peft_arguments, wrap_for
 
         return wrap_for(model, VeraConfig(**peft_arguments(config), projection_prng_key=config.seed), config)

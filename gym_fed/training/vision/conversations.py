@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,12 @@ from gym_fed.base.modeling.processors import is_processor as is_processor
 from gym_fed.base.modeling.processors import is_vision_model
 from gym_fed.base.models import resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
 from gym_fed.data.rows import Row, place_of
-from gym_fed.training.vision.image_size import ImageLimits
 
 _PLACE = "<image>"
 
@@ -59,10 +60,9 @@ def require_model_of_text(config: TrainingConfig) -> None:
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
     """Refuse image sizes for a model that reads no images."""
-    for key in ("image_max_pixels", "image_min_pixels"):
-        is_idle = getattr(config, key) is not None and not reads_images
-        reason = f"{key}: is given, but {config.algorithm} gets only text here"
-        refuse_first((is_idle, reason, "remove it, or train a model that reads images by sft"))
+    if not reads_images:
+        keys, reason = ("image_max_pixels", "image_min_pixels"), f"{config.algorithm} gets only text here"
+        refuse_set(config, keys, reason, "remove it, or train a model that reads images by sft")
 
 
 def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None:
@@ -120,6 +120,37 @@ def encode_image_rows(
     if not encoded:
         raise counts.nothing_learned(config.max_length)
     return EncodedRows(encoded, counts)
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """The least and most pixels (width times height); None leaves it to the processor."""
+
+    least: int | None = None
+    most: int | None = None
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> ImageLimits:
+        """Return the limits of a config."""
+        return cls(config.image_min_pixels, config.image_max_pixels)
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height within the limits, rounded down to whole pixels, at least one each."""
+        if self.most is not None and width * height > self.most:
+            return _scaled(width, height, self.most)
+        if self.least is not None and width * height < self.least:
+            return _scaled(width, height, self.least)
+        return width, height
+
+    def fit(self, image: Any) -> Any:
+        """Return a ``PIL.Image`` within the limits; the same one if it is within them already."""
+        target = self.size(*image.size)
+        return image if target == image.size else image.resize(target)
+
+
+def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:
+    factor = math.sqrt(pixels / (width * height))
+    return max(1, int(width * factor)), max(1, int(height * factor))
 
 
 class _TooLong:

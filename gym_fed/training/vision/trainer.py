@@ -13,7 +13,7 @@ from gym_fed.base.modeling.loading import load_weights
 from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import local
-from gym_fed.training.vision.image_size import ImageLimits
+from gym_fed.training.vision.conversations import ImageLimits
 
 _Sft: Any = SFTTrainer  # its annotations are not a promise
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")

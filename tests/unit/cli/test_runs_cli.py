@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.runs import app, sparkline
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock
 
 
 def a_run(folder: Path, losses: list[float], *, finished: bool = True, **settings: Any) -> Path:

@@ -13,7 +13,7 @@ from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import DataConfig, TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock
 from gym_fed.training.run.hooks import StepReport
 from gym_fed.training.search import Search
 

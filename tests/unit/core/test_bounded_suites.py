@@ -81,5 +81,7 @@ def test_a_schema_whose_pattern_takes_for_ever_allows_nothing(monkeypatch: pytes
     grader = JsonSchemaGrader(config)
     grader.setup()
     assert grader.grade([Sample("", '"aaa"', {})]) == [1.0]
-    monkeypatch.setattr(pool, "SECONDS", 2.0)  # only now: starting the child process takes longer on a busy machine
+    monkeypatch.setattr(
+        pool, "SECONDS", 2.0
+    )  # only now: starting the child process takes longer on a busy machine
     assert grader.grade([Sample("", '"' + "a" * 60 + '!"', {})]) == [0.5]

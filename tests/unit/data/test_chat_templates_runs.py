@@ -22,7 +22,7 @@ from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import IGNORED, encode_one, encode_rows
 from gym_fed.data.rows import PlacedDict
 from gym_fed.training.algorithms.preference._answers import encode_answers
-from gym_fed.training.rows.run_kind import rows_to_encode
+from gym_fed.training.rows.run_rows import rows_to_encode
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import CONVERSATIONS, answer, byte_tokenizer, system, user
 
@@ -47,7 +47,7 @@ def learned(tokenizer: Any, row: dict[str, Any], **options: Any) -> str:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 with random weights and Qwen3's chat template."""
     from gym_fed.config.train.training import ModelInit
-    from gym_fed.training.model.scratch import init_model
+    from gym_fed.training.model.loading import init_model
 
     folder = tmp_path_factory.mktemp("qwen3")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 32, "head_dim": 8}

@@ -20,7 +20,7 @@ PATTERNS = {
     "gym_fed/registry/manifest.py": "a number of characters",
     "gym_fed/serving/filter/rules.py": "rules: an operator's, after its ways to match were counted, and our own",
     "gym_fed/serving/openai/tool_formats/_json_calls.py": "the beginnings of this project's tool formats",
-    "gym_fed/training/tuning/_peft.py": "of an adapter, after it was tried in another process (modeling/patterns.py)",
+    "gym_fed/training/model/peft_models.py": "an adapter, tried in another process before (modeling/patterns.py)",
 }
 """Modules that build a regular expression from a value that is not a literal or a constant, and its source."""
 _CONVERTER = "gym_fed/export/gguf/convert.py"

@@ -19,7 +19,7 @@ from gym_server.store.objects import ObjectStore
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.store.objects import DeltaObjects
-from gym_fed.training.run.folder import copy_checkpoint
+from gym_fed.training.run.checkpoints import copy_checkpoint
 from tests.support.loopback_hub import LoopbackHub, manifest_of, some_delta
 
 

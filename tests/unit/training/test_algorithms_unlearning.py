@@ -202,7 +202,7 @@ def test_a_pair_to_forget_stays_one_when_its_chosen_answer_is_taken(prompt: Any)
 
 
 def test_sources_to_forget_are_marked_in_the_config(tmp_path: Path) -> None:
-    from gym_fed.training.rows.sources import rows_of
+    from gym_fed.training.rows.run_rows import rows_of
 
     data = [
         {"tasks": ["upper"], "num_examples": 5, "role": "forget"},

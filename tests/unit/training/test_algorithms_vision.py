@@ -280,7 +280,7 @@ def test_a_file_of_llama_factorys_layout_and_of_openais_is_read(
     result = Trainer(settings).train()
     assert result.num_examples == 2
     _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
-    from gym_fed.training.rows.sources import rows_of
+    from gym_fed.training.rows.run_rows import rows_of
 
     encoded = encode_image_rows(settings, processor, rows_of(settings), assistant_only=True, packing=False)
     assert encoded[0]["messages"] == encoded[1]["messages"]

@@ -14,7 +14,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
 from gym_fed.training.rows.packing import pack_best_fit
-from gym_fed.training.rows.sources import split_rows
+from gym_fed.training.rows.run_rows import split_rows
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 24)

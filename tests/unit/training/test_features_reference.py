@@ -12,7 +12,7 @@ from gym_fed.base.modeling.mixture_of_depths import convert_to_mixture_of_depths
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.features._passes import reference_mode
+from gym_fed.training.features.base import reference_mode
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 

@@ -77,7 +77,7 @@ def test_an_adapter_is_loaded_on_a_base_scaled_as_it_was_trained(tmp_path: Path)
 def test_rows_beyond_the_old_limit_are_read_better(tmp_path: Path) -> None:
     """The second half of a row repeats the first, twice as far away as the model ever saw it."""
     from gym_fed.config.train.training import ModelInit
-    from gym_fed.training.model.scratch import init_model
+    from gym_fed.training.model.loading import init_model
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

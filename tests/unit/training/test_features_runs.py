@@ -14,7 +14,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FEATURES
 from gym_fed.data import generate
-from gym_fed.training.active_features import active_features
+from gym_fed.training.features.base import active_features
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 

@@ -14,8 +14,7 @@ from gym_fed.config.training_file import load_training_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.checks import check_inputs
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.vision.conversations import encode_image_rows
-from gym_fed.training.vision.image_size import ImageLimits
+from gym_fed.training.vision.conversations import ImageLimits, encode_image_rows
 from gym_fed.training.vision.trainer import ImageBatches
 
 TEMPLATE = (

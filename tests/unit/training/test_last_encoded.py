@@ -11,8 +11,7 @@ from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.generated import generate
-from gym_fed.training.rows.last_encoded import LastEncoded
-from gym_fed.training.rows.run_rows import RunRows, encode_run
+from gym_fed.training.rows.run_rows import LastEncoded, RunRows, encode_run
 from gym_fed.training.trainer import Trainer
 
 ROWS = generate("copy", 8)

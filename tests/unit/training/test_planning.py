@@ -12,9 +12,17 @@ from typer.testing import CliRunner
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import OPTIMIZERS
-from gym_fed.training.planning.duration import BlockTiming, calibrate, step_operations, step_seconds
 from gym_fed.training.planning.memory import activation_bytes, block_bytes, memory_of, tokens_of_batch
-from gym_fed.training.planning.plan import duration, gib, plan_run, steps_of
+from gym_fed.training.planning.plan import (
+    BlockTiming,
+    calibrate,
+    duration,
+    gib,
+    plan_run,
+    step_operations,
+    step_seconds,
+    steps_of,
+)
 from gym_fed.training.planning.sizes import sizes_of
 from gym_fed.training.rows.batch_size import budget_bytes
 from tests.support.siblings import make_sibling

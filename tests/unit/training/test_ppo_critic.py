@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import OPTIMIZERS
-from gym_fed.training.algorithms.ppo._critic import Critic, critic_like, load_critic
+from gym_fed.training.model.critic import Critic, critic_like, load_critic
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 from tests.unit.training.test_algorithms_rl import (

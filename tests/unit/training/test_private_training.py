@@ -21,9 +21,14 @@ from gym_fed.config.hub.task import TrainingRecipe, check_distillation
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.training.private.gradients import ClippedGradients, example_losses, require_exact
+from gym_fed.training.private.gradients import (
+    ClippedGradients,
+    LatticeNoise,
+    example_losses,
+    noisy_optimizer,
+    require_exact,
+)
 from gym_fed.training.private.loop import _physical_batches, _require_finite, poisson_sample
-from gym_fed.training.private.noise import LatticeNoise, noisy_optimizer
 from gym_fed.training.private.plan import make_plan
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.summary import summary

@@ -13,8 +13,7 @@ import pytest
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.processes.sharding import check_distributed, deepspeed_config
-from gym_fed.training.run.folder import RunFolder
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock, RunFolder
 
 
 def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +41,7 @@ def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch:
 
 def test_a_killed_process_frees_its_folder(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from gym_fed.training.run.folder_lock import FolderLock\n"
+        "import sys, time; from pathlib import Path; from gym_fed.training.run.folder import FolderLock\n"
         "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE) as holder:

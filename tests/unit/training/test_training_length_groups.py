@@ -52,7 +52,7 @@ def test_a_run_stopped_in_its_second_epoch_goes_on_in_the_same_order(
 def test_the_order_is_of_the_seed_and_the_epoch() -> None:
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
-    from gym_fed.training.rows.length_groups import EpochLengthGroups
+    from gym_fed.training.trl_glue import EpochLengthGroups
 
     lengths = [length for length in (5, 50, 500) for _ in range(64)]
 

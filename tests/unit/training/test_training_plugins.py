@@ -16,7 +16,7 @@ from gym_fed.config.yaml.file import dump_yaml, load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS, FEATURES, OPTIMIZERS, TUNING
 from gym_fed.data.generated import generate
-from gym_fed.training.active_features import active_features
+from gym_fed.training.features.base import active_features
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.trainer import Trainer
 from tests.support import more_training

@@ -258,7 +258,7 @@ def test_training_reports_to_no_host(
 
 
 def test_sources_are_weighted_and_cut(tmp_path: Path) -> None:
-    from gym_fed.training.rows.sources import rows_of
+    from gym_fed.training.rows.run_rows import rows_of
 
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(10)))

@@ -17,8 +17,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.evaluation import heldout_loss
 from gym_fed.training.model.loading import load_for_training
+from gym_fed.training.model.lora_starts import loftq
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.tuning._starts import loftq
 from tests.support.tuning_cases import ROWS, config, train
 
 pytest.importorskip("bitsandbytes")

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from starlette.testclient import TestClient
 
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
 from gym_fed.webui.jobs import Jobs, WebJob

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from gym_fed.training.run.folder_lock import FolderLock
+from gym_fed.training.run.folder import FolderLock
 from tests.support.webui_client import webui_client
 
 TEXT = """model: gym-nano

@@ -1,1 +1,1 @@
-"""Distillation: a student learns a teacher's distributions, or the answers that it writes. It may import ``sft``."""
+"""Distillation: a student learns a teacher's distributions, or its generated answers. This family may import sft."""

@@ -1,1 +1,1 @@
-"""DPO, TDPO, KTO, ORPO and SimPO: answers that people prefer or reject. It imports no other family."""
+"""Algorithms that learn from preferred and rejected answers. This family imports no other."""

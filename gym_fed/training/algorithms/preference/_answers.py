@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts
@@ -42,13 +42,8 @@ class Pairs(Algorithm):
 
 def check_preference(config: TrainingConfig) -> None:
     """Refuse keys that only texts and conversations have, and dropout that TRL would switch off."""
-    for key in ("packing", "train_on_prompt", "assistant_only_loss", "mask_history"):
-        if getattr(config, key) not in (None, type(config).model_fields[key].default):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{key}: {config.algorithm} learns from answers to prompts and does not read it",
-                "remove it",
-            )
+    keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
+    refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not read it")
     sections = config.chosen_sections()
     settings = sections.get(config.algorithm)
     dropout = next(

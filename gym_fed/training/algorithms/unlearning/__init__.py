@@ -1,1 +1,1 @@
-"""Unlearning: gradient difference and NPO. It may import ``sft``, which encodes the rows."""
+"""Unlearning: gradient difference and NPO. This family may import ``sft``, which encodes the rows."""

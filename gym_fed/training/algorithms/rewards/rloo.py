@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.algorithms.grpo._rewarded import Rewarded
+from gym_fed.training.algorithms.rewards._rewarded import Rewarded
 from gym_fed.training.run.job import Job
 
 
@@ -25,7 +25,7 @@ class Rloo(Rewarded):
     def build(self, job: Job) -> Any:
         from trl import RLOOConfig
 
-        from gym_fed.training.algorithms.grpo._trainers import RlooRollouts, build_trainer
+        from gym_fed.training.algorithms.rewards._rollouts import RlooRollouts, build_trainer
 
         names = ("normalize_advantages", "reward_clip_range")
         return build_trainer(

@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from gym_fed.training.algorithms.grpo._rewarded import Rewarded
-from gym_fed.training.algorithms.grpo.grpo import group_advantages
+from gym_fed.training.algorithms.rewards._rewarded import Rewarded
+from gym_fed.training.algorithms.rewards.grpo import group_advantages
 from gym_fed.training.run.job import Job
 
 
@@ -27,7 +27,7 @@ class Gspo(Rewarded):
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig
 
-        from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts, build_trainer
+        from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts, build_trainer
 
         arguments = GRPOConfig(
             **self.arguments(job, "scale_rewards", "entropy_coef"),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_set
 from gym_fed.data.encoding import prompt_ids, require_chat_template
 from gym_fed.data.rows import Row, RowKind
 from gym_fed.data.text_tokens import text_ids
@@ -36,13 +36,9 @@ class Rewarded(Algorithm):
         return False
 
     def check(self, config: TrainingConfig) -> None:
-        for key in _NEVER_READ:
-            if getattr(config, key) not in (None, type(config).model_fields[key].default):
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"{key}: {self.name} learns from answers that it generates, and never reads it",
-                    f"remove {key}",
-                )
+        refuse_set(
+            config, _NEVER_READ, f"{self.name} learns from answers that it generates, and never reads it"
+        )
         prompts_per_generation(self.name, self.settings(config), config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:

@@ -12,14 +12,14 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import nanmax, nanmin
 
 from gym_fed.config.algorithms.reinforcement import PpoSettings
-from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts
-from gym_fed.training.algorithms.ppo._critic import Critic
-from gym_fed.training.algorithms.ppo._objective import (
+from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts
+from gym_fed.training.algorithms.rewards.ppo import (
     clipped_objective,
     generalised_advantages,
     token_rewards,
     value_loss,
 )
+from gym_fed.training.model.critic import Critic
 
 _FILE = "critic.safetensors"
 

@@ -1,18 +1,136 @@
-"""Proximal policy optimisation with a critic on threads; Schulman et al. 2017. `gym train` calls it ``ppo``."""
+"""The loops of recipes, one class per algorithm of `gym train`: `SFT`, `DPO`, `GRPO` and `PPO`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.training.loops.base import Loop, StringThread, answered
+
+if TYPE_CHECKING:
+    from gym_fed.base.models import LoadedModel
+
+from typing import TYPE_CHECKING
+
 from gym_fed.core.errors import ErrorCode, GymError
+
+if TYPE_CHECKING:
+    from gym_fed.base.models import LoadedModel
+
+from typing import TYPE_CHECKING
+
 from gym_fed.evaluation.graders.base import Grader
 from gym_fed.training.loops.base import Graded, ThreadGrader
-from gym_fed.training.loops.string_thread import StringThread
+
+if TYPE_CHECKING:
+    from gym_fed.base.models import LoadedModel
+
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gym_fed.base.models import LoadedModel
     from gym_fed.training.run.result import TrainResult
+
+
+class SFT(Loop):
+    """``SFT(dataset, model, context=context).run()``; the threads end with the assistant."""
+
+    algorithm = "sft"
+
+    def __init__(
+        self,
+        dataset: Sequence[StringThread],
+        model: LoadedModel,
+        *,
+        lr: float = 1e-5,
+        samples_per_batch: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, model, lr=lr, samples_per_batch=samples_per_batch, **options)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"messages": thread.messages()} for thread in answered(self.dataset)]
+
+
+class DPO(Loop):
+    """``DPO(pairs, model, beta=0.1).run()``; a pair is the preferred thread and the other, with one prompt."""
+
+    algorithm = "dpo"
+
+    def __init__(
+        self,
+        dataset: Sequence[tuple[StringThread, StringThread]],
+        model: LoadedModel,
+        *,
+        lr: float = 1e-6,
+        beta: float = 0.1,
+        samples_per_batch: int = 32,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, model, lr=lr, samples_per_batch=samples_per_batch, **options)
+        self.beta = beta
+
+    def section(self) -> dict[str, Any]:
+        return {"beta": self.beta}
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = []
+        for number, (chosen, rejected) in enumerate(self.dataset, 1):
+            answered([chosen, rejected])
+            if chosen.prompt().turns != rejected.prompt().turns:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"pair {number}: the two threads do not begin alike",
+                    "give two answers to one prompt",
+                )
+            prompt, *answers = chosen.prompt().messages(), chosen.messages()[-1:], rejected.messages()[-1:]
+            rows.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
+        return rows
+
+
+class GRPO(Graded):
+    """``GRPO(threads, policy, grader, completions_per_sample=8).run()``.
+
+    A batch is ``samples_per_batch`` prompts with ``completions_per_sample`` answers each. Each mini-batch of
+    ``samples_per_mini_batch`` prompts is one step of the optimiser.
+    """
+
+    algorithm = "grpo"
+
+    def __init__(
+        self,
+        dataset: Sequence[StringThread],
+        policy_model: LoadedModel,
+        grader: Grader | ThreadGrader | Sequence[Grader | ThreadGrader],
+        *,
+        lr: float = 1e-6,
+        kl_beta: float = 0.0,
+        samples_per_batch: int = 32,
+        completions_per_sample: int = 8,
+        max_completion_length: int = 64,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            dataset,
+            policy_model,
+            grader,
+            lr=lr,
+            kl_beta=kl_beta,
+            samples_per_batch=samples_per_batch,
+            **options,
+        )
+        self.completions_per_sample = completions_per_sample
+        self.max_completion_length = max_completion_length
+        self._values["per_device_train_batch_size"] = self._mini * completions_per_sample
+        self._values["gradient_accumulation_steps"] = 1
+
+    def section(self) -> dict[str, Any]:
+        return {
+            "num_generations": self.completions_per_sample,
+            "max_completion_length": self.max_completion_length,
+            "steps_per_generation": self._parts,
+            "beta": self.kl_beta,
+        }
 
 
 class PPO(Graded):
@@ -92,7 +210,7 @@ class PPO(Graded):
         """Train as in ``Loop.run``; the value model is then the trained critic."""
         if self.value_model is None:
             return super().run()
-        from gym_fed.training.algorithms.ppo._critic import Critic, load_critic
+        from gym_fed.training.model.critic import Critic, load_critic
 
         critic = self.value_model.model
         if not isinstance(critic, Critic):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.algorithms.grpo._rewarded import Rewarded
+from gym_fed.training.algorithms.rewards._rewarded import Rewarded
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Grpo(Rewarded):
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig
 
-        from gym_fed.training.algorithms.grpo._trainers import GrpoRollouts, build_trainer
+        from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts, build_trainer
 
         settings = self.settings(job.config)
         arguments = GRPOConfig(**self.arguments(job, "loss_type", "scale_rewards", "entropy_coef"))

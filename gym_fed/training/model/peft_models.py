@@ -1,0 +1,308 @@
+"""PEFT models: wrapping a model for a new or a saved adapter, with errors that name our keys, and saving adapters."""
+
+from __future__ import annotations
+
+import copy
+import re
+import warnings
+from typing import Any
+
+from gym_fed.base.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
+from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
+from gym_fed.base.modeling.rope import apply_base_changes
+from gym_fed.base.modeling.routers import router_names
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.training.model.quantization import require_quantised
+from gym_fed.training.vision.parts import frozen_parts, narrow_targets
+
+_NAMING = (
+    ("modules_to_save", False),
+    ("exclude_modules", False),
+    ("rank_pattern", True),
+    ("alpha_pattern", True),
+)
+"""Settings that name modules, and whether by regular expressions."""
+
+_CONVERTED_ROUTER = "gate.weight"
+"""PEFT's name for the router of Mixtral, Qwen3-MoE and similar models."""
+
+_HEADS = ("score", "classifier")
+_DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
+
+
+def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
+    """Call ``wrap`` with the section of the chosen method, on a quantised base if the config has one."""
+    from gym_fed.training.model.quantization import require_quantised
+
+    require_quantised(model, config)
+    frozen = frozen_parts(model, config)
+    return wrap(model, peft_config, config.finetuning, seed=config.seed, frozen=frozen)
+
+
+def wrap(
+    model: Any, peft_config: Any, section: str, *, seed: int, frozen: frozenset[str] = frozenset()
+) -> Any:
+    """Wrap ``model`` in a ``peft.PeftModel``; its own weights are frozen and shared with the wrapper.
+
+    Args:
+        model: A ``transformers`` model.
+        peft_config: A ``peft.PeftConfig``; it stays as it is.
+        section: The section of the YAML that it was made of, for errors.
+        seed: Decides the random factors.
+        frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` when the settings fit no layer of the model, or PEFT would change them to fit.
+    """
+    from peft import get_peft_model
+    from transformers import set_seed
+
+    from gym_fed.training.model.quantization import settle
+
+    peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
+    own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
+    own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
+    require_quick_patterns(peft_config.to_dict(), names_of(model), section)
+    _leave_out_routers(model, peft_config)
+    _require_modules(model, peft_config, section)
+    narrow_targets(model, peft_config, frozen, section)
+    _leave_out_converted_routers(model, peft_config)
+    settle(model)
+    set_seed(seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="You have passed exclude_modules")
+            # Without patterns of the config the warning is about PEFT's own, which it writes for routed experts.
+            unmatched = "The following .*_pattern keys did not match"
+            warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
+            warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
+            return get_peft_model(model, peft_config)
+    except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
+        first = str(error).strip().splitlines()[0]
+        if isinstance(error, re.error):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{section}.target_modules: {error.pattern!r} is no regular expression: {first}",
+                "correct it, or list the names",
+            ) from error
+        if "did not match" in first or "exclude_modules" in first:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{section}: {first}",
+                "name modules that target_modules names, too, or remove the key",
+            ) from error
+        if "arget modules" in first or "target_modules" in first:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"{section}.target_modules: {_shown(peft_config.target_modules)} fits no layer of "
+                f"{type(model).__name__}",
+                "use all-linear, or names such as q_proj and v_proj",
+            ) from error
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{section}: does not fit {type(model).__name__}: {first}",
+            f"change the sizes in {section}, or its target_modules",
+        ) from error
+
+
+def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
+    """Wrap ``model`` with a saved adapter, ready to be trained.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` when a weight of the adapter fits nothing in the model, or one is missing;
+            ``CONFIG_INVALID`` when the section names other layers than the adapter is on.
+    """
+    from peft import PeftConfig
+
+    require_quantised(model, config)
+    section = config.chosen_sections()[config.finetuning]
+    settings: Any = PeftConfig.from_pretrained(str(adapter.folder))
+    settings.inference_mode = False
+    settings.base_model_name_or_path = None  # the name is written when the run is saved
+    for key in _DROPOUTS:
+        if hasattr(section, key):
+            setattr(settings, key, getattr(section, key))
+    if settings.modules_to_save:
+        present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+        names = [name for name in settings.modules_to_save if name not in _HEADS or name in present]
+        settings.modules_to_save = names or None
+    apply_base_changes(model, adapter.folder)
+    _require_layers(model, settings, adapter, config)
+    adapted = wrap(model, settings, config.finetuning, seed=config.seed)
+    _require_plain_head(adapted, adapter)
+    _load(adapted, adapter)
+    if getattr(section, "lora_fa", False) or getattr(section, "freeze_a", False):
+        for name, value in adapted.named_parameters():
+            if "lora_A" in name:
+                value.requires_grad_(False)
+    return adapted
+
+
+def peft_arguments(config: TrainingConfig) -> dict[str, Any]:
+    """Return keyword arguments of a ``peft.PeftConfig`` from the section of the chosen method."""
+    section = config.chosen_sections()[config.finetuning].model_dump()
+    return {**section, "modules_to_save": section["modules_to_save"] or None, "task_type": task_type(config)}
+
+
+def task_type(config: TrainingConfig) -> str:
+    """Return PEFT's name for the task of the algorithm's model."""
+    task: str = ALGORITHMS.type_of(config.algorithm).task_type
+    return task
+
+
+def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
+    """Refuse an adapter on the output head, which TRL's losses multiply by without it."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    head = model.get_output_embeddings() if hasattr(model, "peft_config") else None
+    if not isinstance(head, BaseTunerLayer):
+        return
+    if config.adapter and not config.new_adapter:
+        key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
+    else:
+        key, hint = (
+            f"{config.finetuning}.target_modules",
+            "put it into modules_to_save, which trains it whole",
+        )
+    raise GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"{key}: is on the output head, whose adapter the loss of {config.algorithm} does not see",
+        hint,
+    )
+
+
+def _leave_out_routers(model: Any, peft_config: Any) -> None:
+    """Exclude routers from ``all-linear``; a router that is named in ``target_modules`` gets its adapter."""
+    excluded = getattr(peft_config, "exclude_modules", None) or []
+    if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
+        names = sorted({*excluded, *router_names(model)})
+        if names:
+            peft_config.exclude_modules = names
+
+
+def _leave_out_converted_routers(model: Any, peft_config: Any) -> None:
+    """Take the router's weight out of what PEFT makes of ``all-linear`` for experts that transformers 5 fuses.
+
+    ``exclude_modules`` does not apply to it. What is converted here stays as it is when PEFT converts it again. Where
+    ``narrow_targets`` has listed layers by name, PEFT adds no router.
+    """
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    if peft_config.target_modules == "all-linear":
+        convert_peft_config_for_transformers(peft_config, model, None)
+        if getattr(peft_config, "target_parameters", None):
+            peft_config.target_parameters = {*peft_config.target_parameters} - {_CONVERTED_ROUTER}
+
+
+def _require_modules(model: Any, peft_config: Any, section: str) -> None:
+    """Refuse names that no module of the model has; PEFT would omit them, or refuse them after wrapping."""
+    modules = [name for name, _ in model.named_modules()]
+    parameters = [
+        name for name, _ in model.named_parameters()
+    ]  # routed experts are one parameter, no modules
+    for key, is_pattern in _NAMING:
+        names = [*modules, *parameters] if is_pattern else modules
+        for module_name in getattr(peft_config, key, None) or ():
+            pattern = module_name if is_pattern else re.escape(module_name)
+            try:
+                is_present = any(re.match(rf"(.*\.)?({pattern})$", name) for name in names)
+            except re.error as error:
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"{section}.{key}: {module_name!r} is no regular expression: {error}",
+                    "correct it, or give a module's name",
+                ) from error
+            reason = f"{section}.{key}: {type(model).__name__} has no module {module_name!r}"
+            remedy = "give names such as q_proj, embed_tokens or norm, or remove it"
+            refuse_first((not is_present, reason, remedy))
+
+
+def _shown(targets: Any) -> str:
+    return repr(sorted(targets) if isinstance(targets, set) else targets)
+
+
+def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
+    """Refuse an adapter on single tokens of tied embeddings: PEFT wraps the output head too, which TRL cannot read."""
+    head = adapted.get_base_model().get_output_embeddings()
+    if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"adapter: {adapter.name} has trainable_token_indices, and the model's output head is its embedding",
+            "set new_adapter: true to merge that adapter and train another",
+        )
+
+
+def _load(adapted: Any, adapter: Adapter) -> None:
+    """Load every weight of the adapter, and refuse missing and unknown ones."""
+    import torch
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    name = type(adapted.get_base_model()).__name__
+    try:
+        weights = load_file(adapter.folder / WEIGHTS)
+    except SafetensorError as error:
+        raise does_not_fit(adapter, name, f"{WEIGHTS} cannot be read: {error}") from error
+    expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    if missing := sorted(expected.keys() - weights.keys()):
+        raise does_not_fit(adapter, name, f"it lacks {len(missing)} weights, such as {missing[0]}")
+    for key in sorted(weights.keys() - expected.keys()):
+        # PEFT also writes the base's embeddings if an adapter is on them.
+        own = adapted.state_dict().get(key)
+        if (
+            own is None
+            or own.shape != weights[key].shape
+            or not torch.equal(own.cpu(), weights[key].to(own.dtype))
+        ):
+            raise does_not_fit(adapter, name, f"it holds {key}, which the model has not, or otherwise")
+        del weights[key]
+    for key, value in expected.items():
+        if value.shape != weights[key].shape:
+            shapes = f"{list(weights[key].shape)}, and the model wants {list(value.shape)}"
+            raise does_not_fit(adapter, name, f"{key} is {shapes}")
+    set_peft_model_state_dict(adapted, weights)
+
+
+def _require_layers(model: Any, settings: Any, adapter: Adapter, config: TrainingConfig) -> None:
+    """Refuse a section that names other layers of the plain ``model`` than the adapter has."""
+    section = config.chosen_sections()[config.finetuning]
+    own = adapter.config.get("target_modules")
+    names = names_of(model)
+    require_quick_patterns(section.model_dump(), names, config.finetuning)
+    require_quick_patterns(adapter.config, names, str(adapter.folder / CONFIG))
+    if _names(section.target_modules) == _names(own):
+        return
+    odd = sorted(_layers(model, settings, section.target_modules) ^ _layers(model, settings, own))
+    if odd:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{config.finetuning}.target_modules: is {_names(section.target_modules)!r}, but the adapter "
+            f"{adapter.name} is on {_names(own)!r}; {odd[0]} has it in one of them",
+            "remove the key, or set new_adapter: true to merge that adapter and train another",
+        )
+
+
+def _names(targets: Any) -> Any:
+    return targets if isinstance(targets, str) or targets is None else sorted(targets)
+
+
+def _layers(model: Any, settings: Any, targets: Any) -> set[str]:
+    """Return the names of the layers that ``targets`` chooses."""
+    import torch
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    chosen = copy.copy(settings)
+    chosen.target_modules = targets if isinstance(targets, str) or targets is None else set(targets)
+    named = dict(model.named_modules())
+    if targets == "all-linear":
+        heads = [model.get_output_embeddings(), *(getattr(model, name, None) for name in _HEADS)]
+        return {
+            name
+            for name, module in named.items()
+            if isinstance(module, torch.nn.Linear) and not any(module is head for head in heads)
+        }
+    return {name for name in named if check_target_module_exists(chosen, name)}
