@@ -11,8 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from gym_fed.config.recipe_presets import fitted, sizes_for
-from gym_fed.config.recipes import Recipe, recipes
+from gym_fed.config.recipes import Recipe, fitted, recipes, sizes_for
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.planning.memory import memory_of
 from gym_fed.training.planning.plan import gib, step_operations

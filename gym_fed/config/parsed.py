@@ -1,14 +1,23 @@
-"""A config file, read and parsed once, before it is validated."""
+"""A config file, read and parsed once before it is validated, and the dialects of other tools' config files.
+
+A dialect recognises a file of another tool and translates its keys to ours. Dialects are found by the entry point group
+``gym_fed.dialects``; nothing here knows one of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from gym_fed.config.dialect import Dialect, dialect_of
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config, read_config_text
+from gym_fed.core.requirements import load_installed
+
+Job = Literal["train", "predict", "evaluate", "preprocess", "export", "inference"]
+_GROUP = "gym_fed.dialects"
 
 
 @dataclass(frozen=True)
@@ -61,3 +70,60 @@ class ParsedConfig:
         """Return ``file:line:column`` of a dotted key."""
         line, column = self.mark(key)
         return f"{self.file}:{line}:{column}"
+
+
+class Dialect(Protocol):
+    """The config format of another tool.
+
+    Attributes:
+        title: The tool's name in messages, such as ``LLaMA-Factory``.
+    """
+
+    title: str
+
+    def matches(self, values: Mapping[str, Any]) -> bool:
+        """Return True if these values come from a file of this tool."""
+        ...
+
+    def job_of(self, values: dict[str, Any]) -> Job:
+        """Return the command that the file is for."""
+        ...
+
+    def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:
+        """Translate the values of a file.
+
+        Args:
+            values: The file's values; they are not changed.
+            job: Whose keys to write: ``train`` (the keys of TrainingConfig), ``predict`` (PredictConfig),
+                ``export`` (model, adapters, output) or ``inference`` (model, adapters, sampling).
+            processes: How many processes will share the run; None if that is not known.
+        """
+        ...
+
+
+@dataclass
+class Translation:
+    """The translated keys of another tool's file.
+
+    Attributes:
+        values: Our keys, ready to be validated.
+        origins: For each key of ours that has one, the key of the file that it comes from.
+        notes: Key of the file and a remark on it. The result of training does not depend on it.
+        lost: Key of the file and why it has no counterpart, although the result depends on it.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+@functools.cache
+def dialects() -> tuple[Dialect, ...]:
+    """Return all installed dialects that can be imported, sorted by the name of their entry point."""
+    return load_installed(_GROUP)
+
+
+def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
+    """Return the dialect of a config's values; None for our own keys."""
+    return next((dialect for dialect in dialects() if dialect.matches(values)), None)

@@ -1,4 +1,4 @@
-"""The schema of `serving.yaml`: the base, its variants, memory, and the number of concurrent requests."""
+"""The schema of `serving.yaml`: the base, its variants, memory, concurrent requests, and the content filter."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
-from gym_fed.config.train.adapters import Folders
 from gym_fed.config.train.compute import Dtype
+from gym_fed.config.train.tuning import Folders
 from gym_fed.core.registries import TOOL_FORMATS
 
 _UNITS = {
@@ -25,8 +24,8 @@ _UNITS = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def parse_bytes(value: object) -> object:
@@ -40,6 +39,12 @@ def parse_bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
+
+CATEGORY = r"[a-z0-9][a-z0-9_-]{0,31}"
+"""Names of categories, which are labels of metrics and appear in logs."""
+
+Category = Annotated[str, StringConstraints(pattern=f"^{CATEGORY}$")]
+Side = bool | Annotated[list[Category], Field(min_length=1)]
 
 
 class EngineConfig(StrictModel):
@@ -144,6 +149,62 @@ class TlsConfig(StrictModel):
 
     key: Path
     """The private key, without a passphrase."""
+
+
+class ClassifierConfig(StrictModel):
+    """A question that the served model, or a variant of it, answers with yes or no."""
+
+    variant: str | None = None
+    """Answers it; without one the base does."""
+
+    question: str = "Is the following text harmful? Answer yes or no.\n\n{text}"
+    """A user's message; ``{text}`` is the request or the answer."""
+
+    category: Category = "classifier"
+    """Category of what it refuses."""
+
+    threshold: float = Field(default=0.5, gt=0, lt=1)
+    """Probability of yes, of yes and no alone, from which on a text is refused."""
+
+    @model_validator(mode="after")
+    def _validate_place(self) -> ClassifierConfig:
+        if self.question.count("{text}") != 1:
+            raise ValueError("question needs {text} once: the place of the text")
+        return self
+
+
+class FilterConfig(StrictModel):
+    """The content filter of chat and completions. Off, unless ``input`` or ``output`` is on."""
+
+    input: Side = False
+    """Whether requests are compared with the rules: true, or the categories that are."""
+
+    output: Side = False
+    """Whether answers are. A stream is held back by as many characters as the longest rule can match."""
+
+    package_rules: bool = True
+    """Whether the small list of the package is used."""
+
+    rules: list[Path] = Field(default_factory=list, max_length=32)
+    """Rule files of your own, read when the server starts."""
+
+    text: str = Field(default="This request or its answer was refused by a content filter.", min_length=1)
+    """Answered in place of what is refused."""
+
+    classifier: ClassifierConfig | None = None
+    """Judges what no rule matches. Answers are then held back whole."""
+
+    @model_validator(mode="after")
+    def _validate_rules(self) -> FilterConfig:
+        if not self.on and self.model_fields_set - {"input", "output"}:
+            raise ValueError("neither input nor output is on, so nothing is filtered: set one of them")
+        if self.on and not (self.rules or self.package_rules or self.classifier):
+            raise ValueError("there are no rules: give rules, package_rules: true or a classifier")
+        return self
+
+    @property
+    def on(self) -> bool:
+        return bool(self.input or self.output)
 
 
 class ServingConfig(ReadsOtherWords):

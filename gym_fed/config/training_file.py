@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gym_fed.config.dialect import Job, Translation, dialect_of, dialects
-from gym_fed.config.parsed import ParsedConfig
+from gym_fed.config.parsed import Job, ParsedConfig, Translation, dialect_of, dialects
 from gym_fed.config.predict import PredictConfig
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.training import TrainingConfig

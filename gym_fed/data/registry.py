@@ -19,8 +19,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.aliases import on_class_too
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home, file_sha256, write_atomically

@@ -29,7 +29,7 @@ def _model_registry() -> Any:
 
 
 ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
-    ("gym_fed", "DeltaSoupConfig"): _from("gym_fed.config.hub.delta_soup", "DeltaSoupConfig"),
+    ("gym_fed", "DeltaSoupConfig"): _from("gym_fed.config.hub.soup", "DeltaSoupConfig"),
     ("gym_fed", "BitDeltaConfig"): _from("gym_fed.quantization.config", "BitDeltaConfig"),
     ("gym_fed.data", "MixedDataset"): _from("gym_fed.data.pipeline", "DataPipeline"),
     ("DataPipeline", "build"): _from("gym_fed.interop.methods", "build"),

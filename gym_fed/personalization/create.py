@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.schema.stored import with_schema_defaults
+from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.config.hub.delta_soup import DeltaSoupConfig as DeltaSoupConfig
     from gym_fed.config.hub.soup import AggregationMethod as AggregationMethod
+    from gym_fed.config.hub.soup import DeltaSoupConfig as DeltaSoupConfig
     from gym_fed.quantization.config import BitDeltaConfig as BitDeltaConfig
     from gym_fed.quantization.config import CalibratedPolicy as CalibratedPolicy
     from gym_fed.quantization.config import DeltaQuantConfig as DeltaQuantConfig

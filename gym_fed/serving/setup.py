@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from gym_fed.base.models import MAX_ADAPTERS, model_name, pick_device, resolve
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import first_problem
 from gym_fed.config.serving import EngineConfig, SamplingConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object

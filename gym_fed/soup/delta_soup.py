@@ -24,7 +24,7 @@ from torch import nn
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.differences import require_same_settings
 from gym_fed.base.models import LoadedModel, load_model, load_tuned, model_name
-from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.soup import DeltaSoupConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import METHODS
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors

@@ -11,7 +11,7 @@ from typing import Any, SupportsFloat
 
 from pydantic import BaseModel
 
-from gym_fed.config.train.tracking import ALWAYS
+from gym_fed.config.train.run import ALWAYS
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TRACKERS
 from gym_fed.tracking.trackers.base import RunInfo, Tracker

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gym_fed.config.schema.stored import with_schema_defaults
+from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.train.search import SearchConfig, SearchRange
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate

@@ -50,7 +50,7 @@ from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
 if TYPE_CHECKING:
     from gym_fed.config.delta import CodecPolicy
-    from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+    from gym_fed.config.hub.soup import DeltaSoupConfig
     from gym_fed.evaluation.graders.base import Grader
     from gym_fed.soup.delta_soup import SoupResult
     from gym_fed.training.run.afterwards import Contributions

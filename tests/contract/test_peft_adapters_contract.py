@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
-from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.soup import DeltaSoupConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import is_plain_lora, lora_factors
 from gym_fed.export.formats.base import Options

@@ -86,7 +86,7 @@ LISTED = """
 import json, sys
 from gym_fed.config.hub.soup import AggregationMethod, SoupRecipe
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.soup import DeltaSoupConfig
 from gym_fed.core.registries import ALL
 SoupRecipe.model_json_schema(), DeltaSoupConfig.model_json_schema()
 imported = "gym_fed_example" in sys.modules  # sections of a training config are of members, which it then imports

@@ -16,9 +16,8 @@ from gym_client.display import Display
 from gym_client.identity.home import Home
 from gym_client.privacy.terms import Promises
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.pay import PayTerms
-from gym_fed.config.hub.recipe_values import recipe_values
-from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
+from gym_fed.config.hub.credits import PayTerms
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe, recipe_values
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.json_files import canonical_digest, read_object

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gym_fed.config.hub.evaluations import evaluation_names
+from gym_fed.config.hub.sections import evaluation_names
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
 

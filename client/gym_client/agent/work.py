@@ -22,8 +22,7 @@ from gym_client.identity.pins import key_at
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.private_task import PrivateTask
 from gym_client.privacy.secure_round import SecureRound
-from gym_fed.config.hub.lineage import check_lineage
-from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec, check_lineage
 from gym_fed.config.schema.plugins import plugins_of, require_plugins
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint

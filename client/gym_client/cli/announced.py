@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from gym_client.hub.replies import parse_object
 from gym_client.hub.transport import HubClient
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.pay import PayTerms
+from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.schema.base import first_problem
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
-from gym_fed.config.schema.problems import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 

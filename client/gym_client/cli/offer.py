@@ -27,7 +27,7 @@ from gym_client.hub.traffic import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
-from gym_fed.config.hub.pay import PayTerms
+from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.console import TextTable
 from gym_fed.core.errors import GymError
@@ -37,6 +37,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
+
 
 _MANY_PASSES = 5
 """Passes over the rows per round from which they are displayed; a model memorizes few rows."""

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 
 

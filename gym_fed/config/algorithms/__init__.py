@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gym_fed.config.algorithms.distillation import DistillationSettings, SequenceDistillationSettings
 from gym_fed.config.algorithms.preference import (
     DpoSettings,
     KtoSettings,
@@ -12,7 +11,12 @@ from gym_fed.config.algorithms.preference import (
     TdpoSettings,
 )
 from gym_fed.config.algorithms.reinforcement import GrpoSettings, GspoSettings, PpoSettings, RlooSettings
-from gym_fed.config.algorithms.unlearning import GradientDifferenceSettings, NpoSettings
+from gym_fed.config.algorithms.supervised import (
+    DistillationSettings,
+    GradientDifferenceSettings,
+    NpoSettings,
+    SequenceDistillationSettings,
+)
 from gym_fed.config.schema.base import StrictModel
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import Problem, Problems
+from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.core.registries import AGGREGATORS
 
 if TYPE_CHECKING:

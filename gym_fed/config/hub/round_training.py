@@ -7,7 +7,7 @@ from typing import Any
 
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.defaults import as_given
-from gym_fed.config.train.private_training import TrainingPrivacy
+from gym_fed.config.train.optimization import TrainingPrivacy
 from gym_fed.config.train.training import TrainingConfig
 
 _CHECKPOINTS_PER_ROUND = 10

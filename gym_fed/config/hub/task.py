@@ -1,12 +1,13 @@
-"""The task of a round, as a hub sends it to contributors.
+"""The task of a round, as a hub sends it to contributors, and the chain of global versions that it starts from.
 
 A contributor's agent parses this strictly: a key that is not listed here (a path, a command, code) refuses the
-task. Names follow TRL and PEFT, as in ``TrainingConfig``.
+task. Names follow TRL and PEFT, as in ``TrainingConfig``. Each version's digest names the version before it, the soup,
+and the round that made it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -24,17 +25,30 @@ from gym_fed.config.algorithms.preference import (
     TdpoSettings,
 )
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.pay import PayTerms
+from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.privacy import LocalPrivacy, SecureTask
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.schema.plugins import Plugins, only_recorded, read_plugins, require_plugins
-from gym_fed.config.schema.problems import Problem, Problems
 from gym_fed.core.registries import ALGORITHMS, TUNING
+
+if TYPE_CHECKING:
+    from gym_fed.config.delta import CodecPolicy
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
+
+RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]
+"""Algorithms that a hub may request: those that need only the contributor's own rows."""
+
+RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
+"""Tuning methods that a hub may request: those whose update is values or LoRA's factors."""
+
+SECTIONS = ("recipe", "codec")
 
 
 class LoraRecipe(StrictModel):
@@ -48,13 +62,6 @@ class LoraRecipe(StrictModel):
     """A is drawn, and not trained: only B is. Its seed is the recipe's plus the round's number, the same for every
     contributor of a round and another in the next. Rules that decide coordinate by coordinate are then exact on LoRA
     too, for their result on the B, times A, has the same rank."""
-
-
-RecipeAlgorithm = Annotated[str, MemberOf(ALGORITHMS, fact="federates")]
-"""Algorithms that a hub may request: those that need only the contributor's own rows."""
-
-RecipeTuning = Annotated[str, MemberOf(TUNING, fact="federates")]
-"""Tuning methods that a hub may request: those whose update is values or LoRA's factors."""
 
 
 class TrainingRecipe(OpenModel):
@@ -134,29 +141,6 @@ class TrainingRecipe(OpenModel):
         return self
 
 
-def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raise ``Problems`` if the codec's distillation has nothing to work on, or looks past the noise."""
-    problems = []
-    if codec.distill_steps and recipe.privacy is not None:
-        text = ": distillation looks at the data without noise, and recipe.privacy is set; set it to 0"
-        problems.append(Problem("codec.distill_steps", text))
-    if codec.distill_steps and recipe.sends_factors:
-        text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"
-        problems.append(Problem("codec.distill_steps", text))
-    if problems:
-        raise Problems("", problems)
-
-
-def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raise ``Problems`` if the codec would not preserve the A that all contributors share."""
-    if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
-        text = (
-            f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
-            "of the same product; set codec.factors to bfloat16 or float32"
-        )
-        raise Problems("", [Problem("recipe.lora.freeze_a", text)])
-
-
 class SoupReference(StrictModel):
     """A committed soup: the object to fetch, and the version that it leads to."""
 
@@ -234,3 +218,67 @@ class TaskSpec(StrictModel):
         if end != self.version_digest:
             raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")
         return self
+
+
+def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raise ``Problems`` if the codec's distillation has nothing to work on, or looks past the noise."""
+    problems = []
+    if codec.distill_steps and recipe.privacy is not None:
+        text = ": distillation looks at the data without noise, and recipe.privacy is set; set it to 0"
+        problems.append(Problem("codec.distill_steps", text))
+    if codec.distill_steps and recipe.sends_factors:
+        text = f"is for full deltas; with recipe.finetuning {recipe.finetuning} set it to 0"
+        problems.append(Problem("codec.distill_steps", text))
+    if problems:
+        raise Problems("", problems)
+
+
+def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raise ``Problems`` if the codec would not preserve the A that all contributors share."""
+    if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
+        text = (
+            f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
+            "of the same product; set codec.factors to bfloat16 or float32"
+        )
+        raise Problems("", [Problem("recipe.lora.freeze_a", text)])
+
+
+def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
+    """Return the digest of the version that a soup leads to: a chain, so it names every soup before it."""
+    return "sha256:" + canonical_digest({"parent": parent, "soup": soup_sha256, "server_round": server_round})
+
+
+def check_lineage(spec: TaskSpec) -> None:
+    """Refuse a task whose versions do not follow from the base by the soups that it names.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` naming the first version that does not follow.
+    """
+    parent, last_round = spec.base_digest, 0
+    for height, soup in enumerate(spec.soups, 1):
+        digest = next_digest(parent, soup.sha256, soup.server_round)
+        if not last_round < soup.server_round < spec.server_round or digest != soup.version_digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"version {height} of the task ({soup.version_digest}) does not follow from the one before it and soup "
+                f"{soup.sha256[:16]}...",
+                "the hub names versions that its own soups do not make: ask its coordinator for `gym-server ledger "
+                "verify`",
+            )
+        parent, last_round = soup.version_digest, soup.server_round
+
+
+def recipe_values(recipe: TrainingRecipe, codec: CodecPolicy) -> dict[str, Any]:
+    """Return every value by its dotted key, such as ``recipe.lora.r``; lists are values."""
+    values: dict[str, Any] = {}
+    for section, model in zip(SECTIONS, (recipe, codec), strict=True):
+        _put(section, model.model_dump(mode="json"), values)
+    return values
+
+
+def _put(key: str, value: Any, found: dict[str, Any]) -> None:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            _put(f"{key}.{name}", inner, found)
+    else:
+        found[key] = value

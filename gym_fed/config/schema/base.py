@@ -1,8 +1,12 @@
-"""The base class of every config schema: unknown keys are refused, values are frozen after validation."""
+"""The base class of every config schema: unknown keys are refused, values are frozen after validation.
+
+Also errors about combinations of settings, and the defaults of keys that a stored config does not have.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -12,6 +16,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from gym_fed.core import aliases as other_words
 
@@ -76,3 +81,65 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [member for part in get_args(annotation) for member in _members(part)] or [annotation]
+
+
+class Problem(NamedTuple):
+    """A reason for a refusal."""
+
+    key: str
+    """The offending key, as ``gate.screen_updates``; it need not be in the file."""
+
+    text: str
+    """The reason and what to write instead; a message continues the key with it."""
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.text}" if self.text[:1] != ":" else f"{self.key}{self.text}"
+
+
+class Problems(ValueError):
+    """An error of validators; ``gym_fed.config.yaml.file`` writes a line per problem, with its place in the file.
+
+    Args:
+        cause: The section that does not go with the keys, as ``privacy``; empty for none.
+        found: At least one.
+    """
+
+    def __init__(self, cause: str, found: Iterable[Problem]) -> None:
+        self.cause, self.found = cause, list(found)
+        text = "; ".join(map(str, self.found))
+        super().__init__(f"{cause}: {text}" if cause else text)
+
+
+def first_problem(error: ValidationError, whole: str = "") -> str:
+    """Return the first error of a schema, as ``field.part: reason``.
+
+    Args:
+        error: The error of a schema.
+        whole: Name of the document for reasons about no field.
+    """
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or whole
+    return f"{where}: {first['msg']}"
+
+
+def with_schema_defaults(stored: Any, config: Any) -> Any:
+    """Return stored values with each key that ``config`` has and they lack, so that the two can be compared.
+
+    Args:
+        stored: What a file of an older release holds, under today's names of keys.
+        config: The config of today. Its type decides the defaults, also in sections and in lists of sections; its
+            values are not used.
+
+    Returns:
+        The values as ``model_dump(mode="json")`` would give them. A required key that is missing stays missing.
+    """
+    if isinstance(config, list | tuple) and isinstance(stored, list) and len(config) == len(stored):
+        return [with_schema_defaults(entry, now) for entry, now in zip(stored, config, strict=True)]
+    if not isinstance(config, BaseModel) or not isinstance(stored, Mapping):
+        return stored
+    filled = {key: with_schema_defaults(value, getattr(config, key, None)) for key, value in stored.items()}
+    for key, field in type(config).model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        if key not in stored and default is not PydanticUndefined and not field.exclude:
+            filled[key] = to_jsonable_python(default)
+    return filled

@@ -19,9 +19,8 @@ from gym_quant.registry import Origin, Registry, checked_by
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.config.schema.member import ByMember, MemberOf
-from gym_fed.config.schema.problems import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALL, FEATURES
 from gym_fed.core.text import plain

@@ -1,15 +1,23 @@
-"""Settings of a run: its folder, how often it is saved, logged and evaluated, and when it stops or rolls back."""
+"""Settings of a run: its folder, trackers, how often it is saved and evaluated, and when it stops or rolls back."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.compute import Dtype
+from gym_fed.core.registries import TRACKERS
+
+Cadence = Literal["no", "steps", "epoch"]
+"""How often something is done in a run; values are transformers'."""
+
+ALWAYS = ("jsonl", "tensorboard")
+"""Trackers of every run; both write only into its folder."""
 
 
 class Reproducibility(StrictModel):
@@ -69,10 +77,6 @@ class AutoBatchSize(StrictModel):
 
     memory_gib: float | None = Field(default=None, gt=0)
     """Instead of a share: GiB beyond what the loaded model takes."""
-
-
-Cadence = Literal["no", "steps", "epoch"]
-"""How often something is done in a run; values are transformers'."""
 
 
 class RunSections(StrictModel):
@@ -169,3 +173,34 @@ class RunSections(StrictModel):
                 f"of {spikes.window} (it is {self.save_steps}), or rollback: false"
             )
         return self
+
+
+class TrackerSettings(StrictModel):
+    """Settings of a tracking service. Read only when ``tracking`` names one."""
+
+    project: str = "gym-fed"
+    name: str | None = None
+    """The run's name in the service; by default that of ``output_dir``."""
+
+    tags: list[str] = Field(default_factory=list)
+    mode: Literal["offline", "online"] = "offline"
+    """``offline`` keeps everything in the run folder (``wandb sync`` and its likes send it later)."""
+
+    uri: str | None = None
+    """For ``mlflow`` and ``mode: online``: the tracking server. Offline is always a file in the run folder."""
+
+
+class TrackingSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
+        default_factory=lambda: list(ALWAYS), validate_default=True
+    )
+    """Where metrics are logged. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
+
+    tracker: TrackerSettings = Field(default_factory=TrackerSettings)
+
+    @field_validator("tracking")
+    @classmethod
+    def _validate_tracking(cls, names: list[str]) -> list[str]:
+        return list(dict.fromkeys((*ALWAYS, *names)))

@@ -16,17 +16,12 @@ from gym_fed.config.algorithms.supervised import SupervisedSections
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
-from gym_fed.config.train.adapters import AdapterSections
-from gym_fed.config.train.compute import ComputeSections
+from gym_fed.config.train.compute import ComputeSections, DistributedSections
 from gym_fed.config.train.data_source import DataConfig, DataSections
-from gym_fed.config.train.distributed import DistributedSections
 from gym_fed.config.train.graders import GraderSections
-from gym_fed.config.train.optimization import OptimizationSections
-from gym_fed.config.train.private_training import PrivacySections
-from gym_fed.config.train.run import RunSections
-from gym_fed.config.train.tracking import TrackingSections
-from gym_fed.config.train.tuning import LoraSettings, TuningSections
-from gym_fed.config.train.vision import VisionSections
+from gym_fed.config.train.optimization import OptimizationSections, PrivacySections
+from gym_fed.config.train.run import RunSections, TrackingSections
+from gym_fed.config.train.tuning import AdapterSections, LoraSettings, TuningSections, VisionSections
 from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING, Kind
 
 __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]

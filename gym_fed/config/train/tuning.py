@@ -1,10 +1,10 @@
-"""Settings of the ``finetuning`` methods; names are PEFT's."""
+"""Settings of what is trained: the ``finetuning`` method, adapters to start from, and parts that are frozen."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
@@ -14,6 +14,14 @@ InitLoraWeights = (
     Literal["default", "gaussian", "orthogonal", "pissa", "olora", "loftq"]
     | Annotated[str, StringConstraints(pattern=r"^pissa_niter_[1-9][0-9]*$")]
 )
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Folders = Annotated[list[str], BeforeValidator(_listed)]
+"""One or more folders of PEFT adapters, in the order in which they are applied."""
 
 
 class AdapterSettings(StrictModel):
@@ -265,3 +273,58 @@ class TuningSections(StrictModel):
     ia3: Ia3Settings | None = None
     quantization: QuantizationSettings | None = None
     """Quantise the base under an adapter; needs a ``finetuning`` that trains one."""
+
+
+class AdapterSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    adapter: Folders = Field(default_factory=list)
+    """Adapters of ``model`` to start from: folders, finished runs or cached names. All but the last are merged into the
+    model, and the last is trained on. Under ``full`` and ``freeze`` all are merged."""
+
+    new_adapter: bool = False
+    """Merge all of ``adapter`` into the model and train a new adapter on the result."""
+
+    reference_model: str | None = None
+    """The model that the algorithm compares the policy with; by default the model before training."""
+
+    reference_adapter: Folders = Field(default_factory=list)
+    """Adapters of the reference, merged into ``reference_model``, or into ``model`` where that is not given."""
+
+    @model_validator(mode="after")
+    def _validate_adapters(self) -> AdapterSections:
+        if self.new_adapter and not self.adapter:
+            raise ValueError(
+                "new_adapter: adapter names nothing to start from; every run trains a new one then"
+            )
+        for key in ("adapter", "reference_adapter"):
+            named = getattr(self, key)
+            if len(set(named)) != len(named):
+                raise ValueError(f"{key}: an adapter is named twice")
+        return self
+
+
+class VisionSections(StrictModel):
+    """Keys of the YAML's top level."""
+
+    freeze_vision_tower: bool = True
+    """Freeze the part that reads images under every ``finetuning``; it gets no adapters."""
+
+    freeze_multi_modal_projector: bool = True
+    """Freeze the projector between the vision tower and the language model."""
+
+    freeze_language_model: bool = False
+    """Freeze the language model, its embeddings and its head."""
+
+    image_max_pixels: int | None = Field(default=None, ge=1)
+    """Images with more pixels (width times height) are scaled down before the processor."""
+
+    image_min_pixels: int | None = Field(default=None, ge=1)
+    """Images with fewer pixels are scaled up."""
+
+    @model_validator(mode="after")
+    def _validate_pixels(self) -> VisionSections:
+        least, most = self.image_min_pixels, self.image_max_pixels
+        if least is not None and most is not None and least > most:
+            raise ValueError(f"image_min_pixels: {least} is above image_max_pixels, {most}")
+        return self

@@ -8,19 +8,18 @@ from the command line names ``--set``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from gym_fed.config.parsed import ParsedConfig
-from gym_fed.config.schema.base import ReadsOtherWords
-from gym_fed.config.schema.member import ByMember
-from gym_fed.config.schema.named_members import models_in, place_of
+from gym_fed.config.schema.base import Problems, ReadsOtherWords
+from gym_fed.config.schema.member import ByMember, MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
-from gym_fed.config.schema.problems import Problems
+from gym_fed.config.schema.plugins import markers_of
 from gym_fed.config.yaml.strict import (
     KeyPath,
     Mark,
@@ -34,6 +33,7 @@ from gym_fed.core.json_files import MAX_DEPTH
 from gym_fed.core.registries import UnusableMember
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+_MOST_NAMES = 30  # more of them help nobody
 
 
 def load_config(
@@ -86,34 +86,15 @@ def validate(
         raise GymError(error.code, message, error.hint) from error
 
 
-def _read_others(
-    values: dict[str, Any],
-    schema: type[BaseModel],
-    source: str,
-    marks: dict[KeyPath, Mark],
-    overridden: set[KeyPath],
-) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
-    """Return refused values in our words, with their places in the file, and what came from the command line."""
-
-    def place(path: KeyPath) -> str:
-        return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
-
-    reading = other_words.read(schema.__name__, values, None if () in overridden else place)
-    if reading is None:
-        return None
-    for path, theirs, ours in reading.notes:
-        other_words.note(theirs, ours, place(path))
-    moved, given = dict(marks), set(overridden)
-    for now, before in reading.origins.items():
-        moved |= {
-            (*now, *path[len(before) :]): m for path, m in marks.items() if path[: len(before)] == before
-        }
-        given |= {
-            (*now, *path[len(before) :]) if path[: len(before)] == before else now
-            for path in overridden
-            if path[: len(before)] == before[: len(path)]
-        }
-    return reading.values, moved, given
+def dump_yaml(config: BaseModel) -> str:
+    """Return the resolved config as YAML, in schema order, for ``load_config``; absent sections are left out."""
+    fields = type(config).model_fields
+    values = {
+        key: value
+        for key, value in config.model_dump(mode="json").items()
+        if value is not None or (key in fields and fields[key].default is not None)
+    }
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
@@ -154,15 +135,79 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
     return {_set(values, path, value) for path, value in parse_overrides(overrides)}
 
 
-def dump_yaml(config: BaseModel) -> str:
-    """Return the resolved config as YAML, in schema order, for ``load_config``; absent sections are left out."""
-    fields = type(config).model_fields
-    values = {
-        key: value
-        for key, value in config.model_dump(mode="json").items()
-        if value is not None or (key in fields and fields[key].default is not None)
-    }
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyPath:
+    """Return the first place that names a member, as its kind is spelled; empty without one.
+
+    Args:
+        kind: The kind of member, such as ``grader``.
+        name: Its name in configs; a key of that name that is not a field counts too.
+        values: Plain values as they came, valid or not.
+        schema: The schema of the values.
+    """
+    return next(_places(kind, name, values, schema, ()), ())
+
+
+def models_in(annotations: Sequence[Any]) -> Iterator[type[BaseModel]]:
+    """Yield the schemas in annotations, at any depth."""
+    for annotation in annotations:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        else:
+            yield from models_in(get_args(annotation))
+
+
+def _places(
+    kind: str, name: str, value: Any, annotation: Any, markers: Sequence[MemberOf]
+) -> Iterator[KeyPath]:
+    if value == name and any(kind == known.kind for marker in markers for known in marker.kinds):
+        yield ()
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _prefixed(index, _places(kind, name, item, annotation, markers))
+    elif isinstance(value, Mapping):
+        fields = {k: f for model in models_in([annotation]) for k, f in model.model_fields.items()}
+        for key, inner in value.items():
+            if (field := fields.get(key)) is not None:
+                places = _places(kind, name, inner, field.annotation, markers_of(field))
+            elif key == name and fields:
+                places = iter([()])
+            else:
+                places = _places(kind, name, inner, annotation, markers)
+            yield from _prefixed(key, places)
+
+
+def _prefixed(key: str | int, paths: Iterator[KeyPath]) -> Iterator[KeyPath]:
+    return ((key, *path) for path in paths)
+
+
+def _read_others(
+    values: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    marks: dict[KeyPath, Mark],
+    overridden: set[KeyPath],
+) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
+    """Return refused values in our words, with their places in the file, and what came from the command line."""
+
+    def place(path: KeyPath) -> str:
+        return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
+
+    reading = other_words.read(schema.__name__, values, None if () in overridden else place)
+    if reading is None:
+        return None
+    for path, theirs, ours in reading.notes:
+        other_words.note(theirs, ours, place(path))
+    moved, given = dict(marks), set(overridden)
+    for now, before in reading.origins.items():
+        moved |= {
+            (*now, *path[len(before) :]): m for path, m in marks.items() if path[: len(before)] == before
+        }
+        given |= {
+            (*now, *path[len(before) :]) if path[: len(before)] == before else now
+            for path in overridden
+            if path[: len(before)] == before[: len(path)]
+        }
+    return reading.values, moved, given
 
 
 def _unshared(value: Any) -> Any:
@@ -278,9 +323,6 @@ def _place(loc: KeyPath, values: Any) -> KeyPath:
             continue
         place = (*place, key)
     return place
-
-
-_MOST_NAMES = 30  # more of them help nobody
 
 
 def _suggest(path: KeyPath, schema: type[BaseModel], values: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 
-from gym_fed.config.hub.evaluations import SafetyGateConfig
+from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.core.errors import ErrorCode, GymError
 
 

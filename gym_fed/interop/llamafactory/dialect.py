@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gym_fed.config.dialect import Job, Translation
+from gym_fed.config.parsed import Job, Translation
 from gym_fed.interop.llamafactory.inference import translate_export, translate_inference, translate_predict
 from gym_fed.interop.llamafactory.jobs import job_of
 from gym_fed.interop.llamafactory.translate import translate
@@ -13,7 +13,7 @@ from gym_fed.interop.llamafactory.translation import is_llamafactory
 
 
 class LlamaFactory:
-    """See ``gym_fed.config.dialect.Dialect``."""
+    """See ``gym_fed.config.parsed.Dialect``."""
 
     title = "LLaMA-Factory"
 

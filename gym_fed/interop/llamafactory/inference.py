@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.dialect import Translation
+from gym_fed.config.parsed import Translation
 from gym_fed.interop.llamafactory.keys import NOT_NEEDED, NOT_NEEDED_PREFIXES
 from gym_fed.interop.llamafactory.rows import translate_sources, translate_template
 from gym_fed.interop.llamafactory.translation import Translator, is_version_1, names

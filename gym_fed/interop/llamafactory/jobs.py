@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.dialect import Job
+from gym_fed.config.parsed import Job
 from gym_fed.interop.llamafactory.translation import is_version_1
 
 _TRAINS_ONLY = ("stage", "finetuning_type", "dataset", "do_train", "do_eval", "do_predict", "cutoff_len")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.dialect import Job
+from gym_fed.config.parsed import Job
 from gym_fed.interop.llamafactory.translation import Translator, names
 
 _GROUPS = ("grpo", "gspo", "rloo")

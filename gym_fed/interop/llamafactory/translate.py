@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.dialect import Translation
+from gym_fed.config.parsed import Translation
 from gym_fed.core.registries import TRACKERS
 from gym_fed.interop.llamafactory.compute import (
     translate_features,

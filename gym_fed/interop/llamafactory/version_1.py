@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.dialect import Translation
+from gym_fed.config.parsed import Translation
 from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.interop.llamafactory.distributed import offloading, shard

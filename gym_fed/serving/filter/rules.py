@@ -24,7 +24,7 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from gym_fed.config.content_filter import CATEGORY
+from gym_fed.config.serving import CATEGORY
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import is_visible, plain
 

@@ -27,8 +27,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.addresses import is_loopback
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock

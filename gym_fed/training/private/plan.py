@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gym_fed.config.train.private_training import TrainingPrivacy
+from gym_fed.config.train.optimization import TrainingPrivacy
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError

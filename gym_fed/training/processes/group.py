@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from gym_fed.config.train.distributed import DistributedSettings
+from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.processes.ranks import is_main, world_size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.config.train.distributed import DistributedSettings
+from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS

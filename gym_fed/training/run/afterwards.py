@@ -15,7 +15,7 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.weight_count import prequantised
 from gym_fed.base.models import load_model, load_tokenizer, quiet_loading, resolve
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.soup import DeltaSoupConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import is_plain_lora
@@ -25,6 +25,7 @@ from gym_fed.training.model.saving import portable_name
 if TYPE_CHECKING:
     from gym_fed.export.source import Source
     from gym_fed.soup.delta_soup import SoupResult
+
 
 Contributions = Mapping[str, Any] | Sequence[Any]
 OWN = "self"

@@ -20,8 +20,8 @@ from typing import Any
 
 import yaml
 
+from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.schema.plugins import as_json, plugins_of, require_run_plugins
-from gym_fed.config.schema.stored import with_schema_defaults
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.core.errors import ErrorCode, GymError

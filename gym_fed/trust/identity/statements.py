@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest, canonical_json
 from gym_fed.core.text import readable_seconds

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, contributor_id, verify_signature

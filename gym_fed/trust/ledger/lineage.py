@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.task import next_digest
 from gym_fed.trust.ledger.entries import Entry, corrupt
 
 VERSION, ROLLED_BACK = "version", "rolled-back"

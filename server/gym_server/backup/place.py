@@ -21,8 +21,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import Field, ValidationError, field_validator
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import copy_hashed, fsync_folder, make_folder
 from gym_fed.core.json_files import MAX_BYTES, MAX_DEPTH, is_deeper

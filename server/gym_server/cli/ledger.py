@@ -250,7 +250,7 @@ def attribute(
     """Split credits for the use of a version over everybody who improved the model up to it."""
     from typing import cast
 
-    from gym_fed.config.hub.pay import MAX_AMOUNT
+    from gym_fed.config.hub.credits import MAX_AMOUNT
     from gym_fed.trust.ledger.royalties import Policy
     from gym_server.ledger.contributors import published_names
     from gym_server.ledger.royalties import Owner, attribute_use, base_of_variant, read_usage

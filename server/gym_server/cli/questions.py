@@ -14,8 +14,8 @@ import typer
 from pydantic import ValidationError
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.schema.base import first_problem
 from gym_fed.config.schema.endpoint import Endpoint
-from gym_fed.config.schema.problems import first_problem
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import whole_number

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.config.hub.recipe_values import SECTIONS, recipe_values
+from gym_fed.config.hub.task import SECTIONS, recipe_values
 from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
@@ -19,6 +19,7 @@ from gym_server.cli.steering import Reason
 if TYPE_CHECKING:
     from gym_fed.config.hub.server import ServerConfig
     from gym_server.rounds.recipes import ConfigText, RecipeChanges
+
 
 app = App(help="Show or change the recipe of the rounds to come.", no_args_is_help=True)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.config.hub.evaluations import GateEvaluation
-from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.sections import GateEvaluation
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.task import next_digest
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.text import counted
 from gym_fed.evaluation.compare import paired_difference

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.hub.evaluations import GateEvaluation
-from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.sections import GateConfig, GateEvaluation
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
 from gym_fed.evaluation.results import TaskResult
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.harness.preparation import Preparation
     from gym_fed.evaluation.scoring.scorer import Scorer
     from gym_fed.evaluation.suites.eval_task import EvalTask
+
 
 Draw = Callable[[str, int], Sequence[int]]
 """Returns the row numbers to use, given a task's name and its number of rows."""

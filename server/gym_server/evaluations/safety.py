@@ -13,9 +13,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.config.hub.evaluations import SafetyGateConfig
-from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.task import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.probe.gate import MarginDrop, margin_drop, verdict
 from gym_fed.evaluation.probe.margin import opening_requests, refusal_margins

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.hub.evaluations import GateEvaluation
+from gym_fed.config.hub.sections import GateEvaluation
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.console import TextTable
 from gym_fed.core.errors import ErrorCode, GymError

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from gym_fed.config.hub.pay import MAX_ROYALTIES
+from gym_fed.config.hub.credits import MAX_ROYALTIES
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.ledger.heads import HEADS_BEFORE

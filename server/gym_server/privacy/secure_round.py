@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from sqlalchemy import select
 
-from gym_fed.config.hub.secure import needed_survivors, wanted_participants
+from gym_fed.config.hub.server import needed_survivors, wanted_participants
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint

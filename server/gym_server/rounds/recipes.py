@@ -15,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.config.hub.recipe_values import recipe_values
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.task import recipe_values
 from gym_fed.config.parsed import ParsedConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError

@@ -16,8 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
-from gym_fed.config.hub.lineage import next_digest
-from gym_fed.config.hub.task import SoupReference, TaskSpec
+from gym_fed.config.hub.task import SoupReference, TaskSpec, next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import without_folders
 from gym_fed.trust.ledger.entries import seal

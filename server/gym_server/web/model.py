@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.responses import StreamingResponse
 
-from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.task import next_digest
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.ledger.evaluations import EVALUATED

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.config.hub.delta_soup import DeltaSoupConfig
+from gym_fed.config.hub.soup import DeltaSoupConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.quantization.config import CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer

@@ -22,7 +22,7 @@ from gym_client.identity.home import Home
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.lineage import next_digest
+from gym_fed.config.hub.task import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta

@@ -10,8 +10,7 @@ import pytest
 from gym_client.agent.policy import Policy
 from gym_client.agent.work import parse_task
 
-from gym_fed.config.hub.lineage import next_digest
-from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec, next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 
 BASE = "sha256:" + "a" * 64

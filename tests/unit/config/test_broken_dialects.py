@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.config.dialect import dialects
+from gym_fed.config.parsed import dialects
 from gym_fed.config.training_file import load_training_config
 from gym_fed.core import aliases
 from gym_fed.core.errors import GymError

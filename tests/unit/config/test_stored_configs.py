@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.schema.stored import with_schema_defaults
+from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.train.search import SearchConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gym_fed.base.models import LoadedModel, load_model
-from gym_fed.config.hub.evaluations import SafetyGateConfig
+from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors, tensors_digest
 from gym_fed.evaluation.probe import prompts

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.dialect import dialects
+from gym_fed.config.parsed import dialects
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.training_file import as_yaml, load_training_config

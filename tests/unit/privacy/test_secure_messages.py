@@ -30,9 +30,8 @@ from gym_server.strategy.durable import DurableDeltaSoup
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.lineage import next_digest
 from gym_fed.config.hub.server import CONFIG_NAME
-from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec, next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta

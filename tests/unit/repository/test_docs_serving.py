@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from gym_fed.cli.chat.terminal import _COMMANDS
-from gym_fed.config.content_filter import FilterConfig
 from gym_fed.config.serving import (
     ConnectionsConfig,
     EngineConfig,
+    FilterConfig,
     SamplingConfig,
     ServingConfig,
     StoredAnswersConfig,

@@ -24,8 +24,7 @@ from gym_server.rounds.soups import Ingredients
 from gym_server.store.tables import evaluation_seeds
 
 from gym_fed.config.hub.credits import RewardsConfig
-from gym_fed.config.hub.evaluations import GateEvaluation
-from gym_fed.config.hub.sections import GateConfig
+from gym_fed.config.hub.sections import GateConfig, GateEvaluation
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import model_tensors

@@ -19,9 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from gym_fed.config.hub.credits import RewardsConfig
-from gym_fed.config.hub.lineage import next_digest
-from gym_fed.config.hub.pay import MAX_ROYALTIES
+from gym_fed.config.hub.credits import MAX_ROYALTIES, RewardsConfig
+from gym_fed.config.hub.task import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import contributor_id
 from gym_fed.trust.ledger.royalties import PaidVersion, attribute, find_version, split, totals

@@ -17,7 +17,7 @@ from gym_server.store.tables import versions
 from gym_server.strategy.tasks import new_task
 from sqlalchemy import update
 
-from gym_fed.config.hub.lineage import check_lineage, next_digest
+from gym_fed.config.hub.task import check_lineage, next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
 from gym_fed.trust.ledger.entries import Entry

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from gym_fed.base.models import load_adapted
-from gym_fed.config.content_filter import ClassifierConfig, FilterConfig
-from gym_fed.config.serving import ServingConfig
+from gym_fed.config.serving import ClassifierConfig, FilterConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import Classifier
 from gym_fed.serving.openai.catalogue import LOCAL

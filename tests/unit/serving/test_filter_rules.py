@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.config.content_filter import FilterConfig
+from gym_fed.config.serving import FilterConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import ContentFilter, texts_in
 from gym_fed.serving.filter.rules import MAX_BYTES, PACKAGE_RULES, Rules, read_rules, safe_pattern

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.config.content_filter import FilterConfig
+from gym_fed.config.serving import FilterConfig
 from gym_fed.serving.filter.content_filter import ContentFilter
 from gym_fed.serving.http.usage_log import Use
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gym_fed.config.content_filter import FilterConfig
-from gym_fed.config.serving import StoredAnswersConfig
+from gym_fed.config.serving import FilterConfig, StoredAnswersConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.filter.content_filter import ContentFilter
 from gym_fed.serving.http.app import create_app

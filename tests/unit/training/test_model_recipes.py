@@ -14,8 +14,7 @@ import torch
 
 from gym_fed.base.modeling.processors import load_vision_model
 from gym_fed.base.models import load_model
-from gym_fed.config.recipe_presets import sizes_for
-from gym_fed.config.recipes import get_recipe, recipes, relocated
+from gym_fed.config.recipes import get_recipe, recipes, relocated, sizes_for
 from gym_fed.config.train.catalogue import catalogue_entry
 from gym_fed.config.train.defaults import LARGE, method_defaults
 from gym_fed.config.train.training import TrainingConfig

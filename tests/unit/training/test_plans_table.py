@@ -23,6 +23,6 @@ def test_every_recipe_for_a_public_model_is_in_the_table_or_left_out_by_the_name
 
 
 def recipe_models(name: str) -> list[str]:
-    from gym_fed.config.recipe_presets import sizes_for
+    from gym_fed.config.recipes import sizes_for
 
     return [size["model"] for size in sizes_for(get_recipe(name).file).values()]

@@ -15,7 +15,7 @@ from tests.support.sources import ROOT, our_files
 
 CHOOSES = {"algorithm", "finetuning", "optimizer"}
 TRANSLATES = ROOT / "gym_fed" / "interop" / "llamafactory"
-NAMED_FOR_ONE = ("gym_fed/train.py", "gym_fed/config/recipe_presets.py")
+NAMED_FOR_ONE = ("gym_fed/train.py", "gym_fed/config/recipes.py")
 """``run_sft`` is for one algorithm, and presets of sizes are the rates of one."""
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gym_fed.config.algorithms.distillation import SequenceDistillationSettings
+from gym_fed.config.algorithms.supervised import SequenceDistillationSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.files import drop_torn_line

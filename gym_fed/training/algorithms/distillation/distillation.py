@@ -12,7 +12,7 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from gym_fed.config.algorithms.distillation import DistillationSettings
+from gym_fed.config.algorithms.supervised import DistillationSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
