@@ -15,7 +15,7 @@ from gym_fed.core.console import AsJson, print_columns
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.tracking.trackers.base import flat
-from gym_fed.training.run.summary import (
+from gym_fed.training.run.result import (
     list_run_folders,
     listed,
     read_json,

@@ -1,22 +1,29 @@
-"""The base model that a variant is created on or rebased onto, with or without a delta."""
+"""The base model of a variant, with or without a delta, and how well models fit the user's rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import logsigmoid
 
 from gym_fed.base.models import load_model, model_name
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.choice import NONE, use_chat_template
+from gym_fed.data.rows import Row, as_kind
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization.recipe import BaseSize
-from gym_fed.personalization.rows import PersonalRows
+from gym_fed.personalization.rows import PersonalKind, PersonalRows
+from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers
+
+BETA = 0.1
+"""Beta of the reported preference loss; DPO's default."""
 
 
 @dataclass(frozen=True)
@@ -86,3 +93,86 @@ class Base:
             GymError: Errors of ``DeltaFile.open``.
         """
         return DeltaFile.open(path, self.spec)
+
+
+class LossEvaluator:
+    """Computes losses in nats for models of one architecture on the same rows.
+
+    Examples use ``heldout_loss``, per token. Preferences use DPO's loss per pair (Rafailov et al. 2023, equation 7,
+    with beta 0.1) against a fixed reference; a model with the reference's preferences has a loss of log 2.
+
+    Args:
+        kind: Kind of the rows.
+        rows: At least one row.
+        tokenizer: Tokenizer of the base.
+        reference: Reference model for preferences; it is scored on creation and not stored.
+        max_length: Maximum number of tokens per row.
+    """
+
+    def __init__(
+        self, kind: PersonalKind, rows: Sequence[Row], tokenizer: Any, reference: Any, max_length: int
+    ) -> None:
+        self._kind = kind
+        self._rows = rows
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._pairs: list[dict[str, Any]] = []
+        if kind == "preference":
+            with _of_judged_rows():
+                encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"))
+                self._pairs = cut_answers(encoded, max_length)
+            self._reference = self._margins(reference)
+
+    def loss(self, model: Any) -> float:
+        """Return the loss of a model; may be inf or NaN for a broken one."""
+        if self._kind == "supervised":
+            with _of_judged_rows():
+                return heldout_loss(model, self._tokenizer, self._rows, max_length=self._max_length)
+        gained = self._margins(model) - self._reference
+        return float(-logsigmoid(BETA * gained).mean())
+
+    def chosen_loss(self, model: Any) -> float | None:
+        """Return the loss of the chosen answers in nats per token; None for examples.
+
+        The preference loss also decreases if both answers become unlikely, so that the model produces neither.
+        """
+        if self._kind == "supervised":
+            return None
+        chosen = as_kind(self._rows, "supervised")
+        return heldout_loss(model, self._tokenizer, chosen, max_length=self._max_length)
+
+    @torch.inference_mode()
+    def _margins(self, model: Any) -> torch.Tensor:
+        """Return log-probabilities of chosen minus rejected answers, ``[pairs]`` float32."""
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        try:
+            return torch.tensor(
+                [
+                    _log_prob(model, p, "chosen", device) - _log_prob(model, p, "rejected", device)
+                    for p in self._pairs
+                ]
+            )
+        finally:
+            model.train(was_training)
+
+
+@contextmanager
+def _of_judged_rows() -> Iterator[None]:
+    """Explain in errors that row numbers count held-out rows."""
+    try:
+        yield
+    except GymError as error:
+        raise GymError(
+            error.code, f"rows that the variant is judged by: {error.message}", error.hint
+        ) from error
+
+
+def _log_prob(model: Any, pair: dict[str, Any], answer: str, device: torch.device) -> float:
+    """Return the log-probability of an answer given its prompt, in nats."""
+    prompt, words = pair["prompt_ids"], pair[f"{answer}_ids"]
+    ids = torch.tensor([prompt + words], device=device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    tokens = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return float(tokens[max(0, len(prompt) - 1) :].sum())

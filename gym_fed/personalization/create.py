@@ -24,8 +24,7 @@ from gym_fed.core.text import counted
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.encode import EncodeReport, encode_delta, lora_delta
 from gym_fed.delta.factors import lora_change
-from gym_fed.personalization.base import Base
-from gym_fed.personalization.evaluator import LossEvaluator
+from gym_fed.personalization.base import Base, LossEvaluator
 from gym_fed.personalization.recipe import Encoding, Method, encoding_of, require_fitting, training_config
 from gym_fed.personalization.results import AGAIN, CreatedVariant, Listener, begin
 from gym_fed.personalization.rows import FORM_KEY, PersonalRows

@@ -26,9 +26,8 @@ from gym_fed.core.text import counted
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
-from gym_fed.personalization.base import Base
+from gym_fed.personalization.base import Base, LossEvaluator
 from gym_fed.personalization.create import VariantJob, train_and_encode
-from gym_fed.personalization.evaluator import LossEvaluator
 from gym_fed.personalization.recipe import (
     Encoding,
     Method,

@@ -260,7 +260,7 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
 
 def _context(config: TrainingConfig) -> int | None:
     """Return the model's context length by its config."""
-    from gym_fed.training.planning.sizes import empty_config
+    from gym_fed.training.model.architecture import empty_config
 
     text = empty_config(config).get_text_config()
     context = getattr(text, "max_position_embeddings", None)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gym_fed.config.schema.base import with_schema_defaults
-from gym_fed.config.train.search import SearchConfig, SearchRange
-from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.train.training import SearchConfig, SearchRange, TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically

@@ -197,7 +197,7 @@ def routes(workbench: Workbench) -> APIRouter:
     @router.post("/models/delete-variant")
     def variant_deleted(given: DeleteVariantRequest, visitor: Changing) -> dict[str, Any]:
         """Delete a variant."""
-        from gym_fed.personalization.removal import remove_variant
+        from gym_fed.personalization.writer import remove_variant
 
         remove_variant(variants_folder(), given.name)
         return {}

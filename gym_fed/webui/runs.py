@@ -22,7 +22,7 @@ from fastapi import APIRouter, Query
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import LOCK_FILE, is_held
-from gym_fed.training.run.summary import read_json
+from gym_fed.training.run.result import read_json
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import CurvesOfRuns, last_values

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 from gym_fed.base.downloads import missing_model
 from gym_fed.base.downloads.selection import hub_places, models_of
 from gym_fed.config.train.run import ALWAYS
-from gym_fed.config.train.search import SearchConfig
-from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.train.training import SearchConfig, TrainingConfig
 from gym_fed.config.training_file import load_training_config
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Query
 from pydantic import Field
 
 from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.train.search import SearchSettings
+from gym_fed.config.train.training import SearchSettings
 from gym_fed.config.yaml.strict import parse_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import is_held

@@ -233,7 +233,7 @@ def _next(settings: TrainingConfig, folder: Path) -> str:
 
 def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
     """This very command in ``nproc`` processes, once it is known that they can work."""
-    from gym_fed.training.processes.launch import launch
+    from gym_fed.training.processes.ranks import launch
     from gym_fed.training.run.checks import check_config
 
     check_config(settings, num_processes=nproc)

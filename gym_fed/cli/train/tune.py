@@ -30,7 +30,7 @@ def tune(
 ) -> None:
     """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
     from gym_fed.base.downloads.selection import models_of
-    from gym_fed.config.train.search import SearchConfig
+    from gym_fed.config.train.training import SearchConfig
     from gym_fed.config.yaml.file import load_config
 
     settings = load_config(config, SearchConfig, set_ or [])

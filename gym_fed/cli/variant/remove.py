@@ -27,7 +27,7 @@ from gym_fed.core.help import App
 from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
-    from gym_fed.personalization.removal import LocalRemoval
+    from gym_fed.personalization.writer import LocalRemoval
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
     from gym_fed.trust.identity.variant import HubRemoval, SignedRemoval, VariantRemoval
@@ -63,7 +63,7 @@ def remove(
     from gym_client.cli.terminal import confirm
     from gym_client.variant_removal import pushed_to, remove_everywhere
 
-    from gym_fed.personalization.removal import LocalRemoval, remove_variant
+    from gym_fed.personalization.writer import LocalRemoval, remove_variant
     from gym_fed.serving.store.records import validate_name
     from gym_fed.trust.identity.variant import SignedRemoval
 

@@ -1,11 +1,15 @@
 """Supervised fine-tuning: next-token loss on the assistant's messages (conversations) or on all tokens (texts).
 
-Models that read images learn conversations with pictures; see ``gym_fed.training.vision.conversations``.
+Models that read images learn conversations with pictures; see ``gym_fed.training.vision.conversations``. Of the other
+losses (``sft.loss_type``) DFT is TRL's; EAFT and ASFT are defined here.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
@@ -13,24 +17,22 @@ from gym_fed.core import console
 from gym_fed.core.errors import refuse_first
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
-from gym_fed.data.row_counts import EncodedRows
+from gym_fed.data.row_counts import IGNORED, EncodedRows
 from gym_fed.data.rows import Row
-from gym_fed.training.algorithms._token_losses import (
-    anchored,
-    check_token_loss,
-    is_anchored,
-    loss_arguments,
-    require_plain_loss,
-    routed,
-)
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.model.reference import copy_at_start, named_reference
+from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.job import Job
-from gym_fed.training.vision.conversations import (
-    encode_image_rows,
-    require_no_images,
-)
+from gym_fed.training.vision.conversations import encode_image_rows, require_no_images
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_Trainer: Any = object  # what the mix-in is placed before
+
+_TOP = 20
+"""Number of likeliest tokens that approximate the whole distribution, as in the paper."""
 
 
 class Sft(Algorithm):
@@ -160,3 +162,182 @@ def _warn_of_learned_prompts(rows: list[Row]) -> None:
 
 def _or(value: bool | None, default: bool) -> bool:
     return default if value is None else value
+
+
+def check_token_loss(config: TrainingConfig) -> None:
+    """Refuse a loss other than the plain one where it would not be computed."""
+    named = "reference_model" if config.reference_model else "reference_adapter"
+    changed = "" if config.sft is None else _changed(config)
+    strategy = config.distributed_strategy
+    refuse_first(
+        (
+            has_named_reference(config) and not is_anchored(config),
+            f"{named}: {config.algorithm} compares with no other model by this loss",
+            f"set sft.loss_type: asft, or remove {named}",
+        ),
+        (
+            changed and is_anchored(config) and strategy != "ddp",
+            f"sft.loss_type: asft keeps a second model, and {strategy} splits one",
+            "use distributed.strategy: ddp, or dft",
+        ),
+        *(
+            (
+                changed and getattr(config, key),
+                f"sft.{changed}: {key} has a loss of its own",
+                f"remove sft.{changed}, or {key}",
+            )
+            for key in ("privacy", "mixture_of_depths", "liger")
+        ),
+    )
+
+
+def require_plain_loss(config: TrainingConfig) -> None:
+    """Refuse a loss other than the plain one for a model that reads images."""
+    key = "" if config.sft is None else _changed(config)
+    refuse_first((key, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"))
+
+
+def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:
+    """Return keyword arguments of ``trl.SFTConfig``, and the ``compute_loss_func`` of its trainer."""
+    settings = config.sft
+    if settings is None:
+        return {}, None
+    if settings.loss_type == "eaft":
+        return {}, partial(entropy_adaptive_loss, alpha=settings.eaft_alpha)
+    if settings.loss_type == "asft":
+        return {}, partial(anchored_loss, alpha=settings.asft_alpha)
+    return {"loss_type": settings.loss_type, "label_smoothing_factor": settings.label_smoothing}, None
+
+
+def entropy_adaptive_loss(
+    outputs: Any, labels: Tensor, num_items_in_batch: Any = None, *, alpha: float = 1.0
+) -> Tensor:
+    """``- sum_t (H_t / ln K)^alpha log p(y_t)`` over the labelled tokens, divided by their number.
+
+    ``H_t`` is the entropy of the ``K = 20`` likeliest tokens, renormalised, without a gradient: where the model is sure
+    and the label contradicts it, little is learned. Diao et al. 2026, "Entropy-Adaptive Fine-Tuning".
+
+    Args:
+        outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
+        labels: ``[n, t]``; -100 is not learned.
+        num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
+        alpha: Power of the weight.
+    """
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    logits, targets = outputs.logits[:, :-1].float(), labels[:, 1:].to(outputs.logits.device)
+    with torch.no_grad():
+        count = min(_TOP, logits.shape[-1])
+        top = logits.topk(count).values.log_softmax(-1)
+        weights = (-(top.exp() * top).sum(-1) / math.log(count)).clamp(min=0) ** alpha
+    losses = cross_entropy(logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
+    number = (targets != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    loss: Tensor = (losses * weights).sum() / number
+    return loss
+
+
+def anchored_loss(
+    outputs: Any,
+    labels: Tensor,
+    num_items_in_batch: Any = None,
+    *,
+    reference_logits: Tensor,
+    alpha: float = 0.1,
+) -> Tensor:
+    """``sum_t -p_t log p_t + alpha KL(reference || policy)`` over the labelled tokens, divided by their number.
+
+    ``p_t`` is the label's probability, of which the first factor has no gradient (DFT). Zhu et al. 2025, "Anchored
+    Supervised Fine-Tuning"; the divergence is in the direction of its code, and of LLaMA-Factory's.
+
+    Args:
+        outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
+        labels: ``[n, t]``; -100 is not learned.
+        num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
+        reference_logits: ``[n, t, v]`` of the model that is not trained.
+        alpha: Weight of the divergence.
+    """
+    learned = labels[:, 1:].to(outputs.logits.device) != IGNORED
+    targets = labels[:, 1:].to(outputs.logits.device)[learned]
+    policy = outputs.logits[:, :-1][learned].float().log_softmax(-1)
+    reference = reference_logits[:, :-1][learned].float().log_softmax(-1)
+    log_probs = policy.gather(-1, targets[:, None])[:, 0]
+    divergence = (reference.exp() * (reference - policy)).sum(-1)
+    number = learned.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+    loss: Tensor = (-log_probs.detach().exp() * log_probs + alpha * divergence).sum() / number
+    return loss
+
+
+def is_anchored(config: TrainingConfig) -> bool:
+    """Return True if the loss compares the model with a frozen one."""
+    return config.sft is not None and config.sft.loss_type == "asft"
+
+
+class _Anchored(_Trainer):  # type: ignore[misc]
+    """A mix-in, placed before a TRL trainer, that passes the logits of ``anchor`` to ``compute_loss_func``."""
+
+    anchor: Any
+    compute_loss_func: Any
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
+        import torch
+
+        whole = self.compute_loss_func
+        with torch.no_grad():
+            seen = {key: value for key, value in inputs.items() if key != "labels"}
+            logits = self.anchor(**seen, use_cache=False).logits
+        self.compute_loss_func = partial(whole, reference_logits=logits)
+        try:
+            return super().compute_loss(model, inputs, *args, **more)
+        finally:
+            self.compute_loss_func = whole
+
+
+class _Routed(_Trainer):  # type: ignore[misc]
+    """A mix-in, placed before a TRL trainer, that adds the routers' loss of a mixture of experts to a custom loss.
+
+    TRL adds ``router_aux_loss_coef`` times that loss to those that it computes itself, and to no other.
+    """
+
+    compute_loss_func: Any
+    label_smoother: Any
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        name = "label_smoother" if self.compute_loss_func is None else "compute_loss_func"
+        own, routers = getattr(self, name), []
+
+        def watched(outputs: Any, *args: Any, **more: Any) -> Any:
+            if self.aux_loss_enabled:
+                routers.append(outputs.aux_loss)
+            return own(outputs, *args, **more)
+
+        setattr(self, name, own and watched)
+        try:
+            loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            setattr(self, name, own)
+        # As in TRL: a mean over the batch, where transformers leaves the accumulation of steps to the loss.
+        steps = 1 if num_items_in_batch is None else self.current_gradient_accumulation_steps
+        more = sum(self.router_aux_loss_coef * router / steps for router in routers)
+        return (loss[0] + more, loss[1]) if return_outputs else loss + more
+
+
+@cache
+def routed(trainer: type) -> type:
+    """Return a TRL trainer class whose custom losses include the routers' loss of a mixture of experts."""
+    return type(trainer.__name__, (_Routed, trainer), {"__doc__": trainer.__doc__})
+
+
+@cache
+def anchored(trainer: type) -> type:
+    """Return a TRL trainer class whose loss compares the model with ``anchor``, a frozen model."""
+    return type(trainer.__name__, (_Anchored, trainer), {"__doc__": trainer.__doc__})
+
+
+def _changed(config: TrainingConfig) -> str | None:
+    assert config.sft is not None
+    if config.sft.loss_type != "nll":
+        return "loss_type"
+    return "label_smoothing" if config.sft.label_smoothing else None

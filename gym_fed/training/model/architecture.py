@@ -1,42 +1,84 @@
-"""The architecture of a run's model, read from its config before its weights are loaded."""
+"""The ``transformers`` config of a run's model, read before its weights are loaded."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from gym_fed.base.models import resolve
+from gym_fed.base.models import is_hub_name, require_base_model, resolve
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 
-_MAX_BASES = 4
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 def known_architecture(config: TrainingConfig) -> Any | None:
-    """Return the ``transformers`` config of the model that a run names; for an adapter, of its base.
+    """Return the config of a run's model, or of its adapter's base; None if it is not on this machine or unreadable.
 
-    Returns:
-        None where there is no model on this machine, or its config cannot be read: loading the model reports that.
+    Loading the model reports the reason.
     """
-    from transformers import AutoConfig
-
     try:
         if config.model_init is not None:
             from gym_fed.training.model.loading import scratch_config
 
             return scratch_config(config.model_init)
-        if config.model is None:
-            return None
-        folder = Path(resolve(config.model))
-        for _ in range(_MAX_BASES):
-            if (folder / "config.json").is_file():
-                return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-            adapter = read_object(folder / "adapter_config.json")
-            folder = Path(resolve(str(adapter["base_model_name_or_path"])))
+        return None if config.model is None else read_config(config.model, from_hub=False)
     except (GymError, StrictDataclassError, *_UNREADABLE):
-        pass  # reported by loading
-    return None
+        return None
+
+
+def empty_config(config: TrainingConfig) -> Any:
+    """Return a new ``transformers`` config of a run's model, which the caller may change.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
+    """
+    if config.model_init is not None:
+        from gym_fed.training.model.loading import scratch_config
+
+        return scratch_config(config.model_init)
+    if config.model is None:
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
+    return read_config(config.model)
+
+
+def read_config(name: str, *, from_hub: bool = True) -> Any:
+    """Return a model's config, or that of an adapter's base.
+
+    Args:
+        name: A model name or folder.
+        from_hub: True to read the config of a model that is only on the Hub from there.
+    """
+    from transformers import AutoConfig
+
+    try:
+        folder = Path(resolve(name))
+    except GymError as error:
+        if not from_hub or error.code is not ErrorCode.MODEL_NOT_FOUND or not is_hub_name(name):
+            raise
+        return _read_hub_config(name)
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file() and not (folder / "config.json").is_file():
+        require_base_model(name, folder)
+        return read_config(str(read_object(adapter)["base_model_name_or_path"]), from_hub=from_hub)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, RecursionError) as error:
+        raise GymError(
+            ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
+        ) from error
+
+
+def _read_hub_config(name: str) -> Any:
+    from transformers import AutoConfig
+
+    from gym_fed.base.downloads import model_config
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -21,10 +21,10 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.text import counted
 from gym_fed.doctor.checks.devices import total_memory_bytes
+from gym_fed.training.model.architecture import empty_config
 from gym_fed.training.planning.memory import Memory, memory_of, row_length, tokens_of_batch
 from gym_fed.training.planning.sizes import (
     Sizes,
-    empty_config,
     has_causal_lm,
     model_of,
     sizes_of,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gym_fed.base.models import is_hub_name, quiet_loading, require_base_model, resolve
+from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.json_files import read_object
 from gym_fed.core.registries import TUNING
+from gym_fed.training.model.architecture import empty_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
 
 
@@ -123,54 +119,7 @@ def count_model(name: str) -> int:
     import torch
 
     with torch.device("meta"), quiet_loading():
-        return sum(value.numel() for value in model_of(_read_config(name)).parameters())
-
-
-def empty_config(config: TrainingConfig) -> Any:
-    """A new ``transformers`` config of a run's model, which the caller may change.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
-    """
-    if config.model_init is not None:
-        from gym_fed.training.model.loading import scratch_config
-
-        return scratch_config(config.model_init)
-    if config.model is None:
-        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
-    return _read_config(config.model)
-
-
-def _read_config(name: str) -> Any:
-    """The model's config; an adapter's base config. That of a missing Hub model is read from the Hub."""
-    from transformers import AutoConfig
-
-    try:
-        folder = Path(resolve(name))
-    except GymError as error:
-        if error.code is not ErrorCode.MODEL_NOT_FOUND or not is_hub_name(name):
-            raise
-        return _read_hub_config(name)
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file() and not (folder / "config.json").is_file():
-        require_base_model(name, folder)
-        return _read_config(str(read_object(adapter)["base_model_name_or_path"]))
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, RecursionError) as error:
-        raise GymError(
-            ErrorCode.MODEL_INVALID, f"{name}: its config cannot be read: {error}", "give another model"
-        ) from error
-
-
-def _read_hub_config(name: str) -> Any:
-    from transformers import AutoConfig
-
-    from gym_fed.base.downloads import model_config
-
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return sum(value.numel() for value in model_of(read_config(name)).parameters())
 
 
 def model_of(config: Any) -> Any:

@@ -144,7 +144,7 @@ def resumable(trainer: Any) -> None:
 
 def _tensor_parallelism() -> Any:
     """Return a parallelism in which every process gets the same rows."""
-    from gym_fed.training.processes.sharded_checkpoints import AnyDeviceParallelism
+    from gym_fed.training.trl_glue import AnyDeviceParallelism
 
     return AnyDeviceParallelism(tp_size=world_size())
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gym_fed.config.train.search import SearchConfig
-from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.config.train.training import DataConfig, SearchConfig, TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import FolderLock

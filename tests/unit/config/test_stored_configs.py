@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from gym_fed.config.schema.base import with_schema_defaults
-from gym_fed.config.train.search import SearchConfig
-from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.train.training import SearchConfig, TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.personalization.create import _claim
 from gym_fed.training.run.folder import RunFolder

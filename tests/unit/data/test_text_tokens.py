@@ -15,7 +15,7 @@ from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import encode_rows, prompt_ids
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
-from gym_fed.training.algorithms.distillation._teacher_answers import _prompt_ids
+from gym_fed.training.algorithms.distillation.sequence_distillation import _prompt_ids
 from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts, RlooRollouts
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from tests.support.conversations import byte_tokenizer

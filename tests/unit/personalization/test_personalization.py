@@ -15,8 +15,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization import PersonalizedTrainer
-from gym_fed.personalization.base import Base
-from gym_fed.personalization.evaluator import LossEvaluator
+from gym_fed.personalization.base import Base, LossEvaluator
 from gym_fed.personalization.rebase import search_alpha
 from gym_fed.personalization.results import CreatedVariant, Listener
 from gym_fed.personalization.rows import read_rows

@@ -350,7 +350,7 @@ def test_the_teachers_answers_are_kept_and_not_written_twice(
             should_stop=lambda: len(seen) == 2,
         ).train(ROWS[:40])
     monkeypatch.setattr(
-        "gym_fed.training.algorithms.distillation._teacher_answers.TeacherAnswers._generate",
+        "gym_fed.training.algorithms.distillation.sequence_distillation.TeacherAnswers._generate",
         lambda *a: pytest.fail("the teacher generated again"),
     )
     assert Trainer(sequence(tmp_path / "part", **changes)).train(ROWS[:40]).losses == whole.losses
@@ -360,7 +360,7 @@ def test_a_teacher_that_was_stopped_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gym_fed.data.rows import as_kind
-    from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
+    from gym_fed.training.algorithms.distillation.sequence_distillation import TeacherAnswers
 
     rows = as_kind(ROWS[:40], "prompt")
     settings = sequence(
@@ -406,7 +406,7 @@ def test_answers_that_do_not_end_are_left_out_and_counted(
 
 
 def test_the_settings_of_the_teacher_decide_its_answers(tmp_path: Path) -> None:
-    from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
+    from gym_fed.training.algorithms.distillation.sequence_distillation import TeacherAnswers
 
     rows = [{"prompt": [{"role": "user", "content": "describe the sea"}]}, {"prompt": "plain words"}]
     sections: list[dict[str, Any]] = [{}, {"temperature": 1.5}, {"teacher_dtype": "bfloat16"}]

@@ -29,7 +29,7 @@ ROLLOUTS: dict[str, Any] = {
     "beta": 0.5,
 }
 SECTIONS: dict[str, dict[str, Any]] = {"grpo": ROLLOUTS, "rloo": ROLLOUTS, "ppo": ROLLOUTS, "kto": {}}
-PLACES = ("rewards._rollouts", "preference._reference")
+PLACES = ("rewards._rollouts", "preference._tokenised")
 
 
 class Spaces(Grader):

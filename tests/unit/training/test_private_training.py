@@ -31,7 +31,7 @@ from gym_fed.training.private.gradients import (
 from gym_fed.training.private.loop import _physical_batches, _require_finite, poisson_sample
 from gym_fed.training.private.plan import make_plan
 from gym_fed.training.run.checks import check_config
-from gym_fed.training.run.summary import summary
+from gym_fed.training.run.result import summary
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import add_lora
 
@@ -356,7 +356,7 @@ def test_a_round_of_preferences_or_of_distillation_cannot_be_private() -> None:
 
 
 def test_a_search_over_private_runs_is_refused(tmp_path: Path, tiny_base: Path) -> None:
-    from gym_fed.config.train.search import SearchConfig
+    from gym_fed.config.train.training import SearchConfig
     from gym_fed.training.search import Search
 
     values = config(tmp_path, tiny_base).model_dump(mode="json", exclude_none=True)

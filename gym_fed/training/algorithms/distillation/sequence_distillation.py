@@ -2,21 +2,35 @@
 
 Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy (or sampled) answers in place of
 beam search. Only texts pass from teacher to student, so that vocabularies may differ.
+
+Answers are stored as they are generated, so that none is generated twice: in ``.NAME.teacher.jsonl`` next to the run
+folder until that is opened, then in it as ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the
+key is a digest of teacher, settings and prompt.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from gym_fed.config.algorithms.supervised import SequenceDistillationSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.encoding import prompt_ids
+from gym_fed.core.files import drop_torn_line
+from gym_fed.data.encoding import prompt_ids, require_chat_template
 from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
+from gym_fed.data.text_tokens import text_ids
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
 from gym_fed.training.run.job import Job
+
+_LINES_OF_PROGRESS = 10
 
 
 class SequenceDistillation(Algorithm):
@@ -39,8 +53,6 @@ class SequenceDistillation(Algorithm):
         return [len(prompt_ids(tokenizer, row["prompt"])) + longest for row in rows]
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
-
         answers = TeacherAnswers(config).of(rows)
         taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
         if unfinished := len(rows) - len(taught):
@@ -58,8 +70,6 @@ class SequenceDistillation(Algorithm):
         return EncodedRows(encoded, counts_of(encoded, len(taught)) + dropped)
 
     def build(self, job: Job) -> Any:
-        from gym_fed.training.algorithms.distillation._teacher_answers import TeacherAnswers
-
         TeacherAnswers(job.config).keep()
         return _Sft().build(job)
 
@@ -70,3 +80,138 @@ def _taught(row: Row, answer: str) -> Row:
     if isinstance(row["prompt"], str):
         return {**others, "text": row["prompt"] + answer}
     return {**others, "messages": [*row["prompt"], {"role": "assistant", "content": answer}]}
+
+
+class TeacherAnswers:
+    """The answers of one run's teacher.
+
+    Args:
+        config: Gives teacher, settings, seed, device and run folder.
+    """
+
+    def __init__(self, config: TrainingConfig) -> None:
+        assert config.sequence_distillation is not None  # filled in by the config
+        self._config = config
+        self._settings: SequenceDistillationSettings = config.sequence_distillation
+        self._dtype = self._settings.teacher_dtype or config.dtype
+        self._kept = config.output_dir / "teacher.jsonl"
+        self._part = config.output_dir.parent / f".{config.output_dir.name}.teacher.jsonl"
+        self._writes = os.environ.get("RANK", "0") == "0"
+
+    def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Return ``{"answer", "finished"}`` for each row's ``prompt``; answers that no file holds are generated.
+
+        Every answer depends only on settings, seed and rows, not on the files.
+        """
+        keys = [self._key(row) for row in rows]
+        distinct = dict(zip(keys, rows, strict=True))
+        known = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
+        # By length for little padding; batches are those of all rows, so that a stopped run draws the same again.
+        order = sorted(distinct, key=lambda key: (len(json.dumps(distinct[key]["prompt"])), key))
+        size = self._settings.teacher_batch_size
+        batches = [order[at : at + size] for at in range(0, len(order), size)]
+        missing = [batch for batch in batches if any(key not in known for key in batch)]
+        if missing:
+            self._generate(missing, distinct, known)
+        return [known[key] for key in keys]
+
+    def keep(self) -> None:
+        """Move the generated answers into the run folder, which is open by now."""
+        if self._writes and self._part.exists():
+            lines = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
+            _append(self._kept.with_suffix(".part"), lines.values(), "w")
+            self._kept.with_suffix(".part").replace(self._kept)
+            self._part.unlink()
+
+    def _key(self, row: Row) -> str:
+        settings = self._settings
+        seed = self._config.seed if settings.temperature else None
+        about = [settings.teacher, self._dtype, settings.max_completion_length, settings.temperature, seed]
+        content = json.dumps([*about, row["prompt"], row.get("tools")], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def _generate(
+        self, batches: list[list[str]], rows: dict[str, Row], known: dict[str, dict[str, Any]]
+    ) -> None:
+        import torch
+
+        from gym_fed.base.models import load_model, pick_device
+
+        device = str(pick_device(self._config.device))
+        loaded = load_model(self._settings.teacher, dtype=self._dtype, device=device)
+        total, done = sum(map(len, batches)), 0
+        every = max(1, total // _LINES_OF_PROGRESS)
+        if self._writes:
+            self._part.parent.mkdir(parents=True, exist_ok=True)
+            drop_torn_line(self._part)
+        for batch in batches:
+            with torch.inference_mode():
+                lines = self._answer(loaded.model, loaded.tokenizer, batch, [rows[key] for key in batch])
+            if self._writes:
+                _append(self._part, [line for line in lines if line["key"] not in known], "a")
+            known.update((line["key"], line) for line in lines)
+            if done // every != (done + len(batch)) // every or done + len(batch) == total:
+                console.err.print(f"teacher: {done + len(batch)} of {total} answers")
+            done += len(batch)
+
+    def _answer(self, model: Any, tokenizer: Any, keys: list[str], rows: list[Row]) -> list[dict[str, Any]]:
+        import torch
+
+        settings = self._settings
+        prompts = [_prompt_ids(tokenizer, row) for row in rows]
+        width, device = max(map(len, prompts)), model.device
+        pad = tokenizer.pad_token_id or 0
+        ends = _end_tokens(model, tokenizer)
+        sampling: dict[str, Any] = {"do_sample": False}
+        if settings.temperature:
+            sampling = {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
+        state = torch.get_rng_state()
+        torch.manual_seed(int.from_bytes(hashlib.sha256("".join(keys).encode()).digest()[:8], "little") >> 1)
+        try:
+            out = model.generate(
+                input_ids=torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device),
+                attention_mask=torch.tensor(
+                    [[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device
+                ),
+                max_new_tokens=settings.max_completion_length,
+                pad_token_id=pad,
+                eos_token_id=sorted(ends) or None,
+                **sampling,
+            )[:, width:].tolist()
+        finally:
+            torch.set_rng_state(state)
+        texts = tokenizer.batch_decode(out, skip_special_tokens=True)
+        return [
+            {"key": key, "prompt": row["prompt"], "answer": text, "finished": bool(ends & set(ids))}
+            for key, row, text, ids in zip(keys, rows, texts, out, strict=True)
+        ]
+
+
+def _prompt_ids(tokenizer: Any, row: Row) -> list[int]:
+    if isinstance(row["prompt"], str):
+        return text_ids(tokenizer, [row["prompt"]])[0]
+    require_chat_template(tokenizer)
+    encoded = tokenizer.apply_chat_template(
+        row["prompt"], tools=row.get("tools"), tokenize=True, return_dict=True, add_generation_prompt=True
+    )
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def _end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    named = model.generation_config.eos_token_id
+    ends = set(named if isinstance(named, list) else [named]) | {tokenizer.eos_token_id}
+    return {end for end in ends if end is not None}
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a file whose last line a kill may have cut."""
+    if not file.is_file():
+        return []
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off
+    return [json.loads(line) for line in lines]
+
+
+def _append(file: Path, lines: Any, mode: str) -> None:
+    with file.open(mode, encoding="utf-8") as out:
+        out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

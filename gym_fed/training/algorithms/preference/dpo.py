@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gym_fed.training.algorithms.preference._answers import Pairs
-from gym_fed.training.algorithms.preference._reference import build_on_ids, precompute
+from gym_fed.training.algorithms.preference._tokenised import build_on_ids, precompute
 from gym_fed.training.run.job import Job
 
 

@@ -26,7 +26,7 @@ from gym_fed.training.algorithms.preference._answers import (
     cut_answers,
     encode_answers,
 )
-from gym_fed.training.algorithms.preference._reference import build_on_ids, precompute
+from gym_fed.training.algorithms.preference._tokenised import build_on_ids, precompute
 from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.run.job import Job
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.algorithms.preference._reference import build_on_ids
-from gym_fed.training.algorithms.preference._whole_pairs import OddsRatios, WholePairs, whole_pairs
+from gym_fed.training.algorithms.preference._tokenised import (
+    OddsRatios,
+    WholePairs,
+    build_on_ids,
+    whole_pairs,
+)
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:

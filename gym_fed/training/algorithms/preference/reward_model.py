@@ -22,7 +22,7 @@ from gym_fed.training.algorithms.preference._answers import (
     encode_answers,
     require_some,
 )
-from gym_fed.training.algorithms.preference._reference import build_on_ids
+from gym_fed.training.algorithms.preference._tokenised import build_on_ids
 from gym_fed.training.run.job import Job
 
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.algorithms.preference._reference import build_on_ids
-from gym_fed.training.algorithms.preference._whole_pairs import Margins, WholePairs, whole_pairs
+from gym_fed.training.algorithms.preference._tokenised import Margins, WholePairs, build_on_ids, whole_pairs
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:

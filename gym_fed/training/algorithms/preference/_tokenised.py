@@ -1,0 +1,273 @@
+"""Preference trainers on rows that are tokenised here: their reference model, and the pairs of ORPO and SimPO.
+
+TRL's ORPO and CPO trainers are experimental; any release of TRL may change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.data.row_counts import EncodedRows
+from gym_fed.data.rows import Row
+from gym_fed.training.algorithms.preference._answers import Pairs, answers_of
+from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
+from gym_fed.training.rows.global_batch import GlobalBatch
+from gym_fed.training.run.job import Job
+
+_Trainer: Any = object  # what the mix-ins are placed before
+
+
+def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) -> Any:
+    """Build a TRL trainer that takes the job's rows unchanged.
+
+    Args:
+        job: The job.
+        trainer: TRL's class.
+        arguments: Its config.
+        reference: Whether it takes a ``ref_model``: the model that the config names, or the policy as it starts. A
+            frozen copy is made of that, unless its adapter changes nothing yet and is switched off instead, or
+            ``arguments`` say that its log-probabilities are computed beforehand.
+    """
+    from gym_fed.training.trl_glue import local, quiet_datasets
+
+    adapter_off = False
+    given: dict[str, Any] = {}
+    if reference and (named := named_reference(job.config, job.model)) is not None:
+        given["ref_model"] = named
+    elif reference and is_adapted(job.model) and (_precomputed(arguments) or starts_as_base(job)):
+        adapter_off = True
+        given["ref_model"] = job.model.get_base_model()
+    elif reference and not _precomputed(arguments):
+        given["ref_model"] = copy_at_start(job.model)
+    with quiet_datasets():
+        return local(_on_ids(trainer, adapter_off))(
+            model=job.model,
+            args=arguments,
+            processing_class=job.tokenizer,
+            callbacks=job.callbacks,
+            **given,
+            **job.datasets(),
+        )
+
+
+@cache
+def _on_ids(trainer: type, adapter: bool) -> type:
+    mixins = (_AdapterOff, _OnIds) if adapter else (_OnIds,)
+    return type(trainer.__name__, (*mixins, trainer), {"__doc__": trainer.__doc__})
+
+
+def _precomputed(arguments: Any) -> bool:
+    return bool(arguments.precompute_ref_log_probs)
+
+
+def precompute(job: Job, wanted: bool | None) -> bool:
+    """Return True if reference log-probabilities are computed before training; see ``ReferenceSettings``."""
+    if wanted is not None:
+        return wanted
+    if has_named_reference(job.config):
+        return False
+    return not is_adapted(job.model) or not starts_as_base(job)
+
+
+def is_adapted(model: Any) -> bool:
+    """Return True if ``model`` is a PEFT model."""
+    return hasattr(model, "peft_config")
+
+
+def starts_as_base(job: Job) -> bool:
+    """Return True if a PEFT model answers as its base does: for LoRA, not for PiSSA."""
+    from gym_fed.training.trl_glue import adapter_is_idle
+
+    return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or answers_of(job.encoded[0])[0])
+
+
+class _OnIds(_Trainer):  # type: ignore[misc]
+    """A mix-in, placed before a TRL trainer, for rows that are tokenised already."""
+
+    _precompute_engine: Any
+
+    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
+        return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keep ``length``, for batches of rows of similar length."""
+        super()._set_signature_columns_if_needed()
+        if "length" not in self._signature_columns:
+            self._signature_columns.append("length")
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Return the data set with columns of the reference's log-probabilities, in memory.
+
+        TRL's own hands them over in a file of the data set's cache, which for rows in memory is a folder of the
+        main process alone: the other processes do not find it.
+        """
+        from torch.utils.data import DataLoader
+
+        loader = self.accelerator.prepare(
+            DataLoader(dataset, batch_size=batch_size, collate_fn=self.data_collator, shuffle=False)
+        )
+        model = self.ref_model or self.model
+        if self.ref_model is None and self.is_deepspeed_enabled:
+            from trl.models.utils import prepare_deepspeed
+
+            if self._precompute_engine is None:
+                self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
+            model = self._precompute_engine
+        columns: dict[str, list[float]] = {}
+        for batch in loader:
+            values = self.compute_ref_log_probs(model, batch)
+            for column, value in zip(self._reference_columns(), values, strict=True):
+                if value is not None:
+                    columns.setdefault(column, []).extend(self.accelerator.gather_for_metrics(value).tolist())
+        for column, numbers in columns.items():
+            dataset = dataset.add_column(column, numbers)
+        return dataset
+
+    def _reference_columns(self) -> tuple[str, str]:
+        """Return the collator's names of the two tensors that ``compute_ref_log_probs`` returns."""
+        if hasattr(self, "calculate_KL"):
+            return "ref_logps", "ref_KL_logps"
+        return "ref_chosen_logps", "ref_rejected_logps"
+
+
+class _AdapterOff(_Trainer):  # type: ignore[misc]
+    """A mix-in for PEFT models whose reference is the model with its adapter off, so that no copy is held.
+
+    TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with it, cannot be made for
+    AdaLoRA and subtracts PiSSA's factors from the base a second time. It does so only when no reference is given, so
+    one is given, and never kept. Log-probabilities that are computed beforehand are those of the adapter as it starts,
+    which need not be the base's.
+    """
+
+    _starting = False
+
+    @property
+    def ref_model(self) -> Any:
+        return self.model if self._starting else None
+
+    @ref_model.setter
+    def ref_model(self, value: Any) -> None:
+        """Discard the reference model."""
+
+    def _precompute_ref_logps(self, *args: Any) -> Any:
+        self._starting = True
+        try:
+            return super()._precompute_ref_logps(*args)
+        finally:
+            self._starting = False
+
+
+class WholePairs(Pairs):
+    """The encoding of pairs for these trainers' collator."""
+
+    multiplies_by_head = False
+
+    @classmethod
+    def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
+        return "whole"
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
+        """Encode whole sequences with masks and labels."""
+        pairs = super().encode(config, tokenizer, rows)
+        return EncodedRows(map(_whole, pairs), pairs.counts)
+
+
+def _whole(row: dict[str, Any]) -> dict[str, Any]:
+    prompt = row["prompt_ids"]
+    whole: dict[str, Any] = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+    for key in ("chosen", "rejected"):
+        answer = row[f"{key}_ids"]
+        whole[f"{key}_input_ids"] = prompt + answer
+        whole[f"{key}_attention_mask"] = [1] * (len(prompt) + len(answer))
+        whole[f"{key}_labels"] = [-100] * len(prompt) + answer
+    return {**whole, "length": row["length"]}
+
+
+class _Tokenised(GlobalBatch):
+    """A mix-in, placed before one of the two, for tokenised rows; it counts tokens as TRL's other trainers do.
+
+    Their loss is a mean over pairs plus one over tokens, the chosen answer's next-token loss.
+    """
+
+    pair_loss: Callable[..., Any]
+    """Set after construction: the formula of ``orpo.py`` or ``simpo.py``."""
+
+    _seen = 0
+    _nll: Any = None
+
+    def items(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Count pairs, and the tokens of the next-token loss; ORPO's includes the prompt."""
+        learned = (
+            batch["chosen_labels"] != -100 if hasattr(self, "cpo_alpha") else batch["chosen_attention_mask"]
+        )
+        return {"pairs": len(learned), "tokens": (learned[:, 1:] == 1).sum()}
+
+    def concatenated_forward(self, *args: Any, **named: Any) -> Any:
+        """Run TRL's forward pass and store its next-token loss, which is weighted separately."""
+        outputs = super().concatenated_forward(*args, **named)
+        self._nll = outputs[4]
+        return outputs
+
+    def get_batch_loss_metrics(self, model: Any, batch: dict[str, Any], train_eval: str = "train") -> Any:
+        """Return TRL's loss, weighted: ``nll_weight * mean over tokens + mean over pairs``."""
+        loss, metrics = super().get_batch_loss_metrics(model, batch, train_eval)
+        if self._nll is None:
+            return loss * self.share("pairs", len(batch["chosen_labels"])), metrics
+        counts = self.items(batch)
+        pairs, tokens = (self.share(name, counts[name]) for name in ("pairs", "tokens"))
+        nll_weight = getattr(self, "cpo_alpha", 1.0)
+        return loss * pairs + nll_weight * self._nll * (tokens - pairs), metrics
+
+    @staticmethod
+    def tokenize_row(row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        masks: Any = sum(inputs[f"{key}_attention_mask"].sum() for key in ("chosen", "rejected"))
+        self._seen += int(self.accelerator.gather_for_metrics(masks.to(self.args.device)).sum())
+        return super().training_step(model, inputs, *args)
+
+    def log(self, logs: dict[str, float], *args: Any) -> None:
+        super().log({**logs, "num_tokens": self._seen} if "loss" in logs else logs, *args)
+
+
+class OddsRatios(_Tokenised):
+    """A mix-in, placed before ``ORPOTrainer``, that uses the odds-ratio loss of ``orpo.py``."""
+
+    answer_nll = False
+    """Set after construction: whether the next-token loss is the mean over pairs of the answer's own."""
+
+    def concatenated_forward(self, *args: Any, **named: Any) -> Any:
+        """Run TRL's forward pass; its next-token loss, which includes the prompt, is replaced where that is not
+        wanted."""
+        outputs = super().concatenated_forward(*args, **named)
+        if not self.answer_nll:
+            return outputs
+        self._nll = None  # a mean over pairs, as the rest of the loss
+        return (*outputs[:4], -outputs[0].mean(), *outputs[5:])
+
+    def odds_ratio_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
+        """Return the term that TRL subtracts from the next-token loss, ``[n]``, rewards ``[n]``, and two means to
+        log."""
+        chosen, rejected = policy_chosen_logps.float(), policy_rejected_logps.float()
+        loss, log_odds_ratio = self.pair_loss(chosen, rejected)
+        rewards = self.beta * chosen.detach(), self.beta * rejected.detach()
+        return -self.beta * loss, *rewards, -loss.mean(), log_odds_ratio.mean()
+
+
+class Margins(_Tokenised):
+    """A mix-in, placed before ``CPOTrainer``, that uses the pair loss of ``simpo.py``."""
+
+    def cpo_loss(self, policy_chosen_logps: Any, policy_rejected_logps: Any) -> tuple[Any, ...]:
+        """Return losses and the two rewards that TRL logs, each ``[n]``."""
+        chosen, rejected = policy_chosen_logps, policy_rejected_logps
+        return self.pair_loss(chosen, rejected), self.beta * chosen.detach(), self.beta * rejected.detach()
+
+
+@cache
+def whole_pairs(trainer: type, losses: type) -> type:
+    """Return ``trainer`` for rows of ``WholePairs``, with the mix-in ``losses`` before it."""
+    return type(trainer.__name__, (losses, trainer), {"__doc__": trainer.__doc__})
