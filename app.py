@@ -44,7 +44,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.data.generated import generate
 from gym_fed.data.writing import write_rows
 from gym_fed.evaluation.evaluator import Evaluator, Progress
-from gym_fed.evaluation.scoring.opening import ModelRequest
+from gym_fed.evaluation.scoring.models import ModelRequest
 from gym_fed.serving.chat.local_writer import LocalWriter
 from gym_fed.serving.chat.session import ChatSession
 from gym_fed.serving.setup import Serving, open_serving

@@ -21,7 +21,7 @@ from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.evaluation.probe.margin import model_margins
 from gym_fed.evaluation.probe.probe import run_probe
 from gym_fed.evaluation.probe.prompts import ProbePrompts
-from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, open_models
+from gym_fed.evaluation.scoring.models import BASE, ModelRequest, open_models, resolve_model
 from gym_fed.serving.store.store import VariantStore
 
 ANSWER_TOKENS = 24
@@ -42,7 +42,7 @@ def request(base: Path, deltas: Mapping[str, Path], folder: Path) -> ModelReques
 
 def probe(asked: ModelRequest, prompts: ProbePrompts) -> dict[str, Any]:
     """Of every model: margins, attacks by template, over-refusals, prompt by prompt."""
-    with open_models(asked) as models:
+    with open_models(resolve_model(asked)) as models:
         found = run_probe(models.scorer, prompts, max_tokens=ANSWER_TOKENS)
         names = [BASE] if not asked.variants else list(asked.variants)
         if list(found) != names:

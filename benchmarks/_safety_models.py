@@ -18,7 +18,7 @@ from gym_fed.quantization.report import QuantReport
 
 RANK = 8
 RATE = 5e-4
-"""As in ``gym_fed.evaluation.probe.probing``."""
+"""As in ``gym_fed.evaluation.probe.probe``."""
 MICROBATCH = 4
 """Rows of like length at once: nothing is lost to padding."""
 DISTILLED = {"distill_steps": 8, "calibration_samples": 8}

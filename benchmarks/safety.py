@@ -53,9 +53,9 @@ from _safety_models import ARMS, adapted, encode, merged, tune
 from _safety_rows import Benign, benign, chats, mixed, split
 from _safety_summary import summarise
 
-from gym_fed.evaluation.probe.probing import harmful_steps
+from gym_fed.evaluation.probe.probe import harmful_steps
 from gym_fed.evaluation.probe.prompts import ProbePrompts
-from gym_fed.evaluation.scoring.opening import BASE, ModelRequest
+from gym_fed.evaluation.scoring.models import BASE, ModelRequest
 
 REFUSING_STEPS, STEPS = 12, 8
 TASK_ROWS = 100

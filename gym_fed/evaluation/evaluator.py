@@ -29,14 +29,14 @@ from gym_fed.evaluation.harness.sources import (
     applies_template,
 )
 from gym_fed.evaluation.own_rows import is_own, own_rows, require_answers
-from gym_fed.evaluation.records.keys import paths_of, record_id
+from gym_fed.evaluation.records.document import paths_of, record_id
 from gym_fed.evaluation.results import EvalResults
 from gym_fed.evaluation.running import RunningFile, evaluation_lock
-from gym_fed.evaluation.scoring.opening import (
+from gym_fed.evaluation.scoring.models import (
     ModelRequest,
     OpenModels,
     open_models,
-    require_named,
+    resolve_model,
     template_digest,
 )
 
@@ -56,7 +56,7 @@ class SubmittableResults(EvalResults):
         self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
     ) -> Line:
         """Sign the results with the home's key and append them to a board; raises as ``leaderboard.submit``."""
-        from gym_fed.evaluation.leaderboard.submit import submit
+        from gym_fed.evaluation.leaderboard.verify import submit
 
         return submit(self, model_name=model_name, organization=organization, board=board)
 
@@ -104,7 +104,7 @@ class Evaluator:
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of``: an unknown task with the nearest
-            names, a set that is not on this machine with the command that fetches it; as ``require_named``;
+            names, a set that is not on this machine with the command that fetches it; as ``resolve_model``;
             ``FILE_EXISTS`` for an ``out`` that is a file.
     """
 
@@ -125,7 +125,6 @@ class Evaluator:
             raise GymError(ErrorCode.USAGE, "no benchmark is named", "gym eval list shows them")
         require_harness()
         self.benchmarks = list(benchmarks)
-        self.request = model if isinstance(model, ModelRequest) else ModelRequest(model)
         self.options = PromptOptions(num_fewshot, num_examples, apply_chat_template)
         self._out = None if out is None else Path(out)
         if self._out is not None and self._out.exists() and not self._out.is_dir():
@@ -137,7 +136,7 @@ class Evaluator:
         self.on_progress = on_progress
         self.cached: set[str] = set()
         self.records: dict[str, Path] = {}
-        require_named(self.request)
+        self.model = resolve_model(model if isinstance(model, ModelRequest) else ModelRequest(model))
         self._own = [name for name in self.benchmarks if is_own(name)]
         self._specs = self._suite_tasks(self._data)
 
@@ -159,7 +158,10 @@ class Evaluator:
         """Evaluate all models in one pass. Return the results by model name; raises as ``run``."""
         for name in self._own:
             require_answers(name, self.options.limit)
-        with evaluation_lock(self._locked_folder, self._asked()), open_models(self.request) as models:
+        with (
+            evaluation_lock(self._locked_folder, self._options_for_lock()),
+            open_models(self.model) as models,
+        ):
             tokenizer = models.scorer.tokenizer
             sources: list[TaskSource] = [
                 *self._specs,
@@ -189,11 +191,11 @@ class Evaluator:
     @property
     def _locked_folder(self) -> Path | None:
         """The folder where other processes see a running evaluation; None for a model in memory."""
-        return self._out if isinstance(self.request.model, str | Path) else None
+        return self._out if isinstance(self.model.source, str | Path) else None
 
-    def _asked(self) -> dict[str, Any]:
+    def _options_for_lock(self) -> dict[str, Any]:
         """Return the options that results depend on; own files are named by their path."""
-        request = {name: value for name, value in vars(self.request).items() if name != "api_key"}
+        request = {name: value for name, value in vars(self.model.request).items() if name != "api_key"}
         return {**request, "benchmarks": self.benchmarks, "options": vars(self.options), "data": self._data}
 
     def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Line:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from gym_fed.base.models import folder_here, load_tokenizer, quiet_loading
+from gym_fed.base.models import load_tokenizer, quiet_loading
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
 from gym_fed.evaluation.retention import (
@@ -31,8 +30,7 @@ from gym_fed.evaluation.row_scores import (
     row_metrics,
     score_rows,
 )
-from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, dense_model, require_named
-from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts
+from gym_fed.evaluation.scoring.models import ResolvedModel, dense_model
 
 REMEDIES = (
     "mix ordinary conversations into the rows (a second data source)",
@@ -68,7 +66,7 @@ class OwnEvaluation:
     """An evaluation on rows of the user.
 
     Attributes:
-        request: The model, with one variant at most.
+        model: The model, with one variant at most.
         rows: Rows of ``read_own_rows``.
         reference: The model to compare with; None for none.
         reference_is_base: True if ``reference`` is what the model was made from, and gets its rendering of the rows.
@@ -79,9 +77,9 @@ class OwnEvaluation:
         on_progress: See ``score_rows``.
     """
 
-    request: ModelRequest
+    model: ResolvedModel
     rows: Sequence[OwnRow]
-    reference: ModelRequest | None = None
+    reference: ResolvedModel | None = None
     reference_is_base: bool = False
     graders: Sequence[GraderConfig] = ()
     max_tokens: int | None = None
@@ -96,17 +94,12 @@ class OwnEvaluation:
             GymError: ``DATA_INVALID`` for rows that cannot be rendered or graded, before a model is loaded; as
                 ``dense_model``, ``score_rows`` and the graders.
         """
-        require_named(self.request)
-        if self.reference is not None:
-            require_named(self.reference)
         check_references(self.rows, self.graders)
-        source = _source(self.request)
-        folder = folder_here(source)
-        rendering = Rendering() if folder is None else rendering_of(folder)
-        tokenizer = load_tokenizer(source)
+        rendering = rendering_of(self.model.run_config)
+        tokenizer = load_tokenizer(str(self.model.source))
         render(tokenizer, self.rows, rendering, 1 << 30)  # refuses what cannot be rendered
         notes: list[str] = []
-        if folder is not None and (learned := num_learned(folder, self.rows)):
+        if learned := num_learned(self.model.run_config, self.rows):
             notes.append(
                 f"{learned} of {len(self.rows)} rows are in the data of this run: of rows that it learned, the figures "
                 "show what it has by heart, not what it can do"
@@ -121,7 +114,7 @@ class OwnEvaluation:
                 notes.append(
                     "the loss is not compared: the models have other tokens, and it is counted per token"
                 )
-        loaded = self._open(self.request)
+        loaded = self._load(self.model)
         with quiet_loading():
             after = self._scores(loaded.model, tokenizer, rendering)
             retention = kept.result(loaded.model)
@@ -137,7 +130,7 @@ class OwnEvaluation:
 
     def _score_reference(self, tokenizer: Any, rendering: Rendering, kept: _Kept) -> tuple[RowScores, bool]:
         assert self.reference is not None
-        loaded = self._open(self.reference)
+        loaded = self._load(self.reference)
         same_tokens = loaded.tokenizer.get_vocab() == tokenizer.get_vocab()
         own = tokenizer if same_tokens and self.reference_is_base else loaded.tokenizer
         with quiet_loading():
@@ -145,14 +138,12 @@ class OwnEvaluation:
             kept.measure_before(loaded.model, same_tokens=same_tokens)
         return scores, same_tokens
 
-    def _open(self, request: ModelRequest) -> Any:
+    def _load(self, model: ResolvedModel) -> Any:
         import torch
 
-        self.on_load(str(request.model))
-        parts = in_parts(str(request.model))
-        variant = parts[1] if parts is not None else next(iter(request.variants), BASE)
-        loaded = dense_model(request, variant)
-        loaded.model.to(getattr(torch, request.dtype)).eval()
+        self.on_load(model.name)
+        loaded = dense_model(model)
+        loaded.model.to(getattr(torch, model.request.dtype)).eval()
         return loaded
 
     def _scores(self, model: Any, tokenizer: Any, rendering: Rendering) -> RowScores:
@@ -228,12 +219,3 @@ def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: 
             f"{after.max_tokens} tokens: raise --max-tokens, or train the model longer"
         )
     return found
-
-
-def _source(request: ModelRequest) -> str:
-    """The model whose tokenizer is used."""
-    name = str(request.model)
-    if (delta := delta_file(Path(name))) is not None:
-        return request.base or base_of_delta(delta)
-    parts = in_parts(name)
-    return name if parts is None else parts[0]

@@ -148,13 +148,8 @@ def render(
     return encoded, prompts
 
 
-def rendering_of(folder: Path) -> Rendering:
-    """Return the rendering options of the run in ``folder``; the defaults if it is not a run.
-
-    Raises:
-        GymError: ``STATE_CORRUPT`` for a ``config.yaml`` that cannot be read.
-    """
-    config = run_config(folder)
+def rendering_of(config: Mapping[str, Any] | None) -> Rendering:
+    """Return the rendering options in a run's config; the defaults for a model that is not a run."""
     if config is None:
         return Rendering()
     return Rendering(
@@ -165,18 +160,9 @@ def rendering_of(folder: Path) -> Rendering:
     )
 
 
-def run_config(folder: Path) -> dict[str, Any] | None:
-    """Return the config of the finished run in ``folder``; None if there is none."""
-    if not all((folder / name).is_file() for name in ("config.yaml", "result.json")):
-        return None
-    from gym_fed.config.yaml.strict import read_run_config
-
-    return read_run_config(folder)
-
-
-def num_learned(folder: Path, rows: Sequence[OwnRow]) -> int:
-    """Count the ``rows`` that are in the training files of the run in ``folder``, as far as those exist here."""
-    sources = (run_config(folder) or {}).get("data") or []
+def num_learned(config: Mapping[str, Any] | None, rows: Sequence[OwnRow]) -> int:
+    """Count the ``rows`` that are in the training files that a run's config names, if they exist here."""
+    sources = (config or {}).get("data") or []
     learned = set()
     for source in sources:
         path = source.get("path") if isinstance(source, dict) else None

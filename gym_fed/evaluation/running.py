@@ -19,7 +19,7 @@ from gym_fed.core.failpoints import failpoint
 from gym_fed.core.file_lock import lock
 from gym_fed.core.files import drop_torn_line, full_disk_named
 from gym_fed.evaluation.harness.sources import Outcome, RequestKey
-from gym_fed.evaluation.records.keys import record_id
+from gym_fed.evaluation.records.document import record_id
 from gym_fed.evaluation.scoring.scorer import AnswerResult, Loglikelihood
 
 FOLDER = ".running"

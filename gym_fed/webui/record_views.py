@@ -12,7 +12,6 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.evaluation.compare import compare_results
-from gym_fed.evaluation.groups import groups_of, with_groups
 from gym_fed.evaluation.records.document import RecordDocument
 from gym_fed.evaluation.records.reader import (
     brief_figures_of,
@@ -21,7 +20,7 @@ from gym_fed.evaluation.records.reader import (
     read_record,
     record_paths,
 )
-from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
+from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult, groups_of, with_groups
 
 Z_95 = 1.959964
 """The 97.5% quantile of the standard normal distribution."""

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
-from gym_fed.evaluation.records.keys import samples_path
+from gym_fed.evaluation.records.document import samples_path
 from gym_fed.evaluation.scoring.local import LocalScorer
 from tests.support import warm
 from tests.support.hub import BIN

@@ -33,7 +33,7 @@ class EvaluationRun:
     @property
     def shown(self) -> EvalResults:
         """The results with an entry for each group of several tasks."""
-        from gym_fed.evaluation.groups import with_groups
+        from gym_fed.evaluation.results import with_groups
 
         return with_groups(self.results, self.group_of)
 

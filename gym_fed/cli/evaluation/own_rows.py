@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gym_fed.data.rows import RowKind
     from gym_fed.evaluation.own_evaluation import OwnResult
     from gym_fed.evaluation.own_set import OwnRow
-    from gym_fed.evaluation.scoring.opening import ModelRequest
+    from gym_fed.evaluation.scoring.models import ModelRequest, ResolvedModel
+
 
 _MODEL_CHARACTERS = 30
 
@@ -57,7 +58,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     from gym_fed.evaluation.graders._combined import graders_named
     from gym_fed.evaluation.own_evaluation import OwnEvaluation
     from gym_fed.evaluation.own_set import read_own_rows
-    from gym_fed.evaluation.scoring.opening import models_needed, require_named
+    from gym_fed.evaluation.scoring.models import resolve_model
 
     if request.api is not None:
         raise GymError(
@@ -79,12 +80,12 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     kind: RowKind = "any" if graders else "supervised"
     columns = agreed_columns(command.data, columns=parse_columns(command.columns), kind=kind, yes=command.yes)
     rows = read_own_rows(command.data, columns, limit=command.limit, graders=graders)
-    require_named(request)
-    ensure_models(models_needed(request), command.yes)
-    reference, notes = _reference(request, command)
+    model = resolve_model(request)
+    ensure_models(model.downloads, command.yes)
+    reference, notes = _reference(model, command)
     with spinner("loading what evaluates rows") as activity:
         evaluation = OwnEvaluation(
-            request,
+            model,
             rows,
             reference,
             reference_is_base=command.compare is None,
@@ -102,30 +103,32 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
             ) from None
     result = replace(result, notes=[*notes, *result.notes])
     if as_json:
-        print_json(_as_json(request, reference, command, rows, result))
+        print_json(_as_json(model, reference, command, rows, result))
     else:
-        _print(request, reference, command, rows, result)
+        _print(model, reference, command, rows, result)
     for warning in result.warnings:
         err.print(f"warning: {warning}", style="yellow", markup=False)
 
 
-def _reference(request: ModelRequest, command: OwnRowsCommand) -> tuple[ModelRequest | None, list[str]]:
+def _reference(model: ResolvedModel, command: OwnRowsCommand) -> tuple[ResolvedModel | None, list[str]]:
     """Return the model to compare with, or the reason why there is none."""
-    from gym_fed.evaluation.scoring.opening import base_request, models_needed
+    from gym_fed.evaluation.scoring.models import origin_of, resolve_model
 
     if command.compare is not None:
-        other = replace(
-            request,
-            model=command.compare,
-            base=request.base if command.compare.endswith(".gymdelta") else None,
-            adapters=(),
-            variants=(),
-            store=None,
+        other = resolve_model(
+            replace(
+                model.request,
+                model=command.compare,
+                base=model.request.base if command.compare.endswith(".gymdelta") else None,
+                adapters=(),
+                variants=(),
+                store=None,
+            )
         )
-        ensure_models(models_needed(other), command.yes)
+        ensure_models(other.downloads, command.yes)
         return other, []
     try:
-        base = base_request(request)
+        base = origin_of(model)
     except GymError as error:
         if error.code is not ErrorCode.MODEL_NOT_FOUND:
             raise
@@ -136,8 +139,8 @@ def _reference(request: ModelRequest, command: OwnRowsCommand) -> tuple[ModelReq
 
 
 def _print(
-    request: ModelRequest,
-    reference: ModelRequest | None,
+    model: ResolvedModel,
+    reference: ResolvedModel | None,
     command: OwnRowsCommand,
     rows: list[OwnRow],
     result: OwnResult,
@@ -148,9 +151,9 @@ def _print(
 
     names = {LOSS: "loss, nats per token", EXACT_MATCH: "exact match, short answers"}
     if reference is None:
-        table = TextTable("metric", "n", plain(request.model, _MODEL_CHARACTERS))
+        table = TextTable("metric", "n", plain(model.name, _MODEL_CHARACTERS))
     else:
-        heads = ("before", "after") if command.compare is None else (command.compare, str(request.model))
+        heads = ("before", "after") if command.compare is None else (command.compare, model.name)
         table = TextTable("metric", "n", *(plain(head, _MODEL_CHARACTERS) for head in heads), "change")
     for metric in result.metrics:
         cells = [names.get(metric.name, metric.name), f"{metric.num_rows:,}"]
@@ -164,7 +167,7 @@ def _print(
     if result.retention is not None:
         out.print(result.retention.describe(), markup=False, highlight=False)
     if reference is not None and command.compare is None:
-        err.print(f"before: {plain(reference.model, 200)}", markup=False)
+        err.print(f"before: {plain(reference.name, 200)}", markup=False)
     counts, answered = result.after.counts, [answer for answer in result.after.answers if answer is not None]
     lines = [
         f"{counted(len(rows), 'row')} of {command.data}, rendered as in training; {counts.cut} cut to "
@@ -190,16 +193,16 @@ def _figure(value: float | None, stderr: float | None, *, sign: str = "") -> str
 
 
 def _as_json(
-    request: ModelRequest,
-    reference: ModelRequest | None,
+    model: ResolvedModel,
+    reference: ResolvedModel | None,
     command: OwnRowsCommand,
     rows: list[OwnRow],
     result: OwnResult,
 ) -> dict[str, Any]:
     after, before = result.after, result.before
     return {
-        "model": str(request.model),
-        "reference": None if reference is None else str(reference.model),
+        "model": model.name,
+        "reference": None if reference is None else reference.name,
         "reference_is_base": reference is not None and command.compare is None,
         "data": command.data,
         "rows": {

@@ -15,8 +15,8 @@ from gym_fed.core.console import AsJson, err, out, print_json, print_table
 from gym_fed.core.help import DEVICE, AdapterOption
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.probe.probe import ProbeResult
-    from gym_fed.evaluation.probe.probing import ProbeComparison
+    from gym_fed.evaluation.probe.probe import ProbeComparison, ProbeResult
+
 
 JUDGED_BY = "rules"
 """Measures of the answers; none needs a judge model."""
@@ -84,9 +84,9 @@ def probe_model(
     as_json: AsJson = False,
 ) -> None:
     """Probe a model's safety. Rules judge the answers: phrases of refusals at their beginning."""
-    from gym_fed.evaluation.probe.probing import compare_probes, probe_models
+    from gym_fed.evaluation.probe.probe import compare_probes, probe_models
     from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
-    from gym_fed.evaluation.scoring.opening import ModelRequest, models_needed, named_variants, require_named
+    from gym_fed.evaluation.scoring.models import ModelRequest, named_variants, resolve_model
 
     asked = own_prompts() if prompts is None else read_prompts(prompts)
     request = ModelRequest(
@@ -100,14 +100,16 @@ def probe_model(
     requests = [request]
     if compare is not None:
         requests.append(ModelRequest(compare, store=variants if ":" in compare else None, device=device))
-    for one in requests:
-        require_named(one)
-        ensure_models(models_needed(one), yes)
+    resolved = [resolve_model(request) for request in requests]
+    for model_to_probe in resolved:
+        ensure_models(model_to_probe.downloads, yes)
     probed = [
-        probe_models(one, asked, with_resistance=resistance, max_tokens=max_tokens, report=err.print)
-        for one in requests
+        probe_models(
+            model_to_probe, asked, with_resistance=resistance, max_tokens=max_tokens, report=err.print
+        )
+        for model_to_probe in resolved
     ]
-    compared = [compare_probes(one, probed[1][0]) for one in probed[0]] if compare is not None else []
+    compared = [] if compare is None else [compare_probes(result, probed[1][0]) for result in probed[0]]
     results = [result for group in probed for result in group]
     if as_json:
         print_json(_document(results, compared))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.records.document import RecordDocument
     from gym_fed.evaluation.results import EvalResults, SampleResult
 
+
 RecordArgument = Annotated[
     str, typer.Argument(metavar="RECORD", help="Id (or its first characters) or file of a record.")
 ]
@@ -43,8 +44,8 @@ def show_record(
     if record is None:
         _list(folder, as_json)
         return
-    from gym_fed.evaluation.groups import groups_of, with_groups
     from gym_fed.evaluation.records.reader import named_record, read_record
+    from gym_fed.evaluation.results import groups_of, with_groups
 
     path = named_record(record, folder)
     results = read_record(path)
@@ -212,8 +213,8 @@ def _list(folder: Path, as_json: bool) -> None:
 
 def _figures_of(document: RecordDocument) -> str:
     from gym_fed.core.console import MAX_CELL
-    from gym_fed.evaluation.groups import listed
     from gym_fed.evaluation.records.reader import brief_figures_of
+    from gym_fed.evaluation.results import listed
 
     return listed(
         [f"{figure.task}/{figure.metric} {figure.value:.4f}" for figure in brief_figures_of(document)],

@@ -23,7 +23,8 @@ from gym_fed.core.text import plain
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress
-    from gym_fed.evaluation.scoring.opening import ModelRequest
+    from gym_fed.evaluation.scoring.models import ModelRequest
+
 
 EVALS = Path("evals")
 _SHORTEST_ID = 6
@@ -150,7 +151,7 @@ def run_evaluation(
     """
     from gym_fed.evaluation.evaluator import Evaluator
     from gym_fed.evaluation.records.reader import read_record
-    from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, named_variants
+    from gym_fed.evaluation.scoring.models import BASE, ModelRequest, named_variants
 
     if model is None and api is None:
         raise GymError(
@@ -247,11 +248,9 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
     Raises:
         GymError: ``INTERRUPTED`` on Ctrl-C; as ``Evaluator``.
     """
-    from gym_fed.evaluation.scoring.opening import models_needed
-
-    ensure_models(models_needed(evaluator.request), yes)
+    ensure_models(evaluator.model.downloads, yes)
     reached: Progress | None = None
-    name = str(evaluator.request.model or evaluator.request.api)
+    name = evaluator.model.name or str(evaluator.model.request.api)
     with spinner(f"loading {plain(name, 200)}") as activity:
 
         def on_progress(progress: Progress) -> None:
@@ -277,7 +276,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
 
 def _record(reference: str, folder: Path) -> Path | None:
     """The record that OTHER names; None where it names a model."""
-    from gym_fed.evaluation.records.keys import paths_of
+    from gym_fed.evaluation.records.document import paths_of
     from gym_fed.evaluation.records.reader import named_record
 
     is_id = len(reference) >= _SHORTEST_ID and not Path(reference).exists() and paths_of(reference, folder)
@@ -286,10 +285,8 @@ def _record(reference: str, folder: Path) -> Path | None:
 
 def _require_other(evaluator: Evaluator, folder: Path, yes: bool) -> None:
     """Refuse or fetch the model of ``--compare`` before the first one is evaluated, which may take hours."""
-    from gym_fed.evaluation.scoring.opening import models_needed
-
     try:
-        ensure_models(models_needed(evaluator.request), yes)
+        ensure_models(evaluator.model.downloads, yes)
     except GymError as error:
         message = f"--compare: no record of {folder} has this id, and as a model {error.message}"
         raise GymError(error.code, message, error.hint) from error

@@ -34,8 +34,8 @@ DEFAULT = Path("leaderboard.jsonl")
 def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson = False) -> None:
     """Check every line of a board and list its submissions, with who reproduced them."""
     from gym_fed.core.console import MAX_CELL, TextTable
-    from gym_fed.evaluation.groups import BriefFigure, brief_figures, listed
     from gym_fed.evaluation.leaderboard.board import Leaderboard
+    from gym_fed.evaluation.results import BriefFigure, brief_figures, listed
 
     opened = Leaderboard(_there(board), head=head)
     if as_json:
@@ -78,7 +78,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Sign a record's results, append them to a board, and copy the record next to it."""
-    from gym_fed.evaluation.leaderboard.submit import submit
+    from gym_fed.evaluation.leaderboard.verify import submit
     from gym_fed.evaluation.records.reader import named_record, read_record
 
     results = read_record(named_record(record, folder))
@@ -156,8 +156,7 @@ def write_html(
 ) -> None:
     """Write a board as one static page."""
     from gym_fed.core.files import write_atomically
-    from gym_fed.evaluation.leaderboard.board import Leaderboard
-    from gym_fed.evaluation.leaderboard.page import board_page
+    from gym_fed.evaluation.leaderboard.board import Leaderboard, board_page
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")

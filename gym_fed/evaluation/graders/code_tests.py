@@ -2,17 +2,184 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
 import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders._sandbox import Sandbox
 from gym_fed.evaluation.graders.base import Grader, Sample
+
+_GRACE_SECONDS = 5.0
+_VERDICT_BYTES = 4096
+
+# The program's text comes through a pipe and leaves no file. The token is written when the tests' last line has run,
+# so that a program which ends before, with whatever status, has not passed.
+_DRIVER = """
+import json, os, sys
+job = json.loads(sys.stdin.read())
+space = {"__name__": "__main__", "__builtins__": __builtins__}
+exec(compile(job["code"], "<answer>", "exec"), space)
+exec(compile(job["tests"], "<tests>", "exec"), space)
+os.write(job["verdict"], job["token"].encode())
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """Limits of one program; see ``CodeTestsConfig``."""
+
+    isolation: Literal["namespaces", "process"] = "namespaces"
+    timeout_seconds: float = 5.0
+    memory_bytes: int = 512 * 2**20
+    max_file_bytes: int = 16 * 2**20
+    max_processes: int = 16
+
+    def check(self) -> None:
+        """Check the sandbox with programs that must pass and programs that must fail.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` when this machine does not permit what ``isolation`` promises.
+        """
+        if not hasattr(os, "fork"):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "code_tests: Windows can hold no program as the sandbox must",
+                "run it on Linux (WSL 2 is enough), or use graders that run no programs (docs/graders.md lists them)",
+            )
+        if not self.passes("import json", "assert json.loads('1') == 1"):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"code_tests: within isolation {self.isolation} and its limits Python does not start on this machine",
+                "raise memory_bytes or timeout_seconds",
+            )
+        if self.isolation == "namespaces" and self.passes("", _REACHES_OUT.format(home=str(Path(__file__)))):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                "code_tests: a program in the sandbox reached the network or this machine's files",
+                "do not grade code on this machine",
+            )
+
+    def passes(self, code: str, tests: str) -> bool:
+        """Return True if ``tests`` complete after ``code``. Returns within the time limit plus a few seconds.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` when the sandbox itself cannot be set up.
+        """
+        token, failed = secrets.token_hex(16), secrets.token_hex(16)
+        with tempfile.TemporaryDirectory(prefix="gym-sandbox-", ignore_cleanup_errors=True) as folder:
+            reader, writer = os.pipe()
+            try:
+                job = {"code": code, "tests": tests, "verdict": writer, "token": token}
+                self._run(folder, writer, failed, json.dumps(job).encode())
+                os.set_blocking(reader, False)
+                verdict = _read(reader)
+            finally:
+                os.close(reader)
+                os.close(writer)
+        if verdict.startswith(failed.encode()):
+            reason = verdict[len(failed) :].decode(errors="replace")
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"code_tests: isolation {self.isolation} cannot be set up here: {reason}",
+                "permit unprivileged user namespaces, or set isolation: process where losing files does not matter",
+            )
+        return verdict == token.encode()
+
+    def _run(self, folder: str, verdict: int, failed: str, job: bytes) -> None:
+        """Start the program and wait until all its processes have ended."""
+        python = os.path.realpath(sys.executable)
+        home = "/tmp" if self.isolation == "namespaces" else folder
+        settings = {
+            "isolation": self.isolation,
+            "verdict": verdict,
+            "failed": failed,
+            "folder": folder,
+            "python": python,
+            "prefixes": [os.path.realpath(sys.base_prefix)],
+            "driver": _DRIVER,
+            "environment": {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+            "timeout_seconds": self.timeout_seconds,
+            "max_file_bytes": self.max_file_bytes,
+            "limits": self._limits(),
+        }
+        process = subprocess.Popen(
+            [python, "-I", "-S", str(Path(__file__).with_name("_sandbox_child.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={},
+            pass_fds=[verdict],
+            start_new_session=True,
+        )
+        wall = self.timeout_seconds + (_GRACE_SECONDS if self.isolation == "namespaces" else 0.0)
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+                process.communicate(json.dumps(settings).encode() + b"\n" + job, timeout=wall)
+        finally:
+            _end(process)
+
+    def _limits(self) -> dict[str, int]:
+        return {
+            "RLIMIT_CPU": math.ceil(self.timeout_seconds),
+            "RLIMIT_AS": self.memory_bytes,
+            "RLIMIT_FSIZE": self.max_file_bytes,
+            "RLIMIT_NPROC": self.max_processes,
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_CORE": 0,
+        }
+
+
+_REACHES_OUT = """
+import os, socket
+reached = os.path.exists({home!r}) or os.path.exists("/proc/1") or os.path.exists("/etc/passwd")
+try:
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
+    reached = True
+except OSError:
+    pass
+assert reached
+"""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process group repeatedly, in case a member forks faster than one signal reaches all."""
+    for _ in range(20):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            break
+        process.wait()
+        time.sleep(0.01)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
+def _read(descriptor: int) -> bytes:
+    with contextlib.suppress(BlockingIOError):
+        return os.read(descriptor, _VERDICT_BYTES)
+    return b""
+
 
 _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 

@@ -16,11 +16,23 @@ from gym_fed.config.schema.base import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH, is_deeper, read_object
 from gym_fed.core.text import plain
-from gym_fed.evaluation.groups import BriefFigure, brief_figures
-from gym_fed.evaluation.records.document import Instance, RecordDocument
-from gym_fed.evaluation.records.keys import is_record_id, paths_of, record_id, samples_path
+from gym_fed.evaluation.records.document import (
+    Instance,
+    RecordDocument,
+    is_record_id,
+    paths_of,
+    record_id,
+    samples_path,
+)
 from gym_fed.evaluation.records.writer import IDENTITY
-from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
+from gym_fed.evaluation.results import (
+    BriefFigure,
+    EvalResults,
+    Figure,
+    SampleResult,
+    TaskResult,
+    brief_figures,
+)
 
 MAX_LINE_BYTES = 16 << 20
 _HINT = "fetch it again, or evaluate again with --fresh"

@@ -115,10 +115,15 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
     """
 
     def rerun(recorded: EvalResults, wanted: Mapping[str, Sequence[int]]) -> EvalResults:
-        from gym_fed.evaluation.scoring.opening import ModelRequest, open_models, template_digest
+        from gym_fed.evaluation.scoring.models import (
+            ModelRequest,
+            open_models,
+            resolve_model,
+            template_digest,
+        )
 
         request = ModelRequest(model, dtype=recorded.identity.get("dtype", "float32"))
-        with open_models(request) as models:
+        with open_models(resolve_model(request)) as models:
             name = models.scorer.models[0]
             tasks = {
                 task: _rerun_task(models.scorer, recorded.tasks[task], numbers, data, own)

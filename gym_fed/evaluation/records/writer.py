@@ -15,7 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file, write_atomically
 from gym_fed.core.json_files import canonical_json
 from gym_fed.evaluation.records import document as parts
-from gym_fed.evaluation.records.keys import model_id, paths_of, record_id, record_path, samples_path
+from gym_fed.evaluation.records.document import model_id, paths_of, record_id, record_path, samples_path
 from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
 from gym_fed.version import __version__
 

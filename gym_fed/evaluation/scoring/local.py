@@ -17,8 +17,7 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.greedy import LONGEST_PROMPT, GreedyPrompt, GreedyWriter
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
-from gym_fed.evaluation.scoring.tree import ScoredText, TreeNode, windows
-from gym_fed.evaluation.scoring.window import Sums, Window
+from gym_fed.evaluation.scoring.window import ScoredText, Sums, TreeNode, Window, windows
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from gym_fed.serving.forward.chunk import Chunk
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import LoadedVariant
+
 
 _WINDOW_TOKENS = 4096
 _STEP_TOKENS = 1024

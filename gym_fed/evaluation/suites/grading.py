@@ -89,7 +89,7 @@ def _chrf(reference: str, answer: str) -> float:
 
 @cache
 def _sandbox() -> Any:
-    from gym_fed.evaluation.graders._sandbox import Sandbox
+    from gym_fed.evaluation.graders.code_tests import Sandbox
 
     return Sandbox()
 

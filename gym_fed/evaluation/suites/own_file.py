@@ -26,9 +26,14 @@ from gym_fed.config.yaml.strict import Mark, parse_config, read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import lies_in
 from gym_fed.core.text import plain
-from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.evaluation.suites.grading import COLUMNS
-from gym_fed.evaluation.suites.rendering import TEMPLATES, TemplateProblem, first_bounded_problem, parse
+from gym_fed.evaluation.suites.rendering import (
+    TEMPLATES,
+    TemplateProblem,
+    first_bounded_problem,
+    parse,
+    require_quick,
+)
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
 
 RENDERED_ROWS = 200

@@ -17,9 +17,8 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home, file_sha256, write_atomically
 from gym_fed.core.text import plain
-from gym_fed.evaluation.suites.layouts import READERS, as_harness, folders
 from gym_fed.evaluation.suites.listing import ASSETS, EvalDataset
-from gym_fed.evaluation.suites.row_files import Row, read_rows
+from gym_fed.evaluation.suites.row_files import READERS, Row, as_harness, folders, read_rows
 
 LOCK = "evals.lock"
 WHOLE = "all"

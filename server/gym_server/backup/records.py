@@ -17,8 +17,7 @@ from sqlalchemy import Connection, select
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import BaseSpec
-from gym_fed.evaluation.records.document import RecordDocument
-from gym_fed.evaluation.records.keys import is_record_id, samples_path
+from gym_fed.evaluation.records.document import RecordDocument, is_record_id, samples_path
 from gym_fed.evaluation.records.reader import read_document
 from gym_fed.evaluation.records.writer import IDENTITY
 from gym_fed.trust.ledger.evaluations import EVALUATED

@@ -15,7 +15,7 @@ from gym_fed.core.text import counted
 from gym_fed.evaluation.harness.preparation import harness_version
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, TaskResult
-from gym_fed.evaluation.scoring.opening import ENGINE
+from gym_fed.evaluation.scoring.models import ENGINE
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.runner import SuiteTasks, suite_digest
 from gym_server.store.database import Database

@@ -17,8 +17,13 @@ from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.probe.gate import MarginDrop, margin_drop, verdict
-from gym_fed.evaluation.probe.margin import opening_requests, refusal_margins
+from gym_fed.evaluation.probe.margin import (
+    MarginDrop,
+    margin_drop,
+    opening_requests,
+    refusal_margins,
+    verdict,
+)
 from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts, read_prompts
 from gym_server.ledger.chain import Ledger
 from gym_server.rounds.hub_model import HubModel

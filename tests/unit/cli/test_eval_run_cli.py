@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from gym_fed.base.models import nano_path
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.records.keys import record_id, samples_path
+from gym_fed.evaluation.records.document import record_id, samples_path
 from gym_fed.evaluation.running import RunningFile
 from gym_fed.evaluation.scoring.scorer import Loglikelihood
 from tests.support.adapters import run as train
@@ -163,7 +163,7 @@ def test_a_missing_set_is_refused_before_weights_are_read(tmp_path: Path) -> Non
     [
         (("gym-nano",), "which tasks"),
         (("--suite", "tiny"), "which MODEL"),
-        (("model.onnx", "--suite", "tiny"), ".onnx files are not evaluated"),
+        (("model.onnx", "--suite", "tiny"), "ONNX models are not evaluated"),
         (("gym-nano", "--suite", "tiny", "--base", "gym-nano"), "--base goes with a .gymdelta"),
         (("m", "--suite", "tiny", "--api", "http://127.0.0.1:1", "--variant", "a"), "does not go with --api"),
         (

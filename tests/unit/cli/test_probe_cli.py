@@ -16,9 +16,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation.probe.margin import model_margins
-from gym_fed.evaluation.probe.probing import harmful_steps
+from gym_fed.evaluation.probe.probe import harmful_steps
 from gym_fed.evaluation.probe.prompts import own_prompts, read_prompts
-from gym_fed.evaluation.scoring.opening import BASE, ModelRequest, dense_model
+from gym_fed.evaluation.scoring.models import BASE, ModelRequest, dense_model, resolve_model
 from gym_fed.serving.store.store import VariantStore
 
 
@@ -79,10 +79,10 @@ def test_a_variant_alone_has_the_margins_that_it_has_in_the_engine(planted: Path
     ]
     found = []
     for request in requests:
-        loaded = dense_model(request, "bad")
+        loaded = dense_model(resolve_model(request))
         with torch.no_grad():
             found.append(model_margins(loaded.model, loaded.tokenizer, prompts))
-    base = dense_model(requests[0], BASE)
+    base = dense_model(resolve_model(requests[0]), BASE)
     with torch.no_grad():
         without = model_margins(base.model, base.tokenizer, prompts)
     assert torch.allclose(found[0], found[1], atol=1e-5)

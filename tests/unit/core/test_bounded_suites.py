@@ -10,8 +10,12 @@ from gym_fed.core.bounded.patterns import BOUNDED_REGEX, BoundedPattern
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.json_schema import JsonSchemaConfig, JsonSchemaGrader
-from gym_fed.evaluation.suites.expressions import require_quick
-from gym_fed.evaluation.suites.rendering import TemplateProblem, first_bounded_problem, sandboxed
+from gym_fed.evaluation.suites.rendering import (
+    TemplateProblem,
+    first_bounded_problem,
+    require_quick,
+    sandboxed,
+)
 
 SLOW = ".*.*.*x"
 """Within what a suite's file may have, and n to the fourth power on a text without an x."""

@@ -15,8 +15,8 @@ from gym_fed.base.models import nano_path
 from gym_fed.evaluation import evaluator
 from gym_fed.evaluation.evaluator import Evaluator, computed
 from gym_fed.evaluation.harness.sources import PreparedRequest
-from gym_fed.evaluation.records.keys import record_id
-from gym_fed.evaluation.scoring.opening import open_models
+from gym_fed.evaluation.records.document import record_id
+from gym_fed.evaluation.scoring.models import open_models
 from gym_fed.evaluation.scoring.scorer import Continuation, Loglikelihood
 
 PART = Continuation((1,), (2,))
@@ -34,7 +34,7 @@ metric_list: [{metric: exact_match}]
 
 def key(model: Path, task: str | Path = "tiny_capital", **options: Any) -> str:
     made = Evaluator([str(task)], str(model), **options)
-    with open_models(made.request) as models:
+    with open_models(made.model) as models:
         (identity,) = made._identities(models, made._specs).values()
     return record_id(identity)
 
@@ -84,7 +84,7 @@ def test_name_version_and_padding_of_a_model_are_not_in_the_key(folder: Path, tm
 
 
 def test_limit_examples_template_and_dtype_are_in_the_key(folder: Path) -> None:
-    from gym_fed.evaluation.scoring.opening import ModelRequest
+    from gym_fed.evaluation.scoring.models import ModelRequest
 
     plain = key(folder, "tiny_choice")
     keys = [
@@ -93,7 +93,7 @@ def test_limit_examples_template_and_dtype_are_in_the_key(folder: Path) -> None:
         key(folder, "tiny_choice", apply_chat_template=True),
     ]
     made = Evaluator(["tiny_choice"], ModelRequest(str(folder), dtype="bfloat16"))
-    with open_models(made.request) as models:
+    with open_models(made.model) as models:
         keys.append(record_id(next(iter(made._identities(models, made._specs).values()))))
     assert len({plain, *keys}) == 5
 

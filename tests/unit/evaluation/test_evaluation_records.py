@@ -15,8 +15,7 @@ import yaml
 from huggingface_hub import parse_eval_result_entries
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.records.document import HubDataset, eval_results_yaml
-from gym_fed.evaluation.records.keys import record_id, samples_path
+from gym_fed.evaluation.records.document import HubDataset, eval_results_yaml, record_id, samples_path
 from gym_fed.evaluation.records.reader import find_record, named_record, read_record
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, Figure

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.evaluator import Evaluator
-from gym_fed.evaluation.records.keys import record_id
+from gym_fed.evaluation.records.document import record_id
 from gym_fed.evaluation.records.rerun import compare_sample, rerun_on
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults

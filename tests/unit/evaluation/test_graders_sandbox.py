@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import GymError
-from gym_fed.evaluation.graders import _sandbox as sandbox_module
-from gym_fed.evaluation.graders._sandbox import Sandbox
+from gym_fed.evaluation.graders import code_tests as sandbox_module
 from gym_fed.evaluation.graders.base import Sample
-from gym_fed.evaluation.graders.code_tests import CodeTests, CodeTestsConfig, code_in
+from gym_fed.evaluation.graders.code_tests import CodeTests, CodeTestsConfig, Sandbox, code_in
 
 
 def namespaces_are_permitted() -> bool:

@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 import torch
+from gym_fed.evaluation.scoring.models import ModelRequest, OpenModels, open_models, resolve_model
 
 from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors, tensors_digest
 from gym_fed.evaluation.probe import prompts
-from gym_fed.evaluation.probe.gate import margin_drop, verdict
-from gym_fed.evaluation.probe.margin import model_margins, refusal_margins
-from gym_fed.evaluation.probe.probe import refuses, run_probe
-from gym_fed.evaluation.probe.probing import compare_probes, harmful_steps, margins_after_harm
-from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts, read_prompts
-from gym_fed.evaluation.probe.templates import TEMPLATES
-from gym_fed.evaluation.scoring.opening import ModelRequest, OpenModels, open_models
+from gym_fed.evaluation.probe.margin import margin_drop, model_margins, refusal_margins, verdict
+from gym_fed.evaluation.probe.probe import (
+    compare_probes,
+    harmful_steps,
+    margins_after_harm,
+    refuses,
+    run_probe,
+)
+from gym_fed.evaluation.probe.prompts import TEMPLATES, ProbePrompts, own_prompts, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def few() -> ProbePrompts:
 
 @pytest.fixture(scope="module")
 def nano() -> Iterator[OpenModels]:
-    with open_models(ModelRequest("gym-nano")) as found:
+    with open_models(resolve_model(ModelRequest("gym-nano"))) as found:
         yield found
 
 

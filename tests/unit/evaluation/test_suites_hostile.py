@@ -9,9 +9,8 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import row_files, sandbox
-from gym_fed.evaluation.suites.expressions import require_quick
 from gym_fed.evaluation.suites.own_file import AnswerStep, TaskMetric
-from gym_fed.evaluation.suites.rendering import TemplateProblem, parse, render, value_of
+from gym_fed.evaluation.suites.rendering import TemplateProblem, parse, render, require_quick, value_of
 from gym_fed.evaluation.suites.row_files import read_rows
 
 

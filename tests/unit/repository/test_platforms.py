@@ -20,7 +20,7 @@ SYSTEMS = {"here": {}, "like windows": LIKE_WINDOWS}
 NAMED_IN = {
     "gym_fed/core/child_process.py",  # without priorities nothing is lost
     "gym_fed/doctor/checks/devices.py",  # looks first
-    "gym_fed/evaluation/graders/_sandbox.py",  # refuses Windows
+    "gym_fed/evaluation/graders/code_tests.py",  # refuses Windows
     "gym_fed/evaluation/graders/_sandbox_child.py",
     "gym_fed/core/file_lock.py",
     "gym_fed/core/portable.py",
@@ -167,7 +167,7 @@ def test_a_lock_ends_with_a_killed_process(system: str, tmp_path: Path) -> None:
 def test_the_sandbox_of_graders_refuses_windows_with_a_remedy() -> None:
     code = """
         from gym_fed.core.errors import GymError
-        from gym_fed.evaluation.graders._sandbox import Sandbox
+        from gym_fed.evaluation.graders.code_tests import Sandbox
         try:
             Sandbox().check()
         except GymError as error:

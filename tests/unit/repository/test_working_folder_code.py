@@ -16,7 +16,7 @@ from tests.support.sources import ROOT
 
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")
 ISOLATED = {
-    "gym_fed/evaluation/graders/_sandbox.py": "-I",
+    "gym_fed/evaluation/graders/code_tests.py": "-I",
 }
 """Modules that name the interpreter themselves, and the option that leaves the working folder out there."""
 FINDERS = {

@@ -19,7 +19,7 @@ from gym_server.store.tables import rounds
 
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import file_sha256
-from gym_fed.evaluation.records.keys import samples_path
+from gym_fed.evaluation.records.document import samples_path
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.trust.ledger.evaluations import EVALUATED

@@ -1,6 +1,7 @@
-"""Open a model for evaluation: a folder, run, adapter, variant, `.gymdelta` or server.
+"""Resolve and open the model of an evaluation: a folder, run, adapter, variant, `.gymdelta` or server.
 
-One base is in memory with its variants, as in serving, and a pass evaluates all of them.
+``resolve_model`` checks the names and finds what they stand for; everything after it uses the ``ResolvedModel``. One
+base is in memory with its variants, as in serving, and one pass evaluates all of them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.base.modeling.adapters import CONFIG, base_of, read_adapter
 from gym_fed.base.models import LoadedModel, folder_here, load_adapted, model_name, pick_device
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.own_set import run_config
 from gym_fed.serving.store.naming import base_of_delta, delta_file, in_parts, variants_folder
 from gym_fed.version import __version__
 
@@ -26,14 +27,12 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import LoadedVariant
 
+
 BASE = "base"
 ENGINE = f"gym-fed {__version__}, packed steps"
 _DTYPES = ("float32", "bfloat16")
 _NOT_COMPUTED = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 """Config keys that no forward pass reads, and the dtype, which is a separate part of the identity."""
-_EXPORTED = {
-    ".onnx": "evaluate the model that it was exported from",
-}
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,10 @@ class ModelRequest:
     Attributes:
         model: A name or folder as for ``load_model``, ``BASE:VARIANT``, a ``.gymdelta``; or a loaded model.
         base: The base of a ``.gymdelta``; None: the name in its manifest.
-        adapters: Put on in order, and merged.
+        adapters: Adapters to apply in order and merge.
         variants: Names of variants in the store. With ``store`` and no names: the base and all variants.
         store: Folder of variants; None: ``$GYM_VARIANTS``, or ``variants`` of ``$GYM_HOME``.
-        api: Address of a server with OpenAI's API, in the place of all of these but ``model``.
+        api: Address of an OpenAI-compatible server, which excludes the other options except ``model``.
         device: The device, as for ``pick_device``.
         dtype: ``float32`` or ``bfloat16``.
     """
@@ -67,8 +66,8 @@ class OpenModels:
     """Open models, ready to be scored. Close it after use.
 
     Attributes:
-        scorer: Over all of them.
-        names: The names in results, by name in ``scorer.models``.
+        scorer: The scorer of all models.
+        names: The models' names in results, by their name in ``scorer.models``.
         identities: The identity of each model's results, without the tasks.
     """
 
@@ -87,76 +86,132 @@ class OpenModels:
         self.close()
 
 
-def models_needed(request: ModelRequest) -> list[str]:
-    """Return the models of a request that ``gym_fed.base.downloads`` could fetch if they are missing."""
-    if request.api is not None or not isinstance(request.model, str | Path):
-        return []
-    request = _in_parts(request)
-    name = request.base if str(request.model).endswith(".gymdelta") else str(request.model)
-    return [model for model in (name, *request.adapters) if model is not None]
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A model to evaluate, whose names have been checked and resolved.
+
+    Attributes:
+        request: The user's request.
+        source: Name or folder of the model to load, or the loaded model.
+        delta: The ``.gymdelta`` to add to it.
+        variants: Names of its variants in the store.
+    """
+
+    request: ModelRequest
+    source: Any
+    delta: Path | None = None
+    variants: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model as the user named it."""
+        return str(self.request.model)
+
+    @property
+    def downloads(self) -> list[str]:
+        """The models that ``gym_fed.base.downloads`` could fetch if they are missing."""
+        if self.request.api is not None or not isinstance(self.source, str | Path):
+            return []
+        return [str(self.source), *self.request.adapters]
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """The folder of ``source``; None if it is not on this machine. Read it after downloads."""
+        return folder_here(str(self.source))
+
+    @cached_property
+    def run_config(self) -> dict[str, Any] | None:
+        """The config of the finished run in ``folder``; None if it is not a run.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` for a ``config.yaml`` that cannot be read.
+        """
+        folder = self.folder
+        if folder is None or not all((folder / name).is_file() for name in ("config.yaml", "result.json")):
+            return None
+        from gym_fed.config.yaml.strict import read_run_config
+
+        return read_run_config(folder)
 
 
-def require_named(request: ModelRequest) -> None:
-    """Refuse what cannot be opened, before tasks are read and weights are loaded.
+def resolve_model(request: ModelRequest) -> ResolvedModel:
+    """Resolve the names of a request, before tasks are read and weights are loaded.
 
     Raises:
-        GymError: ``USAGE`` for options that do not go together; ``UNAVAILABLE`` for a format that is not evaluated;
-            ``FILE_NOT_FOUND`` and ``MODEL_NOT_FOUND``.
+        GymError: ``USAGE`` for options that do not go together, and for a ``.gymdelta`` whose base is not on this
+            machine; ``UNAVAILABLE`` for a format that is not evaluated; ``FILE_NOT_FOUND``; as ``VariantStore.get``.
     """
-    local = {
-        "--base": request.base,
-        "--variant": request.variants,
-        "--variants": request.store,
-        "--dtype": request.dtype != _DTYPES[0],
-        "--device": request.device != "cpu",
-    }
     if request.api is not None:
-        for option, value in {**local, "--adapter": request.adapters}.items():
+        local = {
+            "--base": request.base,
+            "--variant": request.variants,
+            "--variants": request.store,
+            "--dtype": request.dtype != _DTYPES[0],
+            "--device": request.device != "cpu",
+            "--adapter": request.adapters,
+        }
+        for option, value in local.items():
             if value:
                 raise GymError(ErrorCode.USAGE, f"{option} does not go with --api", "leave one of them out")
-        return
+        return ResolvedModel(request, request.model)
     if request.dtype not in _DTYPES:
         raise GymError(
             ErrorCode.USAGE, f"dtype {request.dtype!r} is not evaluated", f"use {' or '.join(_DTYPES)}"
         )
-    _require_variants(request)
-    if not isinstance(request.model, str | Path):
-        return
-    path = Path(str(request.model)).expanduser()
-    if (remedy := _EXPORTED.get(path.suffix)) is not None:
-        raise GymError(ErrorCode.UNAVAILABLE, f"{path}: {path.suffix} files are not evaluated", remedy)
-    if path.suffix == ".gymdelta" and not path.is_file():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{path}: no such file", "name a .gymdelta file")
-    if request.base is not None and path.suffix != ".gymdelta":
-        raise GymError(ErrorCode.USAGE, "--base goes with a .gymdelta file", "leave it out")
-    if path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.onnx")):
-        raise GymError(ErrorCode.UNAVAILABLE, f"{path}: ONNX is not evaluated", _EXPORTED[".onnx"])
+    source, variants = request.model, request.variants
+    if isinstance(source, str) and (parts := in_parts(source)) is not None:
+        if variants:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{source} names a variant, and --variant others",
+                "name all with --variant",
+            )
+        source, variants = parts[0], (parts[1],)
+    _require_variants(request.store, variants)
+    if not isinstance(source, str | Path):
+        return ResolvedModel(request, source, variants=variants)
+    path = Path(source).expanduser()
+    if path.suffix == ".onnx" or (
+        path.is_dir() and not (path / "config.json").is_file() and any(path.glob("*.onnx"))
+    ):
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"{path}: ONNX models are not evaluated",
+            "evaluate the model that it was exported from",
+        )
+    delta = delta_file(source)
+    if delta is None:
+        if request.base is not None:
+            raise GymError(ErrorCode.USAGE, "--base goes with a .gymdelta file", "leave it out")
+        return ResolvedModel(request, source, variants=variants)
+    if not delta.is_file():
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"{delta}: no such file", "name a .gymdelta file")
+    return ResolvedModel(request, request.base or base_of_delta(delta), delta, variants)
 
 
-def _require_variants(request: ModelRequest) -> None:
+def _require_variants(store_folder: Path | None, names: Sequence[str]) -> None:
     """Refuse a store or variants that do not exist."""
-    names = _in_parts(request).variants
-    if not names and request.store is None:
+    if not names and store_folder is None:
         return
     from gym_fed.serving.store.store import VariantStore
 
-    with VariantStore.open(variants_folder(request.store), create=False, require_signature=False) as store:
+    with VariantStore.open(variants_folder(store_folder), create=False, require_signature=False) as store:
         for name in names:
             if name != BASE:
                 store.get(name)
 
 
-def open_models(request: ModelRequest) -> OpenModels:
+def open_models(model: ResolvedModel) -> OpenModels:
     """Load the base once, with each variant.
 
     Raises:
-        GymError: As ``require_named``, ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
+        GymError: As ``load_model``, ``MultiVariantModel``, ``VariantStore`` and ``DeltaFile.open``.
     """
-    require_named(request)
+    request = model.request
     if request.api is not None:
         from gym_fed.evaluation.scoring.api import ApiScorer
 
-        scorer = ApiScorer(request.api, str(request.model), api_key=request.api_key)
+        scorer = ApiScorer(request.api, model.name, api_key=request.api_key)
         identity = {
             "model": f"{request.api} {scorer.model}",
             "delta": "none",
@@ -164,19 +219,15 @@ def open_models(request: ModelRequest) -> OpenModels:
             "engine": "api",
         }
         return OpenModels(scorer, {scorer.model: scorer.model}, {scorer.model: identity})
-    request = _in_parts(request)
-    delta = _delta_file(request.model)
-    source = request.model if delta is None else (request.base or base_of_delta(delta))
-    loaded, name = _loaded(source, request)
-    return _open_local(loaded, name, request, delta)
+    return _open_local(model)
 
 
-def dense_model(request: ModelRequest, key: str) -> LoadedModel:
+def dense_model(model: ResolvedModel, key: str | None = None) -> LoadedModel:
     """Load one of the models of ``open_models`` as a plain causal LM with its delta added, as needed for training.
 
     Args:
-        request: A request for models on this machine.
-        key: A name in ``scorer.models``.
+        model: A model on this machine.
+        key: A name in ``scorer.models``; None for the first variant, or the base if there are none.
 
     Raises:
         GymError: As ``open_models``.
@@ -185,16 +236,13 @@ def dense_model(request: ModelRequest, key: str) -> LoadedModel:
     from gym_fed.delta.file import DeltaFile, apply_delta
     from gym_fed.serving.store.store import VariantStore
 
-    require_named(request)
-    request = _in_parts(request)
-    delta = _delta_file(request.model)
-    loaded, name = _loaded(
-        request.model if delta is None else (request.base or base_of_delta(delta)), request
-    )
-    loaded.model.float().to(pick_device(request.device))
+    loaded, name = _load_source(model)
+    loaded.model.float().to(pick_device(model.request.device))
+    delta = model.delta
+    key = key or next(iter(model.variants), BASE)
     if delta is None and key != BASE:
         with VariantStore.open(
-            variants_folder(request.store), create=False, require_signature=False
+            variants_folder(model.request.store), create=False, require_signature=False
         ) as store:
             delta = store.path(key)
     if delta is not None:
@@ -203,23 +251,25 @@ def dense_model(request: ModelRequest, key: str) -> LoadedModel:
     return loaded
 
 
-def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Path | None) -> OpenModels:
+def _open_local(resolved: ResolvedModel) -> OpenModels:
     import torch
 
     from gym_fed.delta.base import BaseSpec
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
+    request = resolved.request
+    loaded, name = _load_source(resolved)
     base = BaseSpec.of(loaded.model.float(), model_name(name))
     model = loaded.model.to(device=pick_device(request.device), dtype=getattr(torch, request.dtype))
     model = model.requires_grad_(False).eval()
     with ExitStack() as stack:
         served = stack.enter_context(MultiVariantModel(model))
-        variants = _variants(request, delta, base, served, stack)
+        variants = _load_variants(resolved, base, served, stack)
         scorer = LocalScorer(served, loaded.tokenizer, variants, on_close=stack.pop_all().close)
     names = {key: name if key == BASE else f"{name}:{key}" for key in variants}
-    if delta is not None:
-        names = {key: str(request.model) for key in variants}
+    if resolved.delta is not None:
+        names = {key: resolved.name for key in variants}
     settings = settings_digest(model, loaded.tokenizer)
     identities = {
         key: {
@@ -234,39 +284,37 @@ def _open_local(loaded: LoadedModel, name: str, request: ModelRequest, delta: Pa
     return OpenModels(scorer, names, identities)
 
 
-def _loaded(source: Any, request: ModelRequest) -> tuple[LoadedModel, str]:
+def _load_source(model: ResolvedModel) -> tuple[LoadedModel, str]:
+    """Load the source with its adapters merged; return it and its name in results."""
     from gym_fed.base.modeling.adapters import merged
 
+    source, adapters = model.source, model.request.adapters
     if isinstance(source, str | Path):
-        loaded = load_adapted(str(source), request.adapters)
-        name = str(source) if not request.adapters else "+".join((str(source), *request.adapters))
+        loaded = load_adapted(str(source), adapters)
+        name = "+".join((str(source), *adapters))
     else:
         name = getattr(source, "name", None) or "model"
         loaded = LoadedModel(source.model, source.tokenizer, name)
     return LoadedModel(merged(loaded.model, name), loaded.tokenizer, name), name
 
 
-def _variants(
-    request: ModelRequest,
-    delta: Path | None,
-    base: BaseSpec,
-    served: MultiVariantModel,
-    stack: ExitStack,
+def _load_variants(
+    model: ResolvedModel, base: BaseSpec, served: MultiVariantModel, stack: ExitStack
 ) -> dict[str, LoadedVariant | None]:
-    """Return the models to score, by name."""
+    """Load the models to score, by name; None stands for the base."""
     from gym_fed.core.files import file_sha256
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.variant_weights import loaded_variant
     from gym_fed.serving.store.store import VariantStore
 
-    if delta is not None:
+    if (delta := model.delta) is not None:
         with DeltaFile.open(delta, base) as opened:
             return {delta.stem: loaded_variant(delta.stem, opened, served.layout, file_sha256(delta))}
-    if not request.variants and request.store is None:
+    if not model.variants and model.request.store is None:
         return {BASE: None}
     store = stack.enter_context(
         VariantStore.open(
-            variants_folder(request.store),
+            variants_folder(model.request.store),
             base=base,
             layout=served.layout,
             require_signature=False,
@@ -274,26 +322,8 @@ def _variants(
             cache_bytes=1 << 62,
         )
     )
-    names = list(request.variants) or [BASE, *store.names()]
+    names = list(model.variants) or [BASE, *store.names()]
     return {name: None if name == BASE else store.acquire(name) for name in dict.fromkeys(names)}
-
-
-def _in_parts(request: ModelRequest) -> ModelRequest:
-    """Split ``BASE:VARIANT``."""
-    parts = in_parts(request.model) if isinstance(request.model, str) else None
-    if parts is None:
-        return request
-    if request.variants:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{request.model} names a variant, and --variant others",
-            "name all with --variant",
-        )
-    return replace(request, model=parts[0], variants=(parts[1],))
-
-
-def _delta_file(model: Any) -> Path | None:
-    return delta_file(model) if isinstance(model, str | Path) else None
 
 
 def settings_digest(model: Any, tokenizer: Any) -> str:
@@ -325,47 +355,37 @@ def named_variants(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
-def base_request(request: ModelRequest) -> ModelRequest | None:
-    """Return the request of a model's base; None if its origin is unknown.
+def origin_of(model: ResolvedModel) -> ResolvedModel | None:
+    """Return the model that a fine-tune was made from; None if its origin is unknown.
 
     Args:
-        request: A model of this machine, with one variant at most.
+        model: A model of this machine, with one variant at most.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` when the base is known and not on this machine; ``USAGE`` for a ``.gymdelta`` that
-            names no base of this machine; as ``read_adapter`` and ``read_config``.
+        GymError: ``MODEL_NOT_FOUND`` when the base is known and not on this machine; as ``read_adapter`` and
+            ``read_config``.
     """
-    name = str(request.model)
-    if (delta := delta_file(name)) is not None:
-        return replace(request, model=request.base or base_of_delta(delta), base=None)
-    if (parts := in_parts(name)) is not None:
-        return replace(request, model=parts[0])
-    if request.variants:
-        return replace(request, variants=(), store=None)
+    request = model.request
+    if model.delta is not None or model.variants:
+        return resolve_model(replace(request, model=model.source, base=None, variants=(), store=None))
     if request.adapters:
-        return replace(request, adapters=())
-    folder = folder_here(name)
-    if folder is None:
+        return resolve_model(replace(request, adapters=()))
+    if model.folder is None:
         return None
-    if (folder / CONFIG).is_file():
-        adapter = read_adapter(name, folder)
-        return _on(request, base_of(adapter), adapter.below)
-    config = run_config(folder)
-    if config is None or not config.get("model") or config.get("model_init"):
-        return None
-    return _on(request, str(config["model"]), _listed(config.get("adapter")))
-
-
-def _on(request: ModelRequest, base: str, adapters: Sequence[Any]) -> ModelRequest:
-    for name in (base, *map(str, adapters)):
+    if (model.folder / CONFIG).is_file():
+        adapter = read_adapter(model.name, model.folder)
+        base, below = base_of(adapter), adapter.below
+    else:
+        config = model.run_config
+        if config is None or not config.get("model") or config.get("model_init"):
+            return None
+        base, below = str(config["model"]), config.get("adapter") or []
+    adapters = tuple(map(str, [below] if isinstance(below, str) else below))
+    for name in (base, *adapters):
         if folder_here(name) is None:
             raise GymError(
                 ErrorCode.MODEL_NOT_FOUND,
-                f"{Path(str(request.model)).name} was made from {name}, which is not on this machine",
+                f"{Path(model.name).name} was made from {name}, which is not on this machine",
                 f"fetch it with: gym models pull {name}; or name another model with --compare",
             )
-    return replace(request, model=base, adapters=tuple(map(str, adapters)))
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    return resolve_model(replace(request, model=base, adapters=adapters))
