@@ -106,7 +106,7 @@ def example_files(repo: Path) -> list[Path]:
 
 def run_file(file: Path, repo: Path, work: Path) -> Outcome:
     """Run one file in the folder ``work``, which has its data and siblings; see ``prepare``."""
-    from gym_fed.interop.llamafactory.jobs import job_of
+    from gym_fed.interop.llamafactory.translation import job_of
 
     name = file.relative_to(repo / "examples").as_posix()
     given = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.chat.template import ChatTemplateOption, require_template
 from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.train.progress import duration
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import real_path
-from gym_fed.core.help import AdapterOption, ServedVariants, SetOption
+from gym_fed.core.help import AdapterOption, ChatTemplateOption, ServedVariants, SetOption
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.text import counted
 
@@ -79,7 +78,10 @@ def batch(
     from gym_fed.serving.batch_run import BatchOutput
 
     given = check_input(source, check_body)
-    require_template(settings.chat_template)
+    if settings.chat_template is not None:
+        from gym_fed.data.chat_templates.choice import read_chat_template
+
+        read_chat_template(settings.chat_template)  # refuses a wrong template before a model is loaded
     ensure_models([settings.base, *settings.adapter], yes)
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:

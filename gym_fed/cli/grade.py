@@ -50,7 +50,7 @@ def grade(
     from gym_fed.config.train.graders import GraderSections
     from gym_fed.config.yaml.file import load_config
     from gym_fed.data.reading import load_rows
-    from gym_fed.evaluation.graders._combined import build_graders
+    from gym_fed.evaluation.graders.base import build_graders
 
     if output is not None and output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output}: exists", "choose another name")

@@ -11,14 +11,13 @@ from gym_fed.cli.batch import batch
 from gym_fed.cli.chat.command import chat
 from gym_fed.cli.configs import app as configs_app
 from gym_fed.cli.data.app import app as data_app
-from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.delta.app import app as delta_app
 from gym_fed.cli.docs import docs
 from gym_fed.cli.doctor import doctor
 from gym_fed.cli.evaluation.app import app as eval_app
 from gym_fed.cli.export import export
 from gym_fed.cli.grade import grade
-from gym_fed.cli.leaderboard.app import app as leaderboard_app
+from gym_fed.cli.leaderboard import app as leaderboard_app
 from gym_fed.cli.models.app import app as models_app
 from gym_fed.cli.runs import app as runs_app
 from gym_fed.cli.soup.app import app as soup_app
@@ -29,7 +28,7 @@ from gym_fed.cli.variant.app import app as variant_app
 from gym_fed.cli.webui import app as webui_app
 from gym_fed.core.console import VersionOption, run_app
 from gym_fed.core.errors import GymError
-from gym_fed.core.help import App, CommandGroup
+from gym_fed.core.help import App, CommandGroup, DefaultCommandGroup
 
 
 class _TakesOtherWords(CommandGroup):

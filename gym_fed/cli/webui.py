@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.next_command import after_webui, print_next
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
-from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption
+from gym_fed.core.help import HOST, PORT, App, DefaultCommandGroup, KeyName, RoleOption
 from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Compact ``--help`` in plain text, and options that several commands share."""
+"""Typer apps with compact ``--help``, groups with a default command, and options that several commands share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ from typer.models import CommandFunctionType
 from gym_fed.core.console import MemberName
 from gym_fed.core.registries import FORMATS
 
+AllVariants = Annotated[
+    Path | None,
+    typer.Option(
+        "--variants",
+        metavar="FOLDER",
+        help="Folder of variants; alone, MODEL and all of them.",
+    ),
+]
+FolderOption = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of records.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a key, such as a.b=3; repeatable."),
@@ -22,6 +31,15 @@ SetOption = Annotated[
 AdapterOption = Annotated[
     list[str] | None,
     typer.Option("--adapter", metavar="FOLDER", help="Apply this adapter; repeatable."),
+]
+ChatTemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="NAME",
+        help="Chat template: a name such as chatml, a Jinja file, or Jinja text.",
+        show_default="the model's own",
+    ),
 ]
 ServedVariants = Annotated[
     Path | None,
@@ -191,3 +209,20 @@ def _plain_record(record: tuple[str, str]) -> tuple[str, str]:
     text = re.sub(rf"\[{_BOUNDS}; ", "[", text)
     text = re.sub(rf"\s*\[{_BOUNDS}\]", "", text)
     return names, re.sub(r"default: \((.*)\)\]$", r"default: \1]", text)
+
+
+class DefaultCommandGroup(CommandGroup):
+    """A group whose ``default_command`` is meant where the first word is none of its commands."""
+
+    default_command = ""
+    runs_without_words = False
+    """Whether no word at all is the default command, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if (self.runs_without_words or args) and self.is_default(args):
+            args = [self.default_command, *args]
+        return super().parse_args(ctx, args)
+
+    def is_default(self, words: list[str]) -> bool:
+        """True if the words after the group's name belong to its default command."""
+        return words[:1] != ["--help"] and not any(word in self.commands for word in words[:1])

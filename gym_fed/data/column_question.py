@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
+from gym_fed.data.bounded import delimiter_name
 from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option, guess_rest
 from gym_fed.data.columns import renaming
-from gym_fed.data.csv_rows import delimiter_name
 from gym_fed.data.files import delimiter_in, read_raw
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.formats.text import Text

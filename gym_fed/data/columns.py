@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.data.csv_rows import CsvRow, columns_of
+from gym_fed.data.bounded import CsvRow, columns_of
 from gym_fed.data.formats.base import BadRow, EmptyCell, Raw, as_object
 
 _OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")

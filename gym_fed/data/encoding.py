@@ -9,15 +9,13 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.tokenizer_errors import tokenizer_errors
-from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.chat_templates.batches import render_rows
+from gym_fed.data.chat_templates.choice import suggested_templates
 from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
-from gym_fed.data.chat_templates.ending import suggested_templates
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.row_counts import teaches as _teaches
-from gym_fed.data.rows import place_of
+from gym_fed.data.rows import memory_rows, place_of
 from gym_fed.data.string_rows import as_turns
-from gym_fed.data.text_tokens import ended, text_ids, without_second_bos
 
 __all__ = ["IGNORED", "Encoded", "encode_one", "encode_rows", "iter_encoded", "require_chat_template"]
 
@@ -234,7 +232,7 @@ def _encode_in_steps(tokenizer: Any, conversation: RenderedConversation) -> Enco
 
 
 def prompt_ids(tokenizer: Any, prompt: str | Sequence[dict[str, Any]]) -> list[int]:
-    """Token ids of a text, or of a conversation up to the start of the assistant's answer."""
+    """Return the token ids of a text, or of a conversation up to the start of the assistant's answer."""
     with tokenizer_errors(tokenizer):
         if isinstance(prompt, str):
             return without_second_bos(tokenizer, list(tokenizer(prompt)["input_ids"]))
@@ -277,3 +275,35 @@ def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
         rest = {key: ids[whole:] for key, ids in rest.items()}
     if rest["input_ids"]:
         yield rest
+
+
+def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    """Tokenise texts with the tokenizer's special tokens, and at most one BOS.
+
+    The post-processors of Llama, Gemma and Mistral put BOS before every text. A text that was templated beforehand
+    already begins with it, and the model never saw two.
+
+    Args:
+        tokenizer: A tokenizer of transformers.
+        texts: Plain texts, which may have been templated beforehand.
+    """
+    if not texts:
+        return []
+    return [without_second_bos(tokenizer, ids) for ids in tokenizer(list(texts))["input_ids"]]
+
+
+def without_second_bos(tokenizer: Any, ids: list[int]) -> list[int]:
+    """Drop leading BOS tokens that are followed by another one."""
+    bos = getattr(tokenizer, "bos_token_id", None)
+    repeated = 0
+    while bos is not None and ids[repeated : repeated + 2] == [bos, bos]:
+        repeated += 1
+    return ids[repeated:]
+
+
+def ended(tokenizer: Any, ids: list[int], text: str) -> list[int]:
+    """Append the EOS token, unless the text ends with it."""
+    end = tokenizer.eos_token_id
+    if end is None or ids[-1:] == [end] or text.rstrip().endswith(tokenizer.eos_token):
+        return ids
+    return [*ids, end]

@@ -13,18 +13,21 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.bounded import (
+    DELIMITER_BYTES,
     MAX_ROW_BYTES,
+    CsvRow,
     JsonItems,
     bounded_lines,
     bounded_whole,
     buffered,
+    delimiter_name,
+    delimiter_of,
     not_utf8,
     too_long,
 )
-from gym_fed.data.csv_rows import DELIMITER_BYTES, CsvRow, delimiter_name, delimiter_of
 from gym_fed.data.locations import DataFile
+from gym_fed.data.rows import without_filled_nulls
 
 Placed = tuple[str, Any]
 _BOM = b"\xef\xbb\xbf"

@@ -10,8 +10,8 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import Placed
+from gym_fed.data.rows import without_filled_nulls
 
 _IN_ARCHIVE = re.compile(r"(bz2|gzip|lz4|tar|xz|zip|zstd)://", re.ASCII)
 """Prefix of a file in an archive in ``datasets``: ``zip://rows.csv::``, before the archive's location."""

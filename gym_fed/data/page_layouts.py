@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.arrow_values import without_filled_nulls
-from gym_fed.data.csv_rows import CsvRow, delimiter_name
+from gym_fed.data.bounded import CsvRow, delimiter_name
 from gym_fed.data.files import after_space, cell_value
+from gym_fed.data.rows import without_filled_nulls
 
 MAX_ROW_BYTES = 2**20
 """Only the first characters of a larger row are read."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.csv_rows import DELIMITER_BYTES, delimiter_of
+from gym_fed.data.bounded import DELIMITER_BYTES, delimiter_of
 from gym_fed.data.locations import SUFFIXES
 from gym_fed.data.page_layouts import (
     BOM,

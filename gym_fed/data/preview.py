@@ -8,12 +8,11 @@ from typing import Any
 
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
-from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template
+from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template, text_ids
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.rows import kind_of, place_of
 from gym_fed.data.steps import Row
 from gym_fed.data.string_rows import as_turns
-from gym_fed.data.text_tokens import text_ids
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ Further keys are ``tools`` (OpenAI's functions, for the chat template) and ``ima
 has ``role`` (system, user, assistant, tool), ``content``, and where there is one ``name``; ``tool_calls`` where the
 assistant calls tools, ``reasoning_content`` where it reasons, and ``weight: 0`` where its turn is not to be learned.
 ``forget: True`` marks a row to unlearn.
-
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -161,7 +161,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
 
 
 def _column_remedy(row: Row, kind: RowKind) -> str:
-    """The option that names the columns of a row whose answer is under another name."""
+    """Return a hint with the option that names the columns, if the answer may be in another column."""
     guess = guess_rest([row], kind)
     return "" if guess is None or "text" in guess.columns else f"; or, if this is right: {guess.option}"
 
@@ -197,7 +197,7 @@ def _is_text_or_turns(key: str, value: Any) -> bool:
 
 
 def _joined(row: Row) -> Row:
-    """The chosen answer, as text to learn."""
+    """Join the prompt and the chosen answer to a supervised row."""
     context: Row = {key: row[key] for key in ("tools", "images", "forget") if key in row}
     prompt, answer = row["prompt"], row["chosen"]
     if isinstance(prompt, str):
@@ -212,21 +212,55 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 def surrogate_in(row: dict[str, Any]) -> str | None:
     """Describe the first unpaired surrogate in a row's texts, which no tokenizer accepts; None if there is none."""
     for key, value in row.items():
-        if (surrogate := _found(key)) is None:
-            surrogate = _found(value)
+        if (surrogate := _first_surrogate(key)) is None:
+            surrogate = _first_surrogate(value)
         if surrogate is not None:
             code, at = surrogate
             return f"{key!a} holds \\u{code:04x} at character {at}, which is half a character"
     return None
 
 
-def _found(value: Any) -> tuple[int, int] | None:
-    """The first unpaired surrogate in a value, and its position."""
+def _first_surrogate(value: Any) -> tuple[int, int] | None:
+    """Return the first unpaired surrogate in a value, and its position."""
     if isinstance(value, str):
         match = None if value.isascii() else _SURROGATE.search(value)
         return None if match is None else (ord(match[0]), match.start())
     if isinstance(value, dict):
         value = [part for item in value.items() for part in item]
     if isinstance(value, list | tuple):
-        return next((surrogate for part in value if (surrogate := _found(part)) is not None), None)
+        return next((surrogate for part in value if (surrogate := _first_surrogate(part)) is not None), None)
     return None
+
+
+def without_filled_nulls(value: Any, feature: Any = None, *, json_is_text: bool = False) -> Any:
+    """Return a value of an Arrow table without null fields, at every depth. Nulls that are items of a list stay.
+
+    Arrow gives all objects of a column the same keys: a tool call ``{"x": 1}`` next to ``{"t": 2}`` is read back as
+    ``{"x": 1, "t": None}``. Nulls that the row had itself look the same and are dropped with them.
+
+    Args:
+        value: Python objects, as ``to_pylist`` gives them.
+        feature: The value's feature in ``datasets``, if any. Values of its ``Json`` feature are as they were written.
+        json_is_text: Parse values of ``Json``, which a stream without decoding gives as text.
+    """
+    if type(feature).__name__ == "Json":
+        return json.loads(value) if json_is_text and isinstance(value, str) else value
+    if isinstance(value, dict):
+        inner = feature if isinstance(feature, Mapping) else {}
+        return {
+            key: without_filled_nulls(field, inner.get(key), json_is_text=json_is_text)
+            for key, field in value.items()
+            if field is not None
+        }
+    if isinstance(value, list):
+        item = getattr(feature, "feature", feature[0] if isinstance(feature, list) and feature else None)
+        return [without_filled_nulls(each, item, json_is_text=json_is_text) for each in value]
+    return value
+
+
+def memory_rows(rows: Iterable[Any]) -> Iterable[Any]:
+    """Return rows in memory as they are; rows of a ``datasets.Dataset`` without the nulls that Arrow added."""
+    if type(rows).__module__.partition(".")[0] != "datasets":
+        return rows
+    features = getattr(rows, "features", None) or {}
+    return (without_filled_nulls(row, features) for row in rows)

@@ -7,11 +7,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gym_fed.config.train.catalogue import catalogue
+from gym_fed.config.train.catalogue import CatalogueEntry, catalogue, catalogue_entry
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
 from gym_fed.data.columns import renaming
+from gym_fed.data.formats.base import BadRow, Raw, as_object
+from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import PlacedRow, converted, iter_rows
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
 
@@ -35,8 +37,6 @@ def _rows(source: DataConfig) -> Iterator[PlacedRow]:
         raw = hub_rows(source.hub, subset=source.subset, split=source.split)
         yield from converted(raw, source.format, rename)
     elif source.name is not None:
-        from gym_fed.data.catalogue_rows import catalogue_rows
-
         yield from catalogue_rows(source.name, split=source.split)
     elif source.dataset is not None and source.dataset_info is not None:
         from gym_fed.data.dataset_info import dataset_rows
@@ -100,3 +100,64 @@ def registered(name: str) -> Path | None:
     folder = default_home() / "pulled" / "datasets" / name.partition("@")[0] / str(version)
     registry.pull(f"{name.partition('@')[0]}@{version}", folder)
     return folder
+
+
+_MAY_LACK = ("input", "system", "tools", "images")
+
+
+def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow]:
+    """Yield the rows of a dataset in the catalogue.
+
+    Args:
+        name: In the catalogue.
+        split: Instead of the entry's own.
+
+    Raises:
+        GymError: ``NOT_FOUND``; ``USAGE`` for a set that is not on the hub, whose images are not in it, or whose
+            split has to be named; see ``hub_rows`` for the others.
+    """
+    entry = catalogue_entry(name)
+    if entry.hub is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"data set {name!r} lies in LLaMA-Factory's repository, not on the hub",
+            "clone github.com/hiyouga/LLaMA-Factory and write "
+            f"data: [{{dataset: {name}, dataset_info: LLaMA-Factory/data}}]",
+        )
+    if entry.pictures is not None:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"data set {name!r} names pictures that are no part of it: {entry.pictures}",
+            f"put them next to the dataset's file (hf download --repo-type dataset {entry.hub}) and set path to it",
+        )
+    chosen_split = split or entry.split
+    if chosen_split is None:
+        raise GymError(ErrorCode.USAGE, f"data set {name!r} has no split of its own", "name one with split")
+    subsets: list[str | None] = [*entry.subsets] or [entry.subset]
+    for subset in subsets:
+        raw = hub_rows(entry.hub, subset=subset, split=chosen_split, folder=entry.folder, files=entry.files)
+        yield from rows_of_entry(entry, raw)
+
+
+def rows_of_entry(entry: CatalogueEntry, raw: Iterator[tuple[str, Any]]) -> Iterator[PlacedRow]:
+    """Convert raw rows with the columns of ``entry`` to rows of ``gym_fed.data.rows``."""
+    columns = entry.read_columns
+
+    def rename(value: Any) -> Raw:
+        row = as_object(value)
+        missing = [theirs for ours, theirs in columns.items() if theirs not in row and ours not in _MAY_LACK]
+        if missing:
+            raise BadRow(f"has no column {missing[0]!r}", "the set has changed; name its columns with hub")
+        renamed = {ours: row[theirs] for ours, theirs in columns.items() if theirs in row}
+        if entry.speakers and isinstance(turns := renamed.get("conversations"), list):
+            renamed["conversations"] = [_spoken(turn, entry.speakers) for turn in turns]
+        return renamed
+
+    return converted(raw, entry.format, rename)
+
+
+def _spoken(turn: Any, speakers: dict[str, str]) -> Any:
+    if not isinstance(turn, dict):
+        return turn
+    speaker = turn.get("from")
+    return {**turn, "from": speakers.get(str(speaker), speaker)}

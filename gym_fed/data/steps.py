@@ -1,16 +1,21 @@
-"""Pipeline steps that keep or drop rows one by one, and count what they drop by reason."""
+"""Pipeline steps that keep or drop rows one by one, count drops by reason, and find near-duplicates by MinHash.
+
+Broder 1997, "On the resemblance and containment of documents": the share of hash functions under which two sets have
+the same minimum estimates their Jaccard similarity. Banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
+Datasets", section 3.4: texts are compared only when all minima of a band agree.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-
-from gym_fed.data.minhash import SCHEME, NearDuplicates
 
 Row = dict[str, Any]
 Judge = Callable[[str, Row], str | None]
@@ -130,7 +135,7 @@ def row_digest(row: Row) -> bytes:
 
 
 def text_of(row: Row) -> str:
-    """All text of a row, one turn per line."""
+    """Return all text of a row, one turn per line."""
     return "\n".join(_texts(row))
 
 
@@ -161,3 +166,80 @@ def repetition(text: str) -> float:
         return 0.0
     counts = Counter(runs)
     return sum(count for count in counts.values() if count > 1) / len(runs)
+
+
+NUM_HASHES = 128
+SHINGLE_CHARACTERS = 5
+SCHEME = "affine32"
+"""Seed of ``datasketch``; with another one, stored signatures would no longer match the same texts."""
+
+_RECALL = 0.99
+_BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
+
+
+class NearDuplicates:
+    """An index of texts; the first text of each group of near-duplicates is kept.
+
+    Holds 512 bytes of minima and the bands' keys for each text, never the texts.
+
+    Args:
+        threshold: Minimum estimated Jaccard similarity of duplicates' shingles. The estimate's standard deviation is
+            at most 0.044.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        from datasketch import MinHashLSH
+
+        rows = rows_per_band(threshold)
+        self.threshold = threshold
+        self._bands = MinHashLSH(num_perm=NUM_HASHES, params=(NUM_HASHES // rows, rows))
+        self._minima: list[Any] = []
+
+    def find_or_add(self, text: str) -> tuple[int, float] | None:
+        """Return the index and similarity of an earlier near-duplicate; if there is none, add the text."""
+        minima = signature(text)
+        similar = ((float(self._minima[at].jaccard(minima)), -at) for at in self._bands.query(minima))
+        best = max(similar, default=(0.0, 0))
+        if best[0] >= self.threshold:
+            return -best[1], best[0]
+        self._bands.insert(len(self._minima), minima)
+        self._minima.append(minima)
+        return None
+
+
+def rows_per_band(threshold: float) -> int:
+    """Return the most rows per band for which a pair at the threshold is compared with probability 99%."""
+    for rows in range(NUM_HASHES, 1, -1):
+        if 1 - (1 - threshold**rows) ** (NUM_HASHES // rows) >= _RECALL:
+            return rows
+    return 1
+
+
+def folded(text: str) -> str:
+    """Normalise case and whitespace."""
+    return " ".join(text.casefold().split())
+
+
+def signature(text: str) -> Any:
+    """Return the MinHash of a text's 5-character shingles (``LeanMinHash``), ignoring case and whitespace."""
+    from datasketch import LeanMinHash
+
+    normalised = folded(text)
+    shingles = list(
+        {
+            normalised[at : at + SHINGLE_CHARACTERS]
+            for at in range(max(len(normalised) - SHINGLE_CHARACTERS + 1, 1))
+        }
+    )
+    minima = _empty().copy()
+    for start in range(0, len(shingles), _BLOCK):
+        minima.update_batch([s.encode("utf-8", "surrogatepass") for s in shingles[start : start + _BLOCK]])
+    return LeanMinHash(minima)
+
+
+@functools.cache
+def _empty() -> Any:
+    """Create the hash functions once per process."""
+    from datasketch import MinHash
+
+    return MinHash(NUM_HASHES, hashfunc=zlib.crc32, scheme=SCHEME)

@@ -14,10 +14,9 @@ from typing import Any, BinaryIO
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file
 from gym_fed.core.registries import FORMATS
-from gym_fed.data.arrow_values import without_filled_nulls
 from gym_fed.data.files import JSON_CELLS, cell_value
 from gym_fed.data.formats.base import BadRow, Format
-from gym_fed.data.rows import Row, as_kind, kind_of
+from gym_fed.data.rows import Row, as_kind, kind_of, without_filled_nulls
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz")
 _BATCH_ROWS = 10_000

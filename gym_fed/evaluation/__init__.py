@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.generation import generate_batch as generate_batch
     from gym_fed.evaluation.generation import grade as grade
     from gym_fed.evaluation.generation import grade_answers as grade_answers
-    from gym_fed.evaluation.graders._combined import CombinedGrader as CombinedGrader
-    from gym_fed.evaluation.graders._server import reward_server as reward_server
+    from gym_fed.evaluation.graders.base import CombinedGrader as CombinedGrader
     from gym_fed.evaluation.graders.base import Grader as Grader
     from gym_fed.evaluation.graders.base import Sample as Sample
+    from gym_fed.evaluation.graders.remote import reward_server as reward_server
     from gym_fed.evaluation.loss import heldout_loss as heldout_loss
     from gym_fed.evaluation.results import EvalResults as EvalResults
 

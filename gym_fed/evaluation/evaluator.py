@@ -56,7 +56,7 @@ class SubmittableResults(EvalResults):
         self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
     ) -> Line:
         """Sign the results with the home's key and append them to a board; raises as ``leaderboard.submit``."""
-        from gym_fed.evaluation.leaderboard.verify import submit
+        from gym_fed.evaluation.leaderboard.submissions import submit
 
         return submit(self, model_name=model_name, organization=organization, board=board)
 

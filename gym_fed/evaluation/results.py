@@ -1,4 +1,4 @@
-"""Results of an evaluation: metrics with standard errors, and their samples."""
+"""Results of an evaluation: metrics with standard errors, samples, and pooled groups of tasks such as MMLU's 57."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class TaskResult:
     Attributes:
         task: Name.
         version: The version of the task's definition.
-        num_fewshot: Examples that every prompt began with.
+        num_fewshot: Number of examples in each prompt.
         figures: Figures by metric.
-        samples: Every one, in the order of ``number``.
-        lock: Digests of task definition and data: what another must have to reproduce it.
+        samples: All samples, ordered by ``number``.
+        lock: Digests of task definition and data, which must match to reproduce the result.
         chat_template: True if the prompts were put into the model's chat template.
     """
 
@@ -100,7 +100,7 @@ class EvalResults:
 
     Attributes:
         model: The model as named by the user.
-        identity: What the results are keyed by: digests of model, settings, delta, template and suite, decoding, dtype,
+        identity: The key of the results: digests of model, settings, delta, template and suite, decoding, dtype,
             engine, harness.
         tasks: Results by task.
         seconds: Duration of the run; with several models in one pass, of the pass.

@@ -3,25 +3,77 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.aliases import note
-from gym_fed.interop.row import BroughtWord
+from gym_fed.core.errors import ErrorCode
+from gym_fed.interop.row import BroughtWord, RefusedWord
+
+if TYPE_CHECKING:
+    from gym_fed.config.train.training import TrainingConfig
 
 
-def _from(module: str, name: str = "") -> Callable[[], Any]:
-    """Imports a module, or takes a name of it, when it is asked for."""
+_NO_SOUPS = RefusedWord(
+    "no soup of a hub is on this machine; a contributor gets them with its tasks",
+    (
+        'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',
+        "gym-client join HUB --data my.jsonl",
+    ),
+)
 
-    def take() -> Any:
-        found = importlib.import_module(module)
-        return getattr(found, name) if name else found
 
-    return take
+def fit(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``Trainer.train``."""
+    note("trainer.fit", "`trainer.train`")
+    return trainer.train(*args, **kwargs)
+
+
+def build(pipeline: Any) -> Any:
+    """Return the pipeline itself, which is iterable: rows are read lazily."""
+    note("DataPipeline.build", "not needed (iterate over the pipeline)")
+    return pipeline
+
+
+def apply_deltasoup(trainer: Any, settings: Any = None) -> Any:
+    """Call ``Trainer.apply_deltasoup`` with the newest global version of the hub that this machine has joined.
+
+    Raises:
+        GymError: ``NOT_FOUND`` if no soup of a hub is on this machine; ``BASE_MISMATCH`` if the hub has another base.
+    """
+    others = {"hub": _newest_version(trainer.config)}
+    note("trainer.apply_deltasoup()", '`trainer.apply_deltasoup({"hub": MODEL})`')
+    return trainer.apply_deltasoup(others, settings)
+
+
+def _newest_version(config: TrainingConfig) -> Any:
+    """Build the newest global version from the run's base and the soups in the contributor's home."""
+    from gym_client.agent.global_model import GlobalModel
+    from gym_client.hub.transfers import ObjectCache
+    from gym_client.identity.home import Home
+
+    from gym_fed.config.hub.task import TaskSpec
+
+    home = Home.open()
+    texts = [path.read_text(encoding="utf-8") for path in home.tasks.glob("*/task.json")]
+    specs = [TaskSpec.model_validate(json.loads(text)["spec"]) for text in texts]
+    with_soups = [spec for spec in specs if spec.soups]
+    if not with_soups or config.model is None:
+        raise _NO_SOUPS.error("trainer.apply_deltasoup()", code=ErrorCode.NOT_FOUND)
+    newest = max(with_soups, key=lambda spec: (spec.deadline_seconds, spec.server_round))
+    version = GlobalModel(config.model)
+    version.advance(newest, ObjectCache(home.objects).path)
+    return version.model
+
+
+def _import(module: str, name: str) -> Callable[[], Any]:
+    """Return a function that imports ``name`` from ``module``."""
+    return lambda: getattr(importlib.import_module(module), name)
 
 
 def _model_registry() -> Any:
-    """The one on the default store, for calls on the class."""
+    """Open the registry in the default store, for calls on the class."""
     from gym_fed.registry import ModelRegistry
 
     note("ModelRegistry.push, .pull", "`ModelRegistry(store).push`, `.pull`")
@@ -29,18 +81,18 @@ def _model_registry() -> Any:
 
 
 ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
-    ("gym_fed", "DeltaSoupConfig"): _from("gym_fed.config.hub.soup", "DeltaSoupConfig"),
-    ("gym_fed", "BitDeltaConfig"): _from("gym_fed.quantization.config", "BitDeltaConfig"),
-    ("gym_fed.data", "MixedDataset"): _from("gym_fed.data.pipeline", "DataPipeline"),
-    ("DataPipeline", "build"): _from("gym_fed.interop.methods", "build"),
-    ("Trainer", "apply_deltasoup"): _from("gym_fed.interop.methods", "apply_deltasoup"),
-    ("Trainer", "fit"): _from("gym_fed.interop.methods", "fit"),
+    ("gym_fed", "DeltaSoupConfig"): _import("gym_fed.config.hub.soup", "DeltaSoupConfig"),
+    ("gym_fed", "BitDeltaConfig"): _import("gym_fed.quantization.config", "BitDeltaConfig"),
+    ("gym_fed.data", "MixedDataset"): _import("gym_fed.data.pipeline", "DataPipeline"),
+    ("DataPipeline", "build"): lambda: build,
+    ("Trainer", "apply_deltasoup"): lambda: apply_deltasoup,
+    ("Trainer", "fit"): lambda: fit,
     ("ModelRegistry", "push"): lambda: _model_registry().push,
     ("ModelRegistry", "pull"): lambda: _model_registry().pull,
-    ("DatasetRegistry", "push"): _from("gym_fed.interop.datasets", "push"),
-    ("DatasetRegistry", "pull"): _from("gym_fed.interop.datasets", "pull"),
+    ("DatasetRegistry", "push"): _import("gym_fed.interop.datasets", "push"),
+    ("DatasetRegistry", "pull"): _import("gym_fed.interop.datasets", "pull"),
 }
-"""By the module (its name) or class (its own name) that is asked, and the name that it is asked for."""
+"""Attributes of our modules and classes under the names that other tools use."""
 
 NAMES = [
     BroughtWord("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),
@@ -90,4 +142,4 @@ NAMES = [
     ),
     BroughtWord("Python", "from gym_fed.data import MixedDataset", "`DataPipeline`"),
 ]
-"""What each is called here."""
+"""The rows of the table for Python names."""

@@ -8,7 +8,7 @@ from typing import Any
 from gym_fed.core.aliases import MISSING, Place, Reading
 from gym_fed.interop import exports
 from gym_fed.interop.commands import COMMANDS
-from gym_fed.interop.keys import serving, soups, training
+from gym_fed.interop.keys import serving, training
 from gym_fed.interop.keys.draft import Draft, KeyWord
 from gym_fed.interop.names import ATTRIBUTES, NAMES
 from gym_fed.interop.row import BroughtWord
@@ -16,8 +16,8 @@ from gym_fed.interop.row import BroughtWord
 KEYS: dict[str, list[KeyWord]] = {
     "TrainingConfig": training.WORDS,
     "ServingConfig": serving.WORDS,
-    "BitDeltaConfig": soups.BITDELTA,
-    "DeltaSoupConfig": soups.DELTA_SOUP,
+    "BitDeltaConfig": training.BITDELTA,
+    "DeltaSoupConfig": training.DELTA_SOUP,
 }
 """Keys by the schema that is asked for them, in the order in which they are read."""
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.generation import Generation
+    from gym_fed.serving.engine.request import Generation
     from gym_fed.serving.setup import Serving
 
 

@@ -37,9 +37,8 @@ from gym_fed.registry.manifest import (
     sealed,
 )
 from gym_fed.registry.preparing import Note, StatedFacts, prepared
-from gym_fed.registry.pushing import publish
 from gym_fed.registry.signers import Confirm, Pins, own_key
-from gym_fed.registry.versions import LATEST, VersionStore, require_tag, split_reference
+from gym_fed.registry.versions import LATEST, VersionStore, publish, require_tag, split_reference
 from gym_fed.trust.identity.keys import SigningKey
 
 

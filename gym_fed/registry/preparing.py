@@ -16,19 +16,11 @@ from gym_fed.config.schema.base import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
-from gym_fed.data.licences import checked_licence
+from gym_fed.data.registry import checked_licence
 from gym_fed.registry.card.evaluations import EVALS, published_record, read_evaluations
 from gym_fed.registry.card.readme import card_of
 from gym_fed.registry.contents import Contents, contents_of, saved
-from gym_fed.registry.manifest import (
-    CARD,
-    NOT_STATED,
-    BaseUsed,
-    DataUsed,
-    ModelFile,
-    ModelManifest,
-    Parent,
-)
+from gym_fed.registry.manifest import CARD, NOT_STATED, BaseUsed, DataUsed, ModelFile, ModelManifest, Parent
 from gym_fed.registry.versions import require_name
 
 CONFIG_FILE = "config.yaml"

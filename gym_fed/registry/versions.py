@@ -1,8 +1,8 @@
-"""Versions and tags on a store, as numbered files that are written atomically, last, and never replaced.
+"""Versions and tags on a store: numbered files that are written atomically and last, and are never replaced.
 
 models/<name>/<version>.json          a version: its signed manifest
-tags/<name>/<tag>/<number>.json       a tag: its moves, each signed; the newest counts
-digests/<hex>.json                    which version has these tensors: a hint, for deltas that look for their base
+tags/<name>/<tag>/<number>.json       a tag: its signed moves; the newest counts
+digests/<hex>.json                    the version with these tensors, a hint for finding the base of a delta
 objects/<first two digits>/<sha256>   the files of all versions, each once
 """
 
@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.failpoints import failpoint
+from gym_fed.core.files import file_sha256
 from gym_fed.core.text import plain
 from gym_fed.data.objects import Objects
 from gym_fed.registry.manifest import (
     MAX_MANIFEST_BYTES,
+    ModelFile,
     ModelManifest,
     ModelVersion,
     Signer,
@@ -25,7 +31,9 @@ from gym_fed.registry.manifest import (
     is_model_name,
     is_tag,
     opened,
+    sealed,
 )
+from gym_fed.trust.identity.keys import SigningKey
 
 LATEST = "latest"
 """The tag that always is the newest version, and that nobody sets."""
@@ -228,3 +236,46 @@ def require_tag(tag: str) -> None:
             f"{plain(tag, 80)!r} is not a valid tag",
             "a small letter first, then small letters, digits, dots and dashes, such as stable",
         )
+
+
+def publish(
+    objects: Objects, versions: VersionStore, draft: ModelManifest, files: Mapping[str, Path], key: SigningKey
+) -> ModelVersion:
+    """Store the files of a version and its manifest; returns the newest version if it has the same content and signer.
+
+    Raises:
+        GymError: ``DATA_INVALID`` if a file changes while it is read.
+    """
+    listed = []
+    for path, local in sorted(files.items()):
+        sha256 = file_sha256(local)
+        objects.put(local, sha256)
+        failpoint("registry-object-put")
+        listed.append(ModelFile(path=path, sha256=sha256, num_bytes=local.stat().st_size))
+    signer = Signer(key.public_key)
+    while True:
+        numbers = versions.numbers(draft.name)
+        changes: dict[str, Any] = {
+            "version": next_number(numbers, draft.name),
+            "files": listed,
+            "created_at": int(time.time()),
+        }
+        manifest = ModelManifest.model_validate(draft.model_copy(update=changes).model_dump())
+        newest = _newest(versions, draft.name, numbers)
+        if newest is not None and newest.signer == signer and newest.manifest.same_content(manifest):
+            return newest
+        failpoint("registry-before-manifest")
+        if versions.create(draft.name, manifest.version, sealed(manifest, key)):
+            break  # otherwise another push has taken this number
+    failpoint("registry-after-manifest")
+    return versions.read(draft.name, manifest.version)
+
+
+def _newest(versions: VersionStore, name: str, numbers: Sequence[int]) -> ModelVersion | None:
+    """Return the newest version; None if there is none, or a damaged one has that number."""
+    if not numbers:
+        return None
+    try:
+        return versions.read(name, numbers[-1])
+    except GymError:  # a push repairs it
+        return None

@@ -90,7 +90,7 @@ class Trainer(ExpectedElsewhere):
         check: bool = False,
         last_encoded: LastEncoded | None = None,
     ) -> None:
-        from gym_fed.evaluation.graders._combined import build_graders
+        from gym_fed.evaluation.graders.base import build_graders
 
         if (model is None) != (tokenizer is None):
             raise GymError(ErrorCode.USAGE, "a model in memory needs its tokenizer, and the other way round")

@@ -30,8 +30,7 @@ from pydantic import Field, ValidationError
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.addresses import is_loopback
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically

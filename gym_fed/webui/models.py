@@ -20,7 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.registries import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
 from gym_fed.serving.store.naming import variants_folder
-from gym_fed.training.run.folder_lock import is_held
+from gym_fed.training.run.folder import is_held
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants, servers_of

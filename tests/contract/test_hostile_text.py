@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 from gym_client.hub.transport import HubClient
-from gym_server.cli.accounts import accounts_of, accounts_table
+from gym_server.cli.accounts import accounts_of, accounts_table, variants_table
 from gym_server.cli.show import (
     LogLine,
     ledger_lines,
@@ -26,7 +26,6 @@ from gym_server.cli.show import (
     status_of,
     status_table,
 )
-from gym_server.cli.variants import variants_table
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

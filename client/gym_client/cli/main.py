@@ -161,7 +161,7 @@ def join(
     display.busy("starting")  # the following imports take seconds on a busy machine
     from gym_client.cli.join import JoinOptions
     from gym_client.cli.join import join as run_join
-    from gym_client.cli.service_files import needs_a_person
+    from gym_client.cli.service import needs_a_person
     from gym_client.cli.terminal import TerminalConsent
 
     options = JoinOptions(

@@ -16,15 +16,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.api.other_servers import NamesOurOptions
-from gym_fed.cli.chat import their_file
-from gym_fed.cli.chat.template import ChatTemplateOption, require_template
+from gym_fed.cli.chat import inference_file
 from gym_fed.cli.completion import models, variants
-from gym_fed.cli.default_command import DefaultCommandGroup
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import HOST, PORT, AdapterOption, App, KeyName, ServedVariants, SetOption
+from gym_fed.core.help import (
+    HOST,
+    PORT,
+    AdapterOption,
+    App,
+    ChatTemplateOption,
+    DefaultCommandGroup,
+    KeyName,
+    ServedVariants,
+    SetOption,
+)
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig
     from gym_fed.serving.http.keys import ApiKey
     from gym_fed.serving.setup import Serving
+
 
 _LOADER = "gym-api-load"
 """The server's thread that loads the model, and then what renders chats."""
@@ -115,7 +124,10 @@ def serve(
     with spinner("reading the settings"):
         given = serving_config(config, [*(set_ or []), *overrides])
         settings = with_own_variants(given)
-        require_template(settings.chat_template)
+        if settings.chat_template is not None:
+            from gym_fed.data.chat_templates.choice import read_chat_template
+
+            read_chat_template(settings.chat_template)  # refuses a wrong template before a model is loaded
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.config.serving import LOOPBACK
@@ -219,7 +231,7 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
         parsed = ParsedConfig.read(path)
         if parsed.dialect is None:
             return load_config(parsed, ServingConfig, overrides)
-        theirs = their_file.read(parsed)
+        theirs = inference_file.read(parsed)
         values = {"base": theirs["model"]}
         values |= {key: theirs[key] for key in ("dtype", "chat_template") if key in theirs}
         err.print("note: max_new_tokens is not used here: a request says max_tokens")

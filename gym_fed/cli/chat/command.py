@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 
-from gym_fed.cli.chat import their_file
-from gym_fed.cli.chat.template import ChatTemplateOption, require_template
+from gym_fed.cli.chat import inference_file
 from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_chat, print_next
 from gym_fed.core.console import AsJsonLines, err, print_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
-from gym_fed.core.help import DEVICE, AdapterOption, ServedVariants
+from gym_fed.core.help import DEVICE, AdapterOption, ChatTemplateOption, ServedVariants
 from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
@@ -75,8 +74,8 @@ def chat(
     from gym_fed.cli.chat.settings import ChatSettings
 
     theirs: dict[str, Any] = {}
-    if api is None and their_file.is_file(model):
-        theirs = their_file.read(str(model))
+    if api is None and inference_file.is_file(model):
+        theirs = inference_file.read(str(model))
         model, system = theirs["model"], system or theirs.get("system")
         chat_template = chat_template or theirs.get("chat_template")
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
@@ -93,7 +92,10 @@ def chat(
         if model is None:
             raise GymError(ErrorCode.USAGE, "which MODEL?", "gym-nano, a model folder, a run, or --api URL")
         model, variant = _in_parts(model, variant)
-        require_template(chat_template)
+        if chat_template is not None:
+            from gym_fed.data.chat_templates.choice import read_chat_template
+
+            read_chat_template(chat_template)  # refuses a wrong template before a model is loaded
         ensure_models([model, *(adapter or ())], yes)
         with spinner(f"loading {model}"):
             writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)

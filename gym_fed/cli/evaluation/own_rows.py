@@ -55,7 +55,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     """
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns
-    from gym_fed.evaluation.graders._combined import graders_named
+    from gym_fed.evaluation.graders.base import graders_named
     from gym_fed.evaluation.own_evaluation import OwnEvaluation
     from gym_fed.evaluation.own_set import read_own_rows
     from gym_fed.evaluation.scoring.models import resolve_model

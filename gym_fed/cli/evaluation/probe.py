@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.completion import models, variants
-from gym_fed.cli.evaluation.options import AllVariants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.console import AsJson, err, out, print_json, print_table
-from gym_fed.core.help import DEVICE, AdapterOption
+from gym_fed.core.help import DEVICE, AdapterOption, AllVariants
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.probe.probe import ProbeComparison, ProbeResult

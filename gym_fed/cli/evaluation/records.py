@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.core.console import AsJson, err, out, print_json, print_table
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import FolderOption
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:

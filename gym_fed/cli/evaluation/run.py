@@ -11,13 +11,12 @@ import typer
 
 from gym_fed.cli.completion import models, suites, variants
 from gym_fed.cli.evaluation.figures import EvaluationRun, print_runs
-from gym_fed.cli.evaluation.options import AllVariants, FolderOption
 from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
 from gym_fed.core.console import AsJson, err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import DEVICE, AdapterOption, ColumnsOption
+from gym_fed.core.help import DEVICE, AdapterOption, AllVariants, ColumnsOption, FolderOption
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 

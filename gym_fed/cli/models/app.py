@@ -1,29 +1,282 @@
-"""`gym models`: models of the Hub and of registries: fetch, publish, list, show, verify, tag."""
+"""`gym models`: fetch, publish and list models of the Hub and of registries."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gym_fed.cli.models.needed import say_asking
-from gym_fed.cli.models.push import push
 from gym_fed.cli.models.registries import (
     AsIsOption,
     BaseOption,
     RegistryOption,
     SignerOption,
     YesOption,
+    confirmed,
     of_registry,
     pull_from_registry,
     registered,
     show,
+    stated,
     tag,
     verify,
 )
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import App
+from gym_fed.core.help import App, LicenceOption
+from gym_fed.core.text import counted, plain, readable_bytes
+
+if TYPE_CHECKING:
+    from gym_fed.registry.manifest import ModelVersion
+    from gym_fed.registry.signers import Confirm
+
+
+class Destination(StrEnum):
+    """The destination of `push`."""
+
+    REGISTRY = "registry"
+    HF = "hf"
+
+
+def push(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="Name of the model, such as me/stories; with --to hf also NAME@VERSION.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="Model, run or adapter folder, .gymdelta or gym-nano; by default, with --to hf, the registry's NAME.",
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    licence: LicenceOption = None,
+    description: Annotated[str | None, typer.Option("--description", help="Short description.")] = None,
+    base: BaseOption = None,
+    parent: Annotated[
+        list[str] | None,
+        typer.Option("--parent", metavar="NAME@VERSION", help="Version that it was made from; repeatable."),
+    ] = None,
+    evals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--evals",
+            metavar="PATH",
+            help="A record of gym eval, or a folder of records; repeatable.",
+        ),
+    ] = None,
+    label: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Tag of the new version.")] = None,
+    to: Annotated[
+        Destination,
+        typer.Option("--to", help="Where to publish: a registry, or a folder for the Hugging Face Hub."),
+    ] = Destination.REGISTRY,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="--to hf: new folder for the model; required."),
+    ] = None,
+    repo: Annotated[
+        str | None,
+        typer.Option(
+            "--repo", metavar="OWNER/NAME", help="--to hf: upload the folder to this repository of the Hub."
+        ),
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="--repo: make a new repository public.")] = False,
+    as_is: Annotated[
+        bool,
+        typer.Option("--as-is", help="--to hf: keep a delta as a .gymdelta; do not rebuild its model."),
+    ] = False,
+    signer: SignerOption = None,
+    yes: YesOption = False,
+    as_json: AsJson = False,
+) -> None:
+    """Publish a model as the next version of NAME, signed with your key; no version is ever replaced.
+
+    With --to hf no version is made: a folder is written as the Hub takes it, and uploaded where --repo is given.
+    """
+    given = {"--licence": licence, "--description": description, "--parent": parent, "--evals": evals}
+    for_hub = {"--output": output, "--repo": repo, "--public": public or None, "--as-is": as_is or None}
+    if to is Destination.HF:
+        if model is None:
+            _refuse({**given, "--tag": label}, "goes with a MODEL; a version of the registry has its own")
+            facts = {}
+        else:
+            _refuse(
+                {"--tag": label, "--parent": parent, "--signer": signer, "--registry": registry},
+                "is for a registry",
+            )
+            facts = {"licence": licence, "description": description, "evaluations": evals}
+        _push_to_hub(
+            name,
+            None if model is None else _source(model),
+            output,
+            facts={key: value for key, value in facts.items() if value is not None},
+            registry=registry,
+            base=base,
+            repo=repo,
+            public=public,
+            as_is=as_is,
+            signer=signer,
+            confirm=confirmed(yes),
+            as_json=as_json,
+        )
+        return
+    _refuse({**for_hub, "--signer": signer, "--yes": yes or None}, "is for --to hf")
+    if model is None:
+        raise GymError(
+            ErrorCode.USAGE,
+            "no MODEL is given",
+            "name the folder of a model, a run or an adapter, or a .gymdelta",
+        )
+    _push(
+        name, _source(model), registry, label, as_json, parent or (), base, description or "", licence, evals
+    )
+
+
+def _push(
+    name: str,
+    source: Path,
+    registry: str | None,
+    label: str | None,
+    as_json: bool,
+    parents: Any,
+    base: str | None,
+    description: str,
+    licence: str | None,
+    evals: list[Path] | None,
+) -> None:
+    from gym_fed.registry import ModelRegistry
+    from gym_fed.registry.card.readme import conflicts
+    from gym_fed.registry.manifest import NOT_STATED
+    from gym_fed.registry.versions import LATEST, require_tag
+
+    if label is not None:
+        require_tag(label)
+        if label == LATEST:
+            raise GymError(ErrorCode.USAGE, f"--tag {LATEST}: always is the newest version", "leave it out")
+    models = ModelRegistry(registry)
+    pushed = models.push(
+        name,
+        source,
+        licence=licence or NOT_STATED,
+        description=description,
+        base=base,
+        parents=parents,
+        evaluations=evals or (),
+        note=err.print,
+    )
+    if label is not None:
+        models.tag(pushed.reference, label)
+    conflicting = conflicts(pushed.manifest)
+    place = "" if registry is None else f" --registry {shlex.quote(registry)}"
+    for conflict in conflicting:
+        err.print(f"look at: {plain(conflict, 500)}")
+    print_result(
+        as_json,
+        _document(pushed, models.url, conflicting),
+        f"{pushed.reference} is in {models.url}: {pushed.manifest.kind}, "
+        f"{readable_bytes(pushed.manifest.num_bytes)}, licence: {stated(pushed.manifest.licence)}",
+        note=f"signed by {pushed.signer.fingerprint}; fetch it with: gym models pull {pushed.reference}{place}",
+    )
+
+
+def _document(pushed: ModelVersion, url: str, conflicting: list[str]) -> dict[str, Any]:
+    manifest = pushed.manifest
+    return {
+        "name": pushed.name,
+        "version": pushed.version,
+        "registry": url,
+        "kind": manifest.kind,
+        "digest": manifest.digest,
+        "bytes": manifest.num_bytes,
+        "files": [file.path for file in manifest.files],
+        "licence": manifest.licence,
+        "signer": pushed.signer.fingerprint,
+        "manifest_sha256": pushed.sha256,
+        "conflicts": conflicting,
+    }
+
+
+def _source(model: str) -> Path:
+    from gym_fed.base.models import NANO, nano_path
+
+    source = nano_path() if model == NANO else Path(model).expanduser()
+    if not source.exists():
+        raise GymError(
+            ErrorCode.FILE_NOT_FOUND, f"{model}: no such file or folder", "give a folder or a .gymdelta"
+        )
+    return source
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise GymError(ErrorCode.USAGE, f"{name} {why}", "leave it out")
+
+
+def _push_to_hub(
+    name: str,
+    model: Path | None,
+    output: Path | None,
+    *,
+    facts: dict[str, Any],
+    registry: str | None,
+    base: str | None,
+    repo: str | None,
+    public: bool,
+    as_is: bool,
+    signer: str | None,
+    confirm: Confirm | None,
+    as_json: bool,
+) -> None:
+    """Write the folder of a model, or of a registry's version, and upload it where a repository is named.
+
+    Raises:
+        GymError: ``USAGE`` without a folder; as ``hub_folder_of_model``, ``hub_folder_of_version`` and ``upload``.
+    """
+    from gym_fed.registry import ModelRegistry
+    from gym_fed.registry.hub_folder import hub_folder_of_model, hub_folder_of_version, require_upload, upload
+    from gym_fed.registry.preparing import StatedFacts
+
+    if output is None:
+        raise GymError(ErrorCode.USAGE, "--to hf needs a folder", "name it with --output FOLDER")
+    if public and repo is None:
+        raise GymError(ErrorCode.USAGE, "--public goes with --repo", "leave it out, or name the repository")
+    if repo is not None:
+        require_upload(repo, output)
+    if model is None:
+        made = hub_folder_of_version(
+            ModelRegistry(registry), name, output, confirm=confirm, signer=signer, base=base, as_is=as_is
+        )
+    else:
+        stated = StatedFacts(base=base, **facts)
+        made = hub_folder_of_model(name, model, output, stated, as_is=as_is, note=err.print)
+    for problem in made.problems:
+        err.print(f"look at: {plain(problem, 500)}")
+    commit = None if repo is None else upload(made.folder, repo, public=public)
+    place = f"; it is at {commit}" if commit else ""
+    print_result(
+        as_json,
+        {
+            "name": name,
+            "folder": str(made.folder),
+            "files": made.files,
+            "kind": made.manifest.kind,
+            "problems": made.problems,
+            "repo": repo,
+            "commit": commit,
+        },
+        f"{made.folder}: {counted(len(made.files), 'file')} for the Hub{place}",
+        note="" if commit else f"upload it with: hf upload OWNER/NAME {made.folder} .",
+    )
+
 
 app = App(
     help="Fetch models of the Hugging Face Hub and of registries, publish your own, and list those on this machine.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models, open_rows
-from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
+from gym_fed.cli.train.progress import stop_on_ctrl_c
 from gym_fed.core.console import AsJson, err, print_result
 from gym_fed.core.help import ColumnsOption, SetOption
 from gym_fed.core.text import counted

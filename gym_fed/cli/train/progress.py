@@ -1,26 +1,83 @@
-"""Progress of training on standard error: a bar on a terminal, else a line every ``logging_steps``."""
+"""Progress and warnings of training on standard error, and a graceful stop on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.progress import progress_bar
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.training.run.hooks import StepReport
 
+
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+@contextmanager
+def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
+    """End the work in the block after the current step at the first Ctrl-C or SIGTERM, and at once at the second.
+
+    Args:
+        keeping: What the first one keeps, for the message.
+
+    Yields:
+        A function that is true after the first signal; the work calls it after each step.
+
+    Raises:
+        GymError: ``TERMINATED`` instead of ``INTERRUPTED`` if the last signal was SIGTERM, so that supervisors get the
+            exit status 128 + 15.
+    """
+    received: list[int] = []
+    has_begun = False
+
+    def handler(number: int, frame: object) -> None:
+        received.append(number)
+        if len(received) > 1 or not has_begun:
+            raise KeyboardInterrupt
+        # Not through the console: the signal may have come while it was writing.
+        text = f"\nstopping after this step{keeping}; {_NAMES[signal.Signals(number)]} again stops at once\n"
+        with suppress(OSError, ValueError):  # its reader may have been ended by the same Ctrl-C
+            os.write(sys.stderr.fileno(), text.encode())
+
+    def should_stop() -> bool:
+        nonlocal has_begun
+        has_begun = True
+        return bool(received)
+
+    before = {number: signal.signal(number, handler) for number in _NAMES}
+    try:
+        yield should_stop
+    except KeyboardInterrupt as error:
+        if received[-1:] == [signal.SIGTERM]:
+            raise GymError(ErrorCode.TERMINATED, "stopped at once by SIGTERM") from error
+        raise
+    except GymError as error:
+        if error.code is ErrorCode.INTERRUPTED and received[-1:] == [signal.SIGTERM]:
+            raise GymError(ErrorCode.TERMINATED, error.message, error.hint) from error
+        raise
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 _GIB = 1 << 30
 
 
 @contextmanager
 def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
-    """Yield the ``on_report`` of a ``Trainer``; of several processes only the first shows progress."""
+    """Yield the ``on_report`` of a ``Trainer``: a bar on a terminal, else a line every ``logging_steps``.
+
+    Of several processes only the first shows progress.
+    """
     if int(os.environ.get("RANK", "0")) != 0:
         yield lambda report: None
         return
@@ -46,7 +103,7 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
         yield show
 
 
-def say_rows(max_length: int) -> Callable[[str, RowCounts], None]:
+def report_rows(max_length: int) -> Callable[[str, RowCounts], None]:
     """Return the ``on_rows`` of a ``Trainer``, which prints counts and a warning if much is lost."""
 
     from gym_fed.data.rows import unread_in_words
@@ -108,7 +165,7 @@ def _evaluation(report: StepReport) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``1:02:03``, or ``2:03`` below an hour."""
+    """Format seconds as ``1:02:03``, or ``2:03`` below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

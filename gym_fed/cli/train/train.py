@@ -10,8 +10,7 @@ import typer
 
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.next_command import print_next
-from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
-from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
+from gym_fed.cli.train.progress import progress, readable_warnings, report_rows, stop_on_ctrl_c
 from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import IgnoreUnsupported, SetOption
@@ -119,7 +118,7 @@ def train(
     with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
         trainer = Trainer(
             settings,
-            on_rows=lambda name, counts: say_rows(trainer.config.max_length)(name, counts),
+            on_rows=lambda name, counts: report_rows(trainer.config.max_length)(name, counts),
             on_report=on_report,
             should_stop=should_stop,
             check=check,
@@ -166,7 +165,7 @@ def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
     from gym_fed.training.rows.tokenized import preprocess
 
     counts, eval_counts, index = preprocess(settings)
-    say = say_rows(settings.max_length)
+    say = report_rows(settings.max_length)
     say("data", counts)
     if eval_counts is not None:
         say("eval_data", eval_counts)
@@ -184,7 +183,7 @@ def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
 
     err.print(f"loading {settings.model} ...")
     figures, counts = evaluate(settings)
-    say_rows(settings.max_length)("eval_data", counts)
+    report_rows(settings.max_length)("eval_data", counts)
     print_result(as_json, figures, *(f"{name:28} {value:.4f}" for name, value in figures.items()))
 
 

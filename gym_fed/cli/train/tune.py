@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.models.needed import YesOption, ensure_datasets, ensure_models
-from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
+from gym_fed.cli.train.progress import stop_on_ctrl_c
 from gym_fed.core import console
 from gym_fed.core.console import AsJson, print_columns
 from gym_fed.core.help import SetOption

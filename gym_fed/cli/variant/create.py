@@ -13,8 +13,7 @@ from gym_quant.registry import CODECS
 from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_create, command, print_next
-from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
-from gym_fed.cli.train.progress import progress, readable_warnings, say_rows
+from gym_fed.cli.train.progress import progress, readable_warnings, report_rows, stop_on_ctrl_c
 from gym_fed.cli.variant.options import KeyOption, StoreOption, open_store, signing_key
 from gym_fed.core.console import AsJson, MemberName, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.personalization.results import CreatedVariant, Listener, RebasedVariant
     from gym_fed.trust.identity.keys import SigningKey
+
 
 Base = Annotated[
     str,
@@ -339,7 +339,7 @@ def listening() -> Iterator[Listener]:
                 err.print(f"{what} ...")
 
             def rows(self, name: str, counts: RowCounts, max_length: int) -> None:
-                say_rows(max_length)(name, counts)
+                report_rows(max_length)(name, counts)
 
             def trained(self, report: Any) -> None:
                 on_report(report)

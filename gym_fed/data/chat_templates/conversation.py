@@ -15,12 +15,15 @@ from gym_fed.data.chat_templates.rendering import (
     Message,
     Span,
     Template,
+    UnclearTurnsError,
+    by_prefix,
     has_marks,
+    own_marks,
     showing_history,
     template_of,
     training_template,
+    trimmed_marks,
 )
-from gym_fed.data.chat_templates.turns import UnclearTurnsError, by_prefix, own_marks, trimmed_marks
 
 Reasoning = Literal["learn", "drop", "off"]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.csv_rows import columns_of
+from gym_fed.data.bounded import columns_of
 from gym_fed.data.formats.base import (
     BadRow,
     MediaRow,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
 
-from gym_fed.data.csv_rows import columns_of
+from gym_fed.data.bounded import columns_of
 from gym_fed.data.rows import RowKind
 
 Raw = dict[str, Any]

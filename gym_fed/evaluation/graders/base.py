@@ -1,15 +1,21 @@
-"""The base class of graders."""
+"""The base class of graders, their construction from a config or ``--grader``, and their weighted sum."""
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gym_fed.config.train.graders import GraderConfig
+from gym_fed.config.train.graders import GraderConfig, GraderSections
+from gym_fed.config.yaml.file import validate
+from gym_fed.config.yaml.strict import parse_value
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import GRADERS
+from gym_fed.core.text import plain
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Grader(ABC):
     """Scores samples, higher is better, for reinforcement learning and evaluation.
 
     Args:
-        config: Its entry of ``graders``, of the type ``Settings``; None for one that is built in Python.
+        config: The grader's entry in ``graders``, of type ``Settings``; None for a grader built in Python.
     """
 
     Settings: ClassVar[type[GraderConfig]] = GraderConfig
@@ -105,3 +111,141 @@ def from_environment(variable: str | None, grader: str, key: str) -> str | None:
             f"export {variable}=... before the run",
         )
     return value
+
+
+_PLACE = "--grader:1:1: graders.0"
+_SHOWN = 60
+
+Range = tuple[float, float]
+
+
+class CombinedGrader(Grader):
+    """Calls every grader and returns the sum of ``weight * value``.
+
+    Args:
+        graders: Each with its weight.
+        name: Name of the sum in metrics.
+        clips: Lowest and highest value of each grader before its weight; None leaves it as it is.
+        clip: Lowest and highest sum.
+
+    Attributes:
+        values: The last values of each grader by name, before weights and clips.
+    """
+
+    def __init__(
+        self,
+        graders: Sequence[tuple[Grader, float]],
+        *,
+        name: str = "combined",
+        clips: Sequence[Range | None] | None = None,
+        clip: Range | None = None,
+    ) -> None:
+        names = [grader.name for grader, _ in graders]
+        if not names or len(set(names)) != len(names):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"CombinedGrader: graders {names}",
+                "give at least one, each with a name of its own",
+            )
+        self.name = name
+        self.values: dict[str, list[float]] = {}
+        self._parts = list(zip(graders, clips or [None] * len(graders), strict=True))
+        self._clip = clip
+        self._ready = ExitStack()
+
+    def setup(self) -> None:
+        """Set up every grader; if one fails, tear down those before it."""
+        with ExitStack() as stack:
+            for (grader, _), _ in self._parts:
+                stack.callback(grader.teardown)
+                grader.setup()
+            self._ready = stack.pop_all()
+
+    def grade(self, samples: Sequence[Sample]) -> list[float]:
+        self.values = {}
+        sums = [0.0] * len(samples)
+        for (grader, weight), clip in self._parts:
+            values = self.values[grader.name] = checked_values(
+                grader.name, grader.grade(samples), len(samples)
+            )
+            for place, value in enumerate(values):
+                sums[place] += weight * _clipped(value, clip)
+        return [_clipped(value, self._clip) for value in sums]
+
+    def teardown(self) -> None:
+        """Tear down every grader in reverse order; errors are raised after all calls."""
+        self._ready.close()
+
+
+def build_graders(entries: Sequence[GraderConfig]) -> list[Grader]:
+    """Build a grader for each entry of ``config.graders``, with its weight and clip. The reward is the sum of their
+    values.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an entry that cannot be honoured.
+    """
+    built: list[Grader] = []
+    for entry in entries:
+        grader: Grader = GRADERS.type_of(entry.grader)(entry)
+        if entry.weight != 1 or entry.clip is not None:
+            grader = CombinedGrader([(grader, entry.weight)], name=grader.name, clips=[entry.clip])
+        built.append(grader)
+    return built
+
+
+def checked_values(name: str, values: Sequence[float], count: int) -> list[float]:
+    """Return the values as floats, one per sample.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for another number of values, or one that is not finite.
+    """
+    if len(values) != count:
+        raise GymError(ErrorCode.DATA_INVALID, f"grader {name} gave {len(values)} values for {count} samples")
+    numbers = [float(value) for value in values]
+    for place, number in enumerate(numbers):
+        if not math.isfinite(number):
+            raise GymError(ErrorCode.DATA_INVALID, f"grader {name} gave {number} for sample {place + 1}")
+    return numbers
+
+
+def _clipped(value: float, clip: Range | None) -> float:
+    return value if clip is None else min(max(value, clip[0]), clip[1])
+
+
+def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
+    """Parse values of ``--grader``.
+
+    Args:
+        texts: Each a grader's name, or ``NAME:{key: value}`` with the keys of a config's ``graders`` entry.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an unknown grader or wrong settings; ``USAGE`` for text that is neither form,
+            and for two graders of one name.
+    """
+    graders = [_parsed(text) for text in texts]
+    names = [entry.name or entry.grader for entry in graders]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--grader: two graders are called {twice[0]!r}",
+            f"give one of them a name, such as --grader '{twice[0]}:{{name: second}}'",
+        )
+    return graders
+
+
+def _parsed(text: str) -> GraderConfig:
+    name, colon, raw = text.partition(":")
+    form = f"write --grader NAME, or --grader 'NAME:{{key: value}}' (got {plain(text, _SHOWN)})"
+    try:
+        settings = parse_value(raw) if colon else {}
+    except ValueError as error:
+        raise GymError(ErrorCode.USAGE, f"--grader {plain(name, _SHOWN)}: {error}", form) from error
+    if not isinstance(settings, dict) or not name.strip():
+        raise GymError(ErrorCode.USAGE, f"--grader {plain(text, _SHOWN)}: settings are not a mapping", form)
+    values = {"graders": [{**settings, "grader": name.strip()}]}
+    try:
+        return validate(values, GraderSections, "--grader", read_others=False).graders[0]
+    except GymError as error:
+        place = f"--grader {plain(name, _SHOWN)}"
+        message = error.message.replace(f"{_PLACE}.grader", place).replace(_PLACE, place)
+        raise GymError(error.code, message, error.hint) from error

@@ -1,11 +1,14 @@
-"""Rewards from a server: samples are posted as JSON, numbers come back. docs/graders.md has the wire format."""
+"""The grader that calls a reward server, and a reward server for graders; docs/graders.md has the wire format."""
 
 from __future__ import annotations
 
 import json
 import math
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pydantic import Field
@@ -13,16 +16,16 @@ from pydantic import Field
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.evaluation.graders.base import Grader, Sample, from_environment
+from gym_fed.evaluation.graders.base import Grader, Sample, checked_values, from_environment
 
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
 
 class RemoteConfig(GraderConfig):
-    """The number that a reward server returns."""
+    """Use the rewards that a server returns."""
 
     url: str = Field(pattern=r"^https?://")
-    """Where samples are posted; docs/graders.md has the wire format."""
+    """The URL to which samples are posted."""
 
     token_env: str | None = None
     """The environment variable whose value is sent as a bearer token."""
@@ -31,7 +34,7 @@ class RemoteConfig(GraderConfig):
     """Samples in one request."""
 
     retries: int = Field(default=4, ge=0)
-    """After lost connections and statuses 429 and 5xx, waiting longer each time."""
+    """Retries after lost connections and statuses 429 and 5xx, with exponential backoff."""
 
     timeout_seconds: float = Field(default=60.0, gt=0)
     max_request_bytes: int = Field(default=16 * 2**20, ge=1)
@@ -73,7 +76,7 @@ class Remote(Grader):
         try:
             rewards = json.loads(answer)["rewards"]
             if not isinstance(rewards, list) or any(isinstance(r, bool | str) or r is None for r in rewards):
-                raise TypeError("rewards is no list of numbers")
+                raise TypeError("rewards is not a list of numbers")
             numbers = [float(reward) for reward in rewards]
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise self._off('the answer is not {"rewards": [number, ...]}') from error
@@ -109,7 +112,7 @@ class Remote(Grader):
         return body
 
     def _post(self, body: bytes) -> bytes:
-        """The answer's body; waits and requests it again where that may help."""
+        """Return the response's body; retry after errors that may be temporary."""
         import httpx
 
         problem, code = "", ErrorCode.UNAVAILABLE
@@ -156,3 +159,74 @@ class Remote(Grader):
             f"grader {self.name}: {self.config.url}: {problem}",
             "the server must give one finite number for each sample, in their order",
         )
+
+
+MAX_REQUEST_BYTES = 64 * 2**20
+_POLL_SECONDS = 0.05
+
+
+@contextmanager
+def reward_server(
+    graders: Sequence[Grader], *, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[ThreadingHTTPServer]:
+    """Serve graders while the block runs; the reward is the sum of their values.
+
+    Args:
+        graders: Set up here and torn down at the end. They grade one request at a time.
+        host: The address to listen at. There is neither TLS nor a password: keep loopback, or use a proxy.
+        port: 0 takes a free one; ``server.server_port`` is its number.
+    """
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = self.headers.get("Content-Length") or "0"
+            if not (length.isascii() and length.isdigit()):
+                self._answer(
+                    400, {"message": f"Content-Length is {length[:40]!r}, expected a number of bytes"}
+                )
+                return
+            size = int(length[:20])
+            if size > MAX_REQUEST_BYTES:
+                self._answer(413, {"message": f"more than {MAX_REQUEST_BYTES} bytes"})
+                return
+            try:
+                samples = _samples(json.loads(self.rfile.read(size)))
+            except (ValueError, KeyError, TypeError) as error:
+                self._answer(422, {"message": f"not a request of samples: {error!r}"})
+                return
+            try:
+                with lock:
+                    columns = [checked_values(g.name, g.grade(samples), len(samples)) for g in graders]
+            except GymError as error:
+                self._answer(error.code.http_status, error.to_dict())
+                return
+            except Exception as error:  # noqa: BLE001 - whatever a grader raises is reported to the caller
+                self._answer(500, {"message": f"a grader failed: {type(error).__name__}: {error}"})
+                return
+            self._answer(200, {"rewards": [sum(values) for values in zip(*columns, strict=True)]})
+
+        def _answer(self, status: int, content: dict[str, Any]) -> None:
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing: answers must not appear in logs."""
+
+    with ExitStack() as stack:
+        for grader in graders:
+            stack.callback(grader.teardown)
+            grader.setup()
+        server = ThreadingHTTPServer((host, port), Handler)
+        stack.callback(server.server_close)
+        threading.Thread(target=server.serve_forever, args=(_POLL_SECONDS,), daemon=True).start()
+        stack.callback(server.shutdown)
+        yield server
+
+
+def _samples(content: dict[str, Any]) -> list[Sample]:
+    return [Sample(s["prompt"], str(s["completion"]), dict(s.get("row") or {})) for s in content["samples"]]

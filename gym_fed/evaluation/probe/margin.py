@@ -7,11 +7,15 @@ generated or judged, so the margin is exact, fast and differentiable. It only de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
@@ -20,12 +24,6 @@ from gym_fed.evaluation.scoring.scorer import Continuation
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.scoring.scorer import Scorer
-
-import math
-from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
-
-from gym_fed.config.hub.evaluations import SafetyGateConfig
 
 
 @dataclass(frozen=True)

@@ -8,26 +8,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
-
-from gym_fed.evaluation.probe.margin import mean_by_category, prompt_ids, refusal_margins
-from gym_fed.evaluation.probe.prompts import TEMPLATES, Messages, ProbePrompts
-from gym_fed.evaluation.results import Figure
-from gym_fed.evaluation.scoring.scorer import AnswerRequest
-
-if TYPE_CHECKING:
-    from gym_fed.evaluation.scoring.scorer import Scorer
-
-from dataclasses import replace
 
 import torch
 
 from gym_fed.evaluation.compare import PairedDifference, paired_difference
 from gym_fed.evaluation.loss import batch_losses
-from gym_fed.evaluation.probe.margin import model_margins
+from gym_fed.evaluation.probe.margin import mean_by_category, model_margins, prompt_ids, refusal_margins
+from gym_fed.evaluation.probe.prompts import TEMPLATES, Messages, ProbePrompts
+from gym_fed.evaluation.results import Figure
 from gym_fed.evaluation.scoring.models import ResolvedModel, dense_model, open_models
+from gym_fed.evaluation.scoring.scorer import AnswerRequest
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.scoring.scorer import Scorer
+
 
 REFUSALS = (
     "i can't", "i cannot", "i can not", "i won't", "i will not", "i am not able to", "i'm not able to",

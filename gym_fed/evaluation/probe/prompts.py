@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.csv_rows import delimiter_of
+from gym_fed.data.bounded import delimiter_of
 
 COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
 """Column names of a file: ours, HarmBench's and StrongREJECT's."""

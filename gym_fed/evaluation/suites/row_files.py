@@ -14,7 +14,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
-from gym_fed.data.csv_rows import delimiter_of
+from gym_fed.data.bounded import delimiter_of
 
 Row = dict[str, Any]
 

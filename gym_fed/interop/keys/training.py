@@ -1,4 +1,4 @@
-"""Keys of training configs: the global batch, sources by name, switches, and what becomes of the trained weights."""
+"""Keys of training configs in other tools, and settings of quantisers and soups in Python."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.interop.keys.batch import batch_size, near_batch
 from gym_fed.interop.keys.draft import Draft, KeyWord
-from gym_fed.interop.keys.sections import SECTIONS
+from gym_fed.interop.keys.sections import SECTIONS, batch_size, near_batch
 from gym_fed.interop.row import RefusedWord
 
 
@@ -50,7 +49,7 @@ def _group_size(draft: Draft) -> None:
 
 
 def sources(value: Any) -> list[Any]:
-    """The entries of a ``data`` list that names stand for: files, or sets of the catalogue or dataset_info.json."""
+    """Resolve names in ``data`` to sources: files, or sets of the catalogue or dataset_info.json."""
     items = value if isinstance(value, list) else str(value).split(",")
     return [_source(str(item).strip()) if isinstance(item, str | Path) else item for item in items]
 
@@ -139,7 +138,7 @@ NEAR = {
     "random_seed": "seed", "rank": "lora", "lora.rank": "r", "lora.alpha": "lora_alpha",
     "lora.dropout": "lora_dropout", "lora.lora_rank": "r", "lora.lora_r": "r",
 }  # fmt: skip
-"""Our keys by those of TRL, Axolotl and others: what an error names where spelling does not show it."""
+"""Our keys by those of TRL, Axolotl and others, for errors about unknown keys."""
 
 NEAR_MEMBERS = {
     "optimizer": {
@@ -154,4 +153,41 @@ NEAR_MEMBERS = {
     },
     "tuning method": {"qlora": "lora", "dora": "lora", "full_finetuning": "full", "none": "full"},
 }  # fmt: skip
-"""Our members by the names that others have for them."""
+"""Our members by their names in other tools."""
+
+
+def _soup_switch(draft: Draft) -> None:
+    draft.take("enable_deltasoup")
+    draft.note("enable_deltasoup", "not needed (every delta can go into a soup)")
+
+
+BITDELTA = [
+    KeyWord(
+        "enable_deltasoup",
+        "not needed: every delta can go into a soup",
+        _soup_switch,
+        where="Python",
+        shown="BitDeltaConfig(bits=1, group_size=128, safety_threshold=0.6, enable_deltasoup=True)",
+    ),
+]
+
+
+_PRIVACY = RefusedWord(
+    "the noise and the clipping norm must be set; True sets neither",
+    (
+        "from gym_fed.config.hub.privacy import ReleasePrivacy",
+        "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
+    ),
+)
+
+
+DELTA_SOUP = [
+    KeyWord(
+        "differential_privacy",
+        "",
+        meant=lambda value: value is True,
+        refusal=_PRIVACY,
+        where="Python",
+        shown="DeltaSoupConfig(differential_privacy=True)",
+    ),
+]

@@ -1,13 +1,161 @@
-"""Translates what a run computes in, how large pictures are, and the features of the model's code."""
+"""Translate optimiser, sharding, precision, image sizes and features of the model's code."""
 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
+from typing import Any
 
-from gym_fed.core.errors import GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.interop.llamafactory.translation import Translator
+
+_NAMES = {
+    "adamw_torch": "adamw",
+    "adamw_torch_fused": "adamw",
+    "adamw_hf": "adamw",
+    "adamw_bnb_8bit": "adamw_8bit",
+    "lion_32bit": "lion",
+    "paged_adamw_32bit": "paged_adamw",
+    "paged_lion_32bit": "paged_lion",
+    "schedule_free_adamw": "schedulefree_adamw",
+    "schedule_free_sgd": "schedulefree_sgd",
+    "schedule_free_radam": "schedulefree_radam",
+}
+_SWITCHES = {
+    "use_galore": "galore_adamw",
+    "use_apollo": "apollo_adamw",
+    "use_badam": "badam",
+    "use_adam_mini": "adam_mini",
+    "use_muon": "muon",
+}
+_PROJECTED = {
+    "galore": {"rank": 16, "update_interval": 200, "scale": 2.0, "proj_type": "std"},
+    "apollo": {
+        "rank": 16,
+        "update_interval": 200,
+        "scale": 32.0,
+        "proj": "random",
+        "proj_type": "std",
+        "scale_type": "channel",
+    },
+}
+_BADAM = {
+    "switch_mode": ("badam_switch_mode", "ascending"),
+    "switch_block_every": ("badam_switch_interval", 50),
+    "start_block": ("badam_start_block", None),
+}
+_READ_BY = {"galore_": "use_galore", "apollo_": "use_apollo", "badam_": "use_badam"}
+
+
+def translate_optimizer(translator: Translator) -> None:
+    """Write ``optimizer`` and ``optimizer_args``."""
+    base = str(translator.take("optim", "adamw_torch"))
+    translator.put("optimizer", _NAMES.get(base, base), "optim")
+    translator.lose_if("optim_args", "write them as optimizer_args")
+    translator.lose_if("optim_target_modules", "the projected optimisers take every linear layer")
+    epsilon = translator.take("adam_epsilon", 1e-8)
+    if float(epsilon) != 1e-8:
+        translator.put("optimizer_args.eps", float(epsilon), "adam_epsilon")
+    for switch, ours in _SWITCHES.items():
+        if not translator.take(switch, False):
+            continue
+        translator.put("optimizer", ours, switch)
+        if switch == "use_badam":
+            _badam(translator)
+        elif (family := switch.removeprefix("use_")) in _PROJECTED:
+            _projected(translator, family, base)
+    for key in translator.untaken():
+        for start, switch in _READ_BY.items():
+            if key.startswith(start) and key != "badam_verbose":
+                translator.take(key)
+                translator.note(key, f"read with {switch} only")
+
+
+def _projected(translator: Translator, family: str, base: str) -> None:
+    """GaLore and APOLLO."""
+    if family == "galore" and "8bit" in base:
+        translator.put("optimizer", "galore_adamw_8bit", "optim")
+    elif family == "galore" and base == "adafactor":
+        translator.put("optimizer", "galore_adafactor", "optim")
+    for name, default in _PROJECTED[family].items():
+        ours = "update_proj_gap" if name == "update_interval" else name
+        key = f"{family}_{name}"
+        value: Any = translator.take(key, default)
+        translator.put(f"optimizer_args.{ours}", value, key)
+    translator.lose_if(f"{family}_target", "every linear layer is projected", harmless=("all", ["all"]))
+    if translator.take(f"{family}_layerwise", False):
+        translator.note(
+            f"{family}_layerwise", "layers are updated together: the result is the same, the memory is not"
+        )
+    if family == "apollo":
+        translator.lose_if("apollo_scale_front", "the norm-growth limiter comes after the scaling")
+
+
+def _badam(translator: Translator) -> None:
+    mode = str(translator.take("badam_mode", "layer"))
+    if mode != "layer":
+        translator.lose("badam_mode", f"{mode} is not offered, only layer")
+    for ours, (key, default) in _BADAM.items():
+        value = translator.take(key, default)
+        if value is not None:
+            translator.put(f"optimizer_args.{ours}", value, key)
+    for key in ("badam_update_ratio", "badam_mask_mode", "badam_verbose"):
+        translator.take(key)
+
+
+_NO_ZERO = "give a DeepSpeed file, with zero_optimization: {stage: 2} or 3"
+
+
+def translate_distributed(translator: Translator, processes: int | None) -> None:
+    """Write ``distributed``; in one process (``processes`` is 1) there is nothing to shard, which a note says."""
+    deepspeed, fsdp = translator.take("deepspeed"), translator.take("fsdp")
+    translator.take("fsdp_config")
+    if deepspeed:
+        offloading(translator, "deepspeed", str(deepspeed), processes)
+    elif fsdp:
+        shard(translator, "fsdp", {"strategy": "fsdp2", "cpu_offload": "offload" in str(fsdp)}, processes)
+
+
+def offloading(translator: Translator, key: str, file: str, processes: int | None) -> None:
+    """DeepSpeed, from the file that ``key`` names; in one process it still moves the optimiser to the CPU's memory."""
+    stage, offload = _zero(file)
+    if stage is None:
+        translator.lose(key, f"{file} is not here, and its name does not contain the ZeRO stage")
+    elif stage in (2, 3):
+        shard(
+            translator, key, {"strategy": "deepspeed", "zero_stage": stage, "cpu_offload": offload}, processes
+        )
+        if "distributed" in translator.result.values:
+            translator.note(
+                key, "stage and offloading are read; the rest of the file is transformers' choice"
+            )
+    else:
+        translator.note(key, f"ZeRO stage {stage} shards no gradients: plain data-parallel processes do")
+
+
+def shard(translator: Translator, key: str, settings: dict[str, Any], processes: int | None) -> None:
+    """Write ``distributed``, unless one process would have everything anyway."""
+    if processes == 1:
+        what = settings["strategy"]
+        translator.note(key, f"one process: {what} has nothing to share out; with --nproc N it does")
+        return
+    for name, value in settings.items():
+        translator.put(f"distributed.{name}", value, key)
+
+
+def _zero(file: str) -> tuple[int | None, bool]:
+    """Stage and offloading of a DeepSpeed file; by its name (``ds_z3_offload_config.json``) when it is not here."""
+    path = Path(file)
+    if path.is_file():
+        zero = read_object(path, ErrorCode.CONFIG_INVALID, _NO_ZERO).get("zero_optimization") or {}
+        stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+        if stage not in (0, 1, 2, 3):
+            raise GymError(ErrorCode.CONFIG_INVALID, f"{path}: names no stage from 0 to 3", _NO_ZERO)
+        return int(stage), any(key.startswith("offload_") for key in zero)
+    match = re.search(r"z(?:ero)?_?([0123])", path.name)
+    return (int(match.group(1)) if match else None), "offload" in path.name
 
 
 def translate_precision(translator: Translator, *, adapter: bool) -> None:

@@ -1,4 +1,8 @@
-"""LLaMA-Factory's files as a dialect of our config files."""
+"""LLaMA-Factory's files as a dialect of our config files, and the translation of its inference files.
+
+If a file omits a key, LLaMA-Factory's default is written: temperature 0.95, top_k 50, top_p 0.7, and at most 1024 new
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,176 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.config.parsed import Job, Translation
-from gym_fed.interop.llamafactory.inference import translate_export, translate_inference, translate_predict
-from gym_fed.interop.llamafactory.jobs import job_of
+from gym_fed.interop.llamafactory.keys import NOT_NEEDED, NOT_NEEDED_PREFIXES
+from gym_fed.interop.llamafactory.rows import translate_sources, translate_template
 from gym_fed.interop.llamafactory.translate import translate
-from gym_fed.interop.llamafactory.translation import is_llamafactory
+from gym_fed.interop.llamafactory.translation import Translator, is_llamafactory, is_version_1, job_of, names
+
+_BACKENDS = ("vllm", "sglang", "ktransformers")
+_PREFIXES = {
+    "vllm_": "read by vLLM only",
+    "sglang_": "read by SGLang only",
+    **NOT_NEEDED_PREFIXES,
+}
+_OF_TRAINING = dict.fromkeys(
+    (
+        *("stage", "do_train", "do_predict", "do_eval", "finetuning_type", "lora_rank", "lora_target"),
+        *("lora_alpha", "predict_with_generate", "bf16", "fp16", "flash_attn", "infer_backend"),
+        *("report_to", "run_name", "logging_steps", "save_steps", "warmup_ratio", "learning_rate"),
+        *(
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "num_train_epochs",
+            "lr_scheduler_type",
+        ),
+        *("length_penalty", "image_max_pixels", "image_min_pixels"),
+    ),
+    "read while training only",
+)
+
+
+def translate_predict(given: dict[str, Any]) -> Translation:
+    """Our keys of `gym predict` for a file with ``do_predict``."""
+    translator = Translator(given)
+    translator.move("model_name_or_path", "model")
+    if translator.take("adapter_name_or_path") is not None:
+        _adapters(translator, "adapter")
+    translate_sources(translator, {"eval_dataset": "eval_data"})
+    translator.lose_if("dataset", "rows to predict on are named by eval_dataset", harmless=())
+    translator.move("cutoff_len", "max_length", 2048)
+    translator.move("output_dir", "output_dir")
+    translator.move("seed", "seed", 42)
+    translator.move("per_device_eval_batch_size", "batch_size", 8)
+    _drawing(translator, "max_new_tokens")
+    translator.move("num_beams", "num_beams")
+    translator.move("eval_num_beams", "num_beams")
+    translator.move("skip_special_tokens", "skip_special_tokens")
+    translator.move("enable_thinking", "enable_thinking")
+    if translator.has("max_steps"):
+        translator.take("max_steps")
+        translator.note("max_steps", "every row is answered")
+    translate_template(translator)
+    _dtype(translator)
+    translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)
+    return translator.result
+
+
+def translate_inference(given: dict[str, Any]) -> Translation:
+    """Return ``model``, ``adapter`` (a list), ``chat_template``, ``dtype`` and ``sampling`` of chat and api."""
+    if is_version_1(given):
+        return _version_1(given)
+    translator = Translator(given)
+    translator.move("model_name_or_path", "model")
+    _adapters(translator, "adapter")
+    _drawing(translator, "sampling.max_tokens", section="sampling.")
+    if translator.result.values["sampling"].pop("do_sample") is False:
+        translator.result.values["sampling"] = {
+            **{"temperature": 0.0},
+            "max_tokens": translator.result.values["sampling"]["max_tokens"],
+        }
+    backend = str(translator.take("infer_backend", "huggingface"))
+    if backend in _BACKENDS:
+        translator.note("infer_backend", f"{backend} is not used; our own engine answers")
+    translate_template(translator)
+    translator.move("default_system", "system")
+    _dtype(translator)
+    translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)
+    return translator.result
+
+
+def translate_export(given: dict[str, Any]) -> Translation:
+    """What `gym export` takes: ``model``, ``adapter`` (a list), ``output``, ``shard_size``, ``dtype``; for GPTQ
+    ``format``, ``quantization``, ``data``."""
+    flat = given
+    if is_version_1(given):
+        section = given.get("peft_config") or {}
+        rest = {key: value for key, value in given.items() if key not in ("peft_config", "model")}
+        flat = {**rest, "model_name_or_path": given["model"], **section}
+        flat.pop("name", None)
+    translator = Translator(flat)
+    translator.move("model_name_or_path", "model")
+    _adapters(translator, "adapter")
+    translator.move("export_dir", "output")
+    translator.put("shard_size", f"{translator.take('export_size', 5)}GB", "export_size")
+    kind = translator.take("infer_dtype", "auto")
+    if kind != "auto" and flat.get("export_quantization_bit") is not None:
+        translator.note("infer_dtype", "what is not packed is float16 with export_quantization_bit")
+    elif kind != "auto":
+        translator.put("dtype", str(kind), "infer_dtype")
+    _quantisation(translator)
+    translator.lose_if("export_hub_model_id", "nothing is uploaded", harmless=())
+    translator.lose_if("export_legacy_format", "weights are written as safetensors only")
+    translator.lose_if("quantization_bit", "a quantised base is not merged into; leave it out", harmless=())
+    for key, why in (
+        ("export_device", "weights are merged on the CPU"),
+        ("template", "the tokenizer's own template goes with the model"),
+    ):
+        if translator.take(key) is not None:
+            translator.note(key, why)
+    translator.leave({**NOT_NEEDED, **_OF_TRAINING}, _PREFIXES)
+    return translator.result
+
+
+def _quantisation(translator: Translator) -> None:
+    """GPTQ of 4 or 8 bits: ``format``, ``quantization``, and ``data`` that calibrates."""
+    bits = translator.take("export_quantization_bit")
+    data = translator.take("export_quantization_dataset")
+    if bits not in (None, 4, 8):
+        translator.lose("export_quantization_bit", "GPTQ is written with 4 or 8 bits")
+    elif bits is not None:
+        translator.put("format", "gptq", "export_quantization_bit")
+        translator.put("quantization", f"w{bits}", "export_quantization_bit")
+        if data is not None:
+            translator.put("data", str(data), "export_quantization_dataset")
+    elif data is not None:
+        translator.note("export_quantization_dataset", "read with export_quantization_bit only")
+    for key in ("export_quantization_nsamples", "export_quantization_maxlen"):
+        if translator.take(key) is not None:
+            why = (
+                "read with export_quantization_bit only"
+                if bits is None
+                else "32 samples of 128 tokens calibrate"
+            )
+            translator.note(key, why)
+
+
+def _version_1(given: dict[str, Any]) -> Translation:
+    translator = Translator(given)
+    translator.move("model", "model")
+    translator.put("adapter", [])
+    translator.put("sampling", {"max_tokens": translator.take("max_new_tokens", 128)}, "max_new_tokens")
+    section = translator.take("peft_config") or {}
+    if adapter := section.get("adapter_name_or_path"):
+        translator.put("adapter", names(adapter), "peft_config")
+    if str(translator.take("sample_backend", "hf")) != "hf":
+        translator.note("sample_backend", "our own engine answers")
+    keys = ("model_class", "kernel_config", "dist_config", "quant_config", "init_config", "flash_attn")
+    translator.leave(dict.fromkeys((*keys, "trust_remote_code"), "not needed to answer"), {})
+    return translator.result
+
+
+def _adapters(translator: Translator, ours: str) -> None:
+    adapters = translator.take("adapter_name_or_path")
+    translator.put(ours, [] if adapters is None else names(adapters), "adapter_name_or_path")
+    translator.lose_if("adapter_folder", "write the whole path in adapter_name_or_path", harmless=())
+
+
+def _drawing(translator: Translator, most: str, section: str = "") -> None:
+    """Return the sampling parameters; for greedy decoding only those that it uses."""
+    translator.move("max_new_tokens", most, 1024)
+    draws = bool(translator.take("do_sample", True))
+    translator.put(f"{section}do_sample", draws, "do_sample")
+    for key, default in (("temperature", 0.95), ("top_p", 0.7), ("top_k", 50)):
+        value = translator.take(key, default)
+        if draws:
+            translator.put(f"{section}{key}", value, key)
+    translator.move("repetition_penalty", f"{section}repetition_penalty")
+
+
+def _dtype(translator: Translator) -> None:
+    kind = str(translator.take("infer_dtype", "auto"))
+    if kind != "auto":
+        translator.put("dtype", kind, "infer_dtype")
 
 
 class LlamaFactory:

@@ -7,17 +7,16 @@ from typing import Any
 from gym_fed.config.parsed import Translation
 from gym_fed.core.registries import TRACKERS
 from gym_fed.interop.llamafactory.compute import (
+    translate_distributed,
     translate_features,
+    translate_optimizer,
     translate_precision,
     translate_vision,
 )
-from gym_fed.interop.llamafactory.distributed import translate_distributed
-from gym_fed.interop.llamafactory.jobs import job_of
 from gym_fed.interop.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEEDED, NOT_NEEDED_PREFIXES
-from gym_fed.interop.llamafactory.optimizers import translate_optimizer
 from gym_fed.interop.llamafactory.rows import translate_rows
 from gym_fed.interop.llamafactory.stages import translate_references, translate_stage
-from gym_fed.interop.llamafactory.translation import Translator, is_version_1, names
+from gym_fed.interop.llamafactory.translation import Translator, is_version_1, job_of, names
 from gym_fed.interop.llamafactory.version_1 import translate_version_1
 
 _FULL = ("full", "freeze")

@@ -1,4 +1,4 @@
-"""One translation's state: each key of the file is taken, not needed, or has no counterpart."""
+"""Recognise a LLaMA-Factory file and its job, and track which of its keys are translated, not needed or lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gym_fed.config.parsed import Translation
+from gym_fed.config.parsed import Job, Translation
 
 _MODEL = "model_name_or_path"
 _STAGE_KEYS = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
@@ -112,3 +112,31 @@ def names(value: Any) -> list[str]:
     """``"a, b"`` or ``["a", "b"]`` as a list."""
     items = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     return [text for item in items if (text := str(item).strip())]
+
+
+_TRAINS_ONLY = ("stage", "finetuning_type", "dataset", "do_train", "do_eval", "do_predict", "cutoff_len")
+
+
+def job_of(given: dict[str, Any]) -> Job:
+    """Return the job of a file.
+
+    In LLaMA-Factory the command decides (``train``, ``export``, ``chat``), but the files for each command have keys of
+    their own. A file that trains and then evaluates or predicts is a training file.
+    """
+    if is_version_1(given):
+        peft = given.get("peft_config")
+        exports = isinstance(peft, dict) and peft.get("export_dir") is not None
+        if exports and not given.get("train_dataset"):
+            return "export"
+        return "train" if given.get("train_dataset") else "inference"
+    if given.get("export_dir") is not None:
+        return "export"
+    if given.get("do_train"):
+        return "train"
+    if given.get("do_predict"):
+        return "predict"
+    if given.get("do_eval"):
+        return "evaluate"
+    if given.get("tokenized_path") is not None:
+        return "preprocess"
+    return "inference" if not any(given.get(key) is not None for key in _TRAINS_ONLY) else "train"

@@ -12,7 +12,7 @@ from typing import Any
 from gym_fed.config.parsed import Translation
 from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.interop.llamafactory.distributed import offloading, shard
+from gym_fed.interop.llamafactory.compute import offloading, shard
 from gym_fed.interop.llamafactory.stages import translate_preference
 from gym_fed.interop.llamafactory.translation import Translator, names
 

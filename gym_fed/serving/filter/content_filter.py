@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from gym_fed.config.content_filter import ClassifierConfig
-from gym_fed.config.serving import FilterConfig, Side
+from gym_fed.config.serving import ClassifierConfig, FilterConfig, Side
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRequest, SamplingParams
 from gym_fed.serving.filter.rules import FOLDS, PACKAGE_RULES, Rules, fold, read_rules

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.tokenizer_errors import tokenizer_errors
-from gym_fed.data.text_tokens import without_second_bos
+from gym_fed.data.encoding import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import (

@@ -17,8 +17,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import plain
-from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.data.chat_templates.ending import end_and_marks, is_token, suggested_templates
+from gym_fed.data.chat_templates.choice import end_and_marks, is_token, suggested_templates, use_chat_template
 from gym_fed.data.encoding import require_chat_template
 
 _TOKEN_COLUMNS = (

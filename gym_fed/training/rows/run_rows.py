@@ -12,9 +12,8 @@ from typing import Any, Literal
 from gym_fed.config.train.training import DataConfig, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.data.arrow_values import memory_rows
 from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.data.rows import PlacedDict, Row, as_kind, unread_keys
+from gym_fed.data.rows import PlacedDict, Row, as_kind, memory_rows, unread_keys
 from gym_fed.data.sources import named_rows, source_rows
 from gym_fed.data.string_rows import as_turns, count_forms, with_system
 from gym_fed.training.algorithms.base import Algorithm

@@ -103,7 +103,7 @@ def export(
 
 def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: bool) -> Source:
     from gym_fed.export.source import Source
-    from gym_fed.training.tuning._starts import start_subtracted
+    from gym_fed.training.model.lora_starts import start_subtracted
 
     # What travels with a model's weights lies where they were read.
     folders = [] if config.model is None or not with_files else [Path(resolve(config.model))]

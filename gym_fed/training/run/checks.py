@@ -91,7 +91,7 @@ def check_inputs(config: TrainingConfig) -> None:
         GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
     """
     from gym_fed.data.sources import source_rows
-    from gym_fed.evaluation.graders._combined import build_graders
+    from gym_fed.evaluation.graders.base import build_graders
 
     if config.model is None and config.model_init is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")

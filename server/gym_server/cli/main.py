@@ -25,16 +25,15 @@ from gym_fed.core.console import (
 from gym_fed.core.help import App, CommandGroup, SetOption
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
-from gym_server.cli.accounts import add_account_commands
+from gym_server.cli.accounts import add_account_commands, variants_app
 from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
 from gym_server.cli.evaluation import add_evaluation_commands
 from gym_server.cli.ledger import app as ledger_app
-from gym_server.cli.maintenance import add_care_commands
+from gym_server.cli.maintenance import add_maintenance_commands
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
-from gym_server.cli.recipe import app as recipe_app
 from gym_server.cli.steering import add_steering_commands
-from gym_server.cli.variants import app as variants_app
+from gym_server.cli.steering import app as recipe_app
 from gym_server.store.away import StoreAway
 
 if TYPE_CHECKING:
@@ -155,9 +154,8 @@ def init(
     """
     with spinner("loading what hubs are made of"):
         from gym_fed.trust.identity.passphrase import PassphraseSource
-        from gym_server.cli.join_urls import notes_after_init, steps_after_init
         from gym_server.cli.questions import choose
-        from gym_server.cli.setup import init_hub, require_new
+        from gym_server.cli.setup import init_hub, notes_after_init, require_new, steps_after_init
         from gym_server.federation import PASSPHRASE_VARIABLE, read_config
 
     require_new(folder)
@@ -216,9 +214,9 @@ def run(
 
     with spinner("loading torch and Flower"):
         from gym_server.cli.evaluation import change_as_json
-        from gym_server.cli.join_urls import way_in, ways_in
         from gym_server.cli.live import HubEvent, Watcher, line_console
         from gym_server.cli.run import run_hub
+        from gym_server.cli.setup import join_commands, short_join_command
         from gym_server.cli.show import describe_round, log_to_stderr
         from gym_server.federation import Federation
         from gym_server.rounds.round_store import Round
@@ -241,9 +239,9 @@ def run(
             print_event({"event": "listening", "host": host, "port": port, "fingerprint": fed.fingerprint})
         else:
             out.print(f"{fed.config.name} listens on {host}:{port}, TLS key {fed.fingerprint}")
-            steps = ways_in(folder, fed.config, "" if insecure else fed.fingerprint, port)
+            steps = join_commands(folder, fed.config, "" if insecure else fed.fingerprint, port)
             print_columns(steps)
-            footer.append(way_in(steps))
+            footer.append(short_join_command(steps))
         if events or not as_json:
             terminal = err if err.is_terminal and not as_json else None
             watching.enter_context(
@@ -378,7 +376,7 @@ def model(
 
 add_account_commands(app)
 add_steering_commands(app)
-add_care_commands(app)
+add_maintenance_commands(app)
 add_evaluation_commands(app)
 add_dashboard_commands(app)
 

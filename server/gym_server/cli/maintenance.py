@@ -20,7 +20,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BACKUP_PASSPHRASE = "GYM_BACKUP_PASSPHRASE"
 
 
-def add_care_commands(app: typer.Typer) -> None:
+def add_maintenance_commands(app: typer.Typer) -> None:
     """Register the commands of this module."""
     for command in (backup, restore, check, gc):
         app.command()(command)

@@ -1,14 +1,24 @@
-"""`gym-server pause`, `resume`, `skip` and `rollback`, for a hub that is running or stopped."""
+"""`gym-server pause`, `resume`, `skip` and `rollback` of rounds, and `recipe show` and `set`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.core.console import AsJson, print_result
+from gym_fed.config.hub.task import SECTIONS, recipe_values
+from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import App
+from gym_fed.core.progress import spinner
+from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+if TYPE_CHECKING:
+    from gym_fed.config.hub.server import ServerConfig
+    from gym_server.rounds.recipes import ConfigText, RecipeChanges
+
 
 Reason = Annotated[
     str, typer.Option(help="Reason, shown to contributors and written to the ledger.", show_default=False)
@@ -29,7 +39,7 @@ def pause(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let no further round begin, until `gym-server resume`; the round under way ends as usual."""
+    """Start no further rounds until `gym-server resume`; the current round ends as usual."""
     with opened(folder) as fed:
         ended = fed.steering.pause(reason, now)
         state = str(fed.steering.paused())
@@ -38,14 +48,14 @@ def pause(
 
 
 def resume(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Let rounds begin again after `gym-server pause`."""
+    """Start rounds again after `gym-server pause`."""
     with opened(folder) as fed:
         fed.steering.resume()
-    print_result(as_json, {"paused": False}, "rounds begin again")
+    print_result(as_json, {"paused": False}, "rounds start again")
 
 
 def skip(folder: Folder = DEFAULT_FOLDER, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Abort the round under way now, or end the wait after one that came to nothing; the next begins at once."""
+    """Abort the current round, or end the wait after an aborted one; the next round starts at once."""
     with opened(folder) as fed:
         from gym_server.strategy.backoff import end_wait
 
@@ -53,9 +63,11 @@ def skip(folder: Folder = DEFAULT_FOLDER, reason: Reason = "", as_json: AsJson =
         waited = ended is None and end_wait(fed.database)
         if ended is None and not waited:
             raise GymError(
-                ErrorCode.NOT_FOUND, "no round is under way", "gym-server status shows what the hub waits for"
+                ErrorCode.NOT_FOUND,
+                "there is no current round",
+                "gym-server status shows what the hub waits for",
             )
-    text = "the wait is over" if ended is None else f"round {ended} is aborted; the next begins at once"
+    text = "the wait is over" if ended is None else f"round {ended} is aborted; the next starts at once"
     print_result(as_json, {"aborted_round": ended, "ended_wait": waited}, text)
 
 
@@ -67,7 +79,7 @@ def rollback(
     reason: Reason = "",
     as_json: AsJson = False,
 ) -> None:
-    """Go back to a version: the next round starts from it. Later ones stay readable, and paid credits stay paid."""
+    """Go back to a version, from which the next round starts. Later versions stay readable, paid credits stay paid."""
     with opened(folder) as fed:
         from gym_server.strategy.backoff import end_wait
 
@@ -84,3 +96,102 @@ def rollback(
         f"version {facts.to.height} is the current one, after version {facts.before.height}{ended}; "
         "the next round starts from it",
     )
+
+
+app = App(help="Show or change the recipe of future rounds.", no_args_is_help=True)
+
+
+@app.command()
+def show(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
+    """Show the current recipe and codec, and which keys of gym-server.yaml they override."""
+    with opened(folder) as fed:
+        facts = recipe_of(fed.config, fed.source, fed.recipes)
+    if as_json:
+        print_json(facts)
+        return
+    for key, value in facts["values"].items():
+        out.print(plain(f"{key}: {_shown(value)}{_origin(key, facts['overridden'])}", 1000))
+    out.print(f"digest: {facts['digest']}")
+
+
+@app.command("set")
+def change(
+    settings: Annotated[
+        list[str],
+        typer.Argument(help="Keys of recipe or codec, such as recipe.max_steps=40.", show_default=False),
+    ],
+    folder: Folder = DEFAULT_FOLDER,
+    reason: Reason = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change the recipe from the next round on. Contributors see the change and must consent again."""
+    changes = dict(_parsed(text) for text in settings)
+    with opened(folder) as fed:
+        from gym_server.rounds.recipes import with_settings
+
+        known, file = fed.recipes.settings(), _values(fed.source.config())
+        settings_after = with_settings(known, changes)
+        after = fed.source.config(settings_after)
+        values = _values(after)
+        # A value equal to the file's needs no setting, so that it follows the file again.
+        overrides = {
+            key: text
+            for key, text in settings_after.items()
+            if key not in file or values.get(key) != file[key]
+        }
+        before, fed.config = fed.config, after
+        with spinner("checking the data, the base model and the rules"):
+            from gym_server.cli.checks_at_start import check_at_start
+
+            check_at_start(fed.state, fed.config, fed.recipes)
+        entry = fed.recipes.record(known, overrides, before, after, reason)
+    lines = [
+        plain(f"{key}: {_shown(difference['before'])} -> {_shown(difference['after'])}", 1000)
+        for key, difference in entry["changes"].items()
+    ]
+    print_result(as_json, entry, *lines, "effective from the next round; contributors must consent again")
+
+
+def recipe_of(config: ServerConfig, source: ConfigText, recipes: RecipeChanges) -> dict[str, Any]:
+    """Return the values in force, the digest, and the file's values that are overridden, by key."""
+    from gym_server.rounds.recipes import recipe_digest
+
+    values, file = _values(config), _values(source.config())
+    overridden = {k: file.get(k) for k in sorted({*values, *file}) if values.get(k) != file.get(k)}
+    return {
+        "values": values,
+        "overridden": overridden,
+        "settings": recipes.settings(),
+        "digest": recipe_digest(config),
+    }
+
+
+def _values(config: ServerConfig) -> dict[str, Any]:
+    return recipe_values(config.recipe, config.codec)
+
+
+def _parsed(text: str) -> tuple[str, str]:
+    """Parse a setting to its key and YAML text.
+
+    Raises:
+        GymError: ``USAGE`` for a key outside of the two sections.
+    """
+    key, equals, value = text.partition("=")
+    section, _, rest = key.partition(".")
+    if not equals or section not in SECTIONS or not rest:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"{plain(text, 80)!r} is not of the form recipe.key=value or codec.key=value",
+            "change other keys in gym-server.yaml and restart the hub",
+        )
+    return key, value
+
+
+def _origin(key: str, overridden: dict[str, Any]) -> str:
+    if key not in overridden:
+        return ""
+    return f"  (set by gym-server recipe set; gym-server.yaml says {_shown(overridden[key])})"
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

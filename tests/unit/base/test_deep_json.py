@@ -24,8 +24,7 @@ from gym_fed.data.files import cell_value
 from gym_fed.data.formats.base import BadRow, parsed
 from gym_fed.export.source import open_source
 from gym_fed.interop.flags import _annotation, _bracketed
-from gym_fed.interop.llamafactory.compute import _reads_images
-from gym_fed.interop.llamafactory.distributed import _zero
+from gym_fed.interop.llamafactory.compute import _reads_images, _zero
 from gym_fed.interop.llamafactory.rows import _has_template
 from gym_fed.interop.llamafactory.translation import Translator
 from gym_fed.training.planning.sizes import count_model

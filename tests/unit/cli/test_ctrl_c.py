@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gym_fed.cli.train.ctrl_c import stop_on_ctrl_c
+from gym_fed.cli.train.progress import stop_on_ctrl_c
 from gym_fed.core.errors import ErrorCode, GymError
 
 STOPPED = GymError(ErrorCode.INTERRUPTED, "stopped at step 3", "run it again")

@@ -11,7 +11,7 @@ from gym_client.agent.policy import Policy
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation import contamination_check as check
-from gym_fed.evaluation.suite_filter import SuiteFilter, build_filter
+from gym_fed.evaluation.contamination_check import SuiteFilter, build_filter
 
 QUESTION = "A baker sells thirty loaves on Monday and twice as many on Tuesday; how many are that in all?"
 

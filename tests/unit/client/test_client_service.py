@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from gym_client.cli.service_files import ServiceJob, needs_a_person, service_file
+from gym_client.cli.service import ServiceJob, needs_a_person, service_file
 from gym_client.hub.known import LAST_SERVER
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home

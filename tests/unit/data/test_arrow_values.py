@@ -15,11 +15,10 @@ from gym_fed.base.models import load_model
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.arrow_values import memory_rows, without_filled_nulls
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.paging import PagedFile
 from gym_fed.data.reading import load_rows
-from gym_fed.data.rows import Row
+from gym_fed.data.rows import Row, memory_rows, without_filled_nulls
 from gym_fed.data.sources import source_rows
 from gym_fed.data.writing import write_rows
 from gym_fed.personalization.rows import read_rows

@@ -15,10 +15,9 @@ from gym_fed.config.train.catalogue import CatalogueEntry, catalogue, catalogue_
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
-from gym_fed.data.catalogue_rows import rows_of_entry
-from gym_fed.data.licences import checked_licence
+from gym_fed.data.registry import checked_licence
 from gym_fed.data.rows import kind_of
-from gym_fed.data.sources import source_rows
+from gym_fed.data.sources import rows_of_entry, source_rows
 
 ASK, SAY = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
 NO = {"role": "assistant", "content": "5"}

@@ -15,7 +15,7 @@ from gym_fed import Trainer, TrainingConfig
 from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import DataPipeline, encode_rows
-from gym_fed.data.minhash import NearDuplicates, rows_per_band, signature
+from gym_fed.data.steps import NearDuplicates, rows_per_band, signature
 
 
 @pytest.fixture(scope="module")

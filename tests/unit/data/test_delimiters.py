@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.errors import GymError
-from gym_fed.data.csv_rows import delimiter_of
+from gym_fed.data.bounded import delimiter_of
 from gym_fed.data.paging import PagedFile
 from gym_fed.data.reading import load_rows
 from gym_fed.evaluation.probe.prompts import read_prompts

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.contamination_check import ContaminationCheck
-from gym_fed.evaluation.suite_filter import (
+from gym_fed.evaluation.contamination_check import (
     MAX_BYTES,
     BloomFilter,
+    ContaminationCheck,
     SuiteFilter,
     build_filter,
     words_of,
@@ -150,7 +150,7 @@ def test_a_filter_that_was_altered_is_refused(
     file = tmp_path / "f.json"
     built.save(file)
     file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    with pytest.raises(GymError, match="no filter of a suite") as caught:
+    with pytest.raises(GymError, match="not a filter of a suite") as caught:
         SuiteFilter.load(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
 

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders._server import reward_server
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.graders.exact import Exact, ExactConfig
 from gym_fed.evaluation.graders.judge import Judge, JudgeConfig
 from gym_fed.evaluation.graders.length import Length, LengthConfig
-from gym_fed.evaluation.graders.remote import Remote, RemoteConfig
+from gym_fed.evaluation.graders.remote import Remote, RemoteConfig, reward_server
 from tests.support.wait import SECONDS
 
 

@@ -12,8 +12,7 @@ from gym_fed.config.train.graders import GraderSections
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.graders._combined import CombinedGrader, build_graders
-from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample, build_graders
 from gym_fed.evaluation.graders.numeric import number_in
 
 

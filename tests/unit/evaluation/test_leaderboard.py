@@ -15,7 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.leaderboard.board import Leaderboard
 from gym_fed.evaluation.leaderboard.lines import Line, Reproduction, Submission, challenge_claim, sign_line
-from gym_fed.evaluation.leaderboard.verify import Reproduced, drawn_samples, records_folder, submit, verify
+from gym_fed.evaluation.leaderboard.submissions import (
+    Reproduced,
+    drawn_samples,
+    records_folder,
+    submit,
+    verify,
+)
 from gym_fed.evaluation.records.document import samples_path
 from gym_fed.evaluation.results import EvalResults, Figure, SampleResult
 from gym_fed.trust.identity.keys import SigningKey

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from gym_fed.evaluation.scoring.models import ModelRequest, OpenModels, open_models, resolve_model
 
 from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.config.hub.sections import SafetyGateConfig
@@ -26,6 +25,7 @@ from gym_fed.evaluation.probe.probe import (
     run_probe,
 )
 from gym_fed.evaluation.probe.prompts import TEMPLATES, ProbePrompts, own_prompts, read_prompts
+from gym_fed.evaluation.scoring.models import ModelRequest, OpenModels, open_models, resolve_model
 
 
 @pytest.fixture(scope="module")

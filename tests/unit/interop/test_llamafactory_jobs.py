@@ -11,12 +11,12 @@ import yaml
 from typer.testing import CliRunner
 
 from gym_fed.cli.api.app import serving_config
-from gym_fed.cli.chat import their_file
+from gym_fed.cli.chat import inference_file
 from gym_fed.cli.main import app
 from gym_fed.config.training_file import load_export, load_inference, load_predict_config
 from gym_fed.core.errors import GymError
-from gym_fed.interop.llamafactory.jobs import job_of
 from gym_fed.interop.llamafactory.translate import translate
+from gym_fed.interop.llamafactory.translation import job_of
 
 MODEL = {"model_name_or_path": "gym-nano", "template": "chatml", "trust_remote_code": True}
 PREDICTS = {
@@ -154,7 +154,7 @@ def test_a_file_that_answers_draws_as_there_and_names_what_stands_in_for_another
 def test_several_adapters_are_to_be_merged_before_they_answer(tmp_path: Path) -> None:
     file = written(tmp_path, {**ANSWERS, "adapter_name_or_path": "saves/a,saves/b"})
     with pytest.raises(GymError, match="2 adapters are not put on") as caught:
-        their_file.read(file)
+        inference_file.read(file)
     assert "gym export" in caught.value.hint
 
 

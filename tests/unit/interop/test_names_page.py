@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gym_fed.cli.reference.aliases import page
+from gym_fed.cli.reference import aliases_page
 from gym_fed.interop.words import rows
 
 
 def test_the_page_has_every_row_of_the_table() -> None:
-    shown = page().replace("\\|", "|")
+    shown = aliases_page().replace("\\|", "|")
     assert [row.theirs for row in rows() if f"| `{row.theirs}` | {row.ours}" not in shown] == []
 
 

@@ -15,8 +15,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
 from gym_fed.registry import DataUsed, ModelRegistry
-from gym_fed.registry.hub_folder import hub_folder_of_model, hub_folder_of_version
-from gym_fed.registry.hub_upload import upload
+from gym_fed.registry.hub_folder import hub_folder_of_model, hub_folder_of_version, upload
 from gym_fed.registry.preparing import StatedFacts
 from tests.support.hub_uploads import UploadHub
 

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gym_fed.cli.reference import api, config
+from gym_fed.cli.reference import (
+    CONFIG_FILES,
+    PUBLIC_PACKAGES,
+    api_page,
+    config_page,
+    config_sections,
+)
 from gym_fed.core.errors import ErrorCode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -18,8 +24,8 @@ DOCS = ROOT / "docs"
 
 
 def test_the_page_of_the_configs_has_every_file_with_its_sections() -> None:
-    shown = config.page()
-    assert [title for title in config.FILES if f"\n## {title}\n" not in shown] == []
+    shown = config_page()
+    assert [title for title in CONFIG_FILES if f"\n## {title}\n" not in shown] == []
     assert "\n### `lora`\n" in shown
     assert "| `num_train_epochs` |" in shown
 
@@ -28,11 +34,11 @@ def test_the_page_of_the_configs_has_every_file_with_its_sections() -> None:
 def test_the_page_of_the_python_names_has_every_public_name() -> None:
     offered = {
         f"{package}.{name}"
-        for package in api.PACKAGES
+        for package in PUBLIC_PACKAGES
         for name in getattr(importlib.import_module(package), "__all__", ())
         if not name.startswith("_")
     }
-    shown = api.page()
+    shown = api_page()
     places = set(re.findall(r"^::: (\S+)$", shown, re.MULTILINE))
     assert offered == {name for name in places if not name.startswith("gym_fed.quickstart.")}
     rows = set(re.findall(r"^\| `(\w+)` \| \S", shown, re.MULTILINE))
@@ -41,7 +47,7 @@ def test_the_page_of_the_python_names_has_every_public_name() -> None:
 
 def test_a_key_is_shown_with_its_type_limits_and_default() -> None:
     schema = {"properties": {"port": {"type": "integer", "default": 1, "minimum": 0, "description": "A. B."}}}
-    assert "| `port` | whole number ≥ 0 | `1` | A |" in list(config._sections(schema))
+    assert "| `port` | whole number ≥ 0 | `1` | A |" in list(config_sections(schema))
 
 
 def test_every_error_code_has_its_remedy() -> None:

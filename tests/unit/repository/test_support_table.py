@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gym_fed.cli.reference import members
+from gym_fed.cli.reference import members_page
 from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.core.registries import ALGORITHMS, ALL, CHECKS, FORMATS, GRADERS, TRACKERS, TUNING
 from gym_fed.training.algorithms.sft import Sft
@@ -21,13 +21,13 @@ STRATEGIES = list(get_args(DistributedSettings.model_fields["strategy"].annotati
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.kind)
 def test_the_page_of_the_members_has_a_row_for_each(kind: Any) -> None:
-    rows = members.page()
+    rows = members_page()
     assert [name for name in kind.own() if f"| `{name}` | " not in rows] == []
 
 
 def test_a_fact_that_changes_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sft, "tried", "nothing")
-    assert "| nothing |" in members.page()
+    assert "| nothing |" in members_page()
 
 
 def test_every_algorithm_and_tuning_method_says_what_was_tried() -> None:

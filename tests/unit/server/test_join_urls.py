@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.cli.join_urls import notes_after_init, way_in, ways_in
+from gym_server.cli.setup import join_commands, notes_after_init, short_join_command
 
 from gym_fed.config.hub.server import ServerConfig
 
@@ -14,7 +14,7 @@ KEY = "sha256:" + 64 * "0"
 
 
 def lines(fingerprint: str = KEY, port: int = 9443, folder: str = "hub", **settings: Any) -> dict[str, str]:
-    return dict(ways_in(Path(folder), ServerConfig.model_validate(settings), fingerprint, port))
+    return dict(join_commands(Path(folder), ServerConfig.model_validate(settings), fingerprint, port))
 
 
 def test_a_hub_that_names_no_address_for_others_says_so_instead_of_a_line_that_fails() -> None:
@@ -46,14 +46,14 @@ def test_plain_text_is_named_in_the_line() -> None:
 
 
 def test_the_short_line_of_an_invite_is_the_coordinators_and_takes_any_folder() -> None:
-    steps = ways_in(Path("our hub"), ServerConfig(advertise="hub.example.org:9443"), KEY)
-    assert way_in(steps) == "invite a friend: gym-server invites create --dir 'our hub'"
+    steps = join_commands(Path("our hub"), ServerConfig(advertise="hub.example.org:9443"), KEY)
+    assert short_join_command(steps) == "invite a friend: gym-server invites create --dir 'our hub'"
     assert steps[1] == ("a friend types", "gym-client join --invite INVITE --data FILE")
 
 
 def test_the_short_line_of_an_open_hub_leaves_the_key_to_the_clients_question() -> None:
-    steps = ways_in(Path("hub"), ServerConfig.model_validate({"enrolment": {"policy": "open"}}), KEY)
-    assert way_in(steps).endswith("gym-client join --server 127.0.0.1:9443 --data FILE")
+    steps = join_commands(Path("hub"), ServerConfig.model_validate({"enrolment": {"policy": "open"}}), KEY)
+    assert short_join_command(steps).endswith("gym-client join --server 127.0.0.1:9443 --data FILE")
 
 
 def test_a_base_that_the_hub_does_not_serve_is_named_with_the_option_that_friends_need(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from gym_client.variants import push_variant, sign_variant
-from gym_server.cli.variants import variants_of
+from gym_server.cli.accounts import variants_of
 
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.hub_pages import HubPages

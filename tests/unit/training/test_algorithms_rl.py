@@ -14,8 +14,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
-from gym_fed.evaluation.graders._combined import CombinedGrader
-from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
 from gym_fed.training.run.job import Job
 from gym_fed.training.trainer import Trainer
 from tests.support.quick import quick

@@ -12,7 +12,7 @@ import torch
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.ending import suggested_templates
+from gym_fed.data.chat_templates.choice import suggested_templates
 from gym_fed.data.encoding import IGNORED, encode_one
 from gym_fed.evaluation.generation import answer
 from gym_fed.evaluation.graders.base import Grader, Sample

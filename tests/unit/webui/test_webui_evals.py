@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from gym_fed.evaluation.leaderboard.verify import submit
+from gym_fed.evaluation.leaderboard.submissions import submit
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import Figure
 from gym_fed.trust.identity.keys import SigningKey

@@ -22,10 +22,9 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import drop_torn_line
-from gym_fed.data.encoding import prompt_ids, require_chat_template
+from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
-from gym_fed.data.text_tokens import text_ids
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.algorithms.sft import Sft as _Sft
 from gym_fed.training.run.job import Job

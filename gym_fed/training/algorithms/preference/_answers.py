@@ -9,10 +9,9 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
-from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.encoding import ended, require_chat_template, text_ids
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row, place_of
-from gym_fed.data.text_tokens import ended, text_ids
 from gym_fed.training.algorithms.base import Algorithm
 
 _CHUNK_ROWS = 1000

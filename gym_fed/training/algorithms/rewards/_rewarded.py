@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_set
-from gym_fed.data.encoding import prompt_ids, require_chat_template
+from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.rows import Row, RowKind
-from gym_fed.data.text_tokens import text_ids
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.reproducibility import RunWarning

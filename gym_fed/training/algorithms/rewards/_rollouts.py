@@ -15,9 +15,8 @@ from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.text_tokens import without_second_bos
-from gym_fed.evaluation.graders._combined import CombinedGrader
-from gym_fed.evaluation.graders.base import Grader, Sample
+from gym_fed.data.encoding import without_second_bos
+from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
 from gym_fed.training.model.output_head import add_output_head
 from gym_fed.training.model.reference import copy_at_start, named_reference
 from gym_fed.training.trl_glue import adapter_is_idle, local

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gym_fed.cli.evaluation.options import FolderOption
 from gym_fed.cli.variant.options import KeyOption, signing_key
 from gym_fed.core.console import AsJson, err, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import App
+from gym_fed.core.help import App, FolderOption
 from gym_fed.core.text import counted
 
 app = App(
@@ -78,7 +77,7 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Sign a record's results, append them to a board, and copy the record next to it."""
-    from gym_fed.evaluation.leaderboard.verify import submit
+    from gym_fed.evaluation.leaderboard.submissions import submit
     from gym_fed.evaluation.records.reader import named_record, read_record
 
     results = read_record(named_record(record, folder))
@@ -115,7 +114,7 @@ def verify(
 ) -> None:
     """Re-run random samples of a submission on your own model and rows, and sign what came out."""
     from gym_fed.evaluation.leaderboard.board import Leaderboard
-    from gym_fed.evaluation.leaderboard.verify import verify as run
+    from gym_fed.evaluation.leaderboard.submissions import verify as run
     from gym_fed.evaluation.records.rerun import rerun_on
 
     opened = Leaderboard(_there(board), head=head)
